@@ -1,0 +1,208 @@
+"""Builds a dataset: runs its stages through the store, computing only the chunks that no action covers.
+
+Nothing here knows Dagster or the terminal; both call `Build.run` and `Build.run_all`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib import import_module, metadata
+from typing import Any
+
+from tokenloom.assets.raw.cut import ChunkSize
+from tokenloom.assets.rejects import summarize
+from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import DatasetNotFoundError, DataValidationError
+from tokenloom.resources.compute import ComputeEngine
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
+from tokenloom.resources.store import Action, ArtifactStore, Manifest, ManifestChunk, action_key
+
+STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
+"""The stages, in the order in which a build runs them."""
+
+
+def stage_named(name: str) -> Stage:
+    """The stage of that name; its package is imported when first asked for."""
+    return import_module(f"tokenloom.assets.{name}.stage").STAGE
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What one stage did: rows and tokens in counts, chunks made and reused, seconds, and the output's digest."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    rejected: int
+    filtered: int
+    tokens: int
+    chunks: int
+    chunks_reused: int
+    seconds: float
+    digest: str
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One chunk of a stage is done."""
+
+    stage: str
+    chunks: int
+    reused: int
+    rows: int
+
+
+class Build:
+    """One dataset being built.
+
+    Args:
+        config: what to build.
+        store: where it goes.
+        engine: what computes chunks.
+        limit: only the first `limit` rows of each split; published as `<name>@<limit>`.
+        chunk_size: sizes of raw chunks.
+        on_progress: told of every finished chunk.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        store: ArtifactStore,
+        engine: ComputeEngine | None = None,
+        limit: int | None = None,
+        chunk_size: ChunkSize | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ):
+        self.config, self.store, self.limit = config, store, limit
+        self.engine = engine or ComputeEngine(config.compute.workers)
+        self.chunk_size = chunk_size or ChunkSize()
+        self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
+        self._on_progress = on_progress or (lambda progress: None)
+        self._manifests: dict[str, Manifest] = {}
+
+    def manifest(self, stage: str) -> Manifest:
+        """The output of a stage: of this build, else the latest in the store."""
+        if stage not in self._manifests:
+            self._manifests[stage] = self.store.manifest(self.name, stage)
+        return self._manifests[stage]
+
+    def known_facts(self, stage: str) -> dict[str, Any]:
+        """The facts of the stage's latest manifest in the store, or none."""
+        try:
+            return self.store.manifest(self.name, stage).facts
+        except DatasetNotFoundError:
+            return {}
+
+    @cached_property
+    def tokenizer(self) -> TokenizerSpec:
+        """The tokenizer that the config names or trains, as far as its files tell."""
+        return resolve_tokenizer(self.config)
+
+    def input_chunks(self, stage: str) -> Iterator[InputChunk]:
+        """The output chunks of an upstream stage, as input."""
+        for chunk in self.manifest(stage).chunks:
+            yield InputChunk(chunk.output, chunk.split, chunk.source, lambda digest=chunk.output: self.store.objects.get(digest))
+
+    def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
+        """Run every stage up to `last`, yielding each one's report."""
+        for name in STAGES[: STAGES.index(last) + 1]:
+            yield self.run(name)
+
+    def run(self, name: str) -> StageReport:
+        """Run one stage and publish its manifest.
+
+        Raises:
+            DataValidationError: its output breaks its contract, or too many rows were rejected.
+        """
+        started = time.perf_counter()
+        self.store.prepare()
+        stage = stage_named(name)
+        work = stage.prepare(self)
+        chunks: list[ManifestChunk] = []
+        counters: Counter[str] = Counter()
+        reused = 0
+        for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
+            counters.update(action.counters)
+            reused += hit
+            counts = {field: value for field, value in asdict(action).items() if field != "counters"}
+            chunks.append(ManifestChunk(split=chunk.split, source=chunk.source, key=key, **counts))
+            self._on_progress(Progress(name, len(chunks), reused, sum(done.rows_in for done in chunks)))
+        manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters))
+        self._check_rejects(stage, manifest)
+        manifest = replace(manifest, facts=stage.facts(self, manifest))
+        self.store.put_manifest(manifest)
+        self._manifests[name] = manifest
+        return self._report(manifest, reused, time.perf_counter() - started)
+
+    def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
+        libraries = {name: metadata.version(name) for name in stage.libraries}
+        settings = {**stage.settings(self.config), **work.settings}
+
+        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, bool]:
+            key = action_key(stage.name, stage.version, libraries, settings, dict(work.sides), chunk.digest)
+            if (action := self.store.find_action(key)) is not None:
+                return chunk, key, action, True
+            output = work.compute(chunk.load())
+            _verify(stage, output)
+            made = self.store.put_action(
+                key, output.table, output.rejects, output.counts(), output.counters, stage.compressed
+            )
+            return chunk, key, made, False
+
+        return step
+
+    def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
+        rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
+        limit = self.config.validation.max_reject_fraction
+        if rejected <= limit * rows_in:
+            return
+        reasons = summarize([self.store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects])
+        raise DataValidationError(
+            f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
+            f"({limit:g}) allows: {reasons}"
+        )
+
+    @staticmethod
+    def _report(manifest: Manifest, reused: int, seconds: float) -> StageReport:
+        return StageReport(
+            name=manifest.stage,
+            rows_in=manifest.total("rows_in"),
+            rows_out=manifest.total("rows_out"),
+            rejected=manifest.total("rejected"),
+            filtered=manifest.total("filtered"),
+            tokens=manifest.total("tokens"),
+            chunks=len(manifest.chunks),
+            chunks_reused=reused,
+            seconds=round(seconds, 4),
+            digest=manifest.digest,
+            counters=manifest.counters,
+        )
+
+
+def _verify(stage: Stage, output: ChunkOutput) -> None:
+    """Hold one chunk's output against its contract and its counts against each other."""
+    from tokenloom.assets.contract import validate, validate_rejects
+
+    validate(stage, output.table)
+    validate_rejects(output.rejects)
+    counts = output.counts()
+    gone = counts["rows_out"] + counts["rejected"] + counts["filtered"]
+    if counts["rows_in"] != gone:
+        raise DataValidationError(f"{stage.name}: {counts['rows_in']} rows came in, {gone} are accounted for")
+
+
+def code_versions(config: PipelineConfig) -> dict[str, str]:
+    """For each stage, a digest of its version, its own settings and everything upstream; no data is read."""
+    versions: dict[str, str] = {}
+    for name in STAGES:
+        stage = stage_named(name)
+        upstream: Iterable[str] = [versions[above] for above in stage.upstream]
+        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), list(upstream)])[:16]
+    return versions

@@ -1,0 +1,53 @@
+"""columns: raw rows in one canonical form, by the mapping that schema and YAML came to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tokenloom.assets.columns.canonical import MESSAGES, to_canonical
+from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage import Stage, Work
+from tokenloom.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from tokenloom.assets.build import Build
+    from tokenloom.resources.store import Manifest
+
+
+def _is_canonical(table: pa.Table) -> bool:
+    kinds = {field.type for field in table.schema if field.name != ROW}
+    return bool(kinds) and kinds <= {pa.string(), MESSAGES} and all(not column.null_count for column in table.columns)
+
+
+def _rows_ascend(table: pa.Table) -> bool:
+    return bool(pa.compute.all(pa.compute.greater(pa.compute.pairwise_diff(table[ROW].combine_chunks()), 0)).as_py() is not False)
+
+
+class ColumnsStage(Stage):
+    name = "columns"
+    version = 1
+    upstream = ("raw", "schema")
+    libraries = ("pyarrow",)
+    output_schema = None
+    checks = {"strings or messages, without nulls": _is_canonical, "row positions ascend": _rows_ascend}
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        """Nothing directly: keys hold the resolved mapping, so that a setting that changes no mapping changes nothing."""
+        return {}
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        prompt, mapping = config.prompt_template, config.dataset.column_mapping
+        return {"template": prompt.template, "format": prompt.format_type, "label": prompt.label_column, "mapping": mapping}
+
+    def prepare(self, build: Build) -> Work:
+        mapping = resolve(build.config, build.manifest("schema").facts["columns"])
+        return Work(build.input_chunks("raw"), lambda table: to_canonical(table, mapping), settings={"mapping": mapping.to_json()})
+
+    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+        return {"mapping": resolve(build.config, build.manifest("schema").facts["columns"]).to_json()}
+
+
+STAGE = ColumnsStage()

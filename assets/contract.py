@@ -1,0 +1,62 @@
+"""Validates a stage's output: exact Arrow types, and with pandera no nulls and the stage's own named checks."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from tokenloom.assets.rejects import REJECTS, ROW
+from tokenloom.assets.stage import Stage
+from tokenloom.errors import DataValidationError
+
+
+def validate(stage: Stage, table: pa.Table) -> None:
+    """Check one chunk of a stage's output.
+
+    Raises:
+        DataValidationError: listing every property that does not hold.
+    """
+    from pandera.errors import SchemaError, SchemaErrors
+
+    problems = _type_problems(stage, table)
+    if not problems:
+        try:
+            _schema(stage, table.schema).validate(table, lazy=True)
+            return
+        except (SchemaErrors, SchemaError) as error:
+            cases = getattr(error, "schema_errors", [error])
+            problems = [str(getattr(case, "args", [case])[0]).splitlines()[0] for case in cases]
+    raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
+
+
+def validate_rejects(table: pa.Table) -> None:
+    """Check a rejects table.
+
+    Raises:
+        DataValidationError: it has another layout.
+    """
+    if table.schema != REJECTS:
+        raise DataValidationError(f"rejects have another layout: {table.schema}")
+
+
+def _type_problems(stage: Stage, table: pa.Table) -> list[str]:
+    if stage.output_schema is None:
+        return []
+    problems = [f"no column {name}" for name in stage.output_schema if name not in table.column_names]
+    problems += [f"unexpected column {name}" for name in table.column_names if name not in stage.output_schema]
+    for name, allowed in stage.output_schema.items():
+        if name in table.column_names and table.schema.field(name).type not in allowed:
+            problems.append(f"column {name} is {table.schema.field(name).type}, not {' or '.join(map(str, allowed))}")
+    return problems
+
+
+@cache
+def _schema(stage: Stage, arrow: pa.Schema) -> Any:
+    from pandera.pyarrow import Check, Column, DataFrameSchema
+
+    required = [ROW] if stage.output_schema is None else arrow.names
+    columns = {name: Column(nullable=False, name=name) for name in required}
+    checks = [Check(lambda data, holds=holds: bool(holds(data.table)), name=name, error=name) for name, holds in stage.checks.items()]
+    return DataFrameSchema(columns, checks=checks)

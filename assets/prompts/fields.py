@@ -1,0 +1,73 @@
+"""Rows of fields through the YAML's own Jinja template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot, mark
+from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.template import split_control, with_bos
+from tokenloom.assets.prompts.verified import Shape, render_verified
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage import ChunkOutput
+from tokenloom.resources.ragged import one_array
+
+
+@dataclass(frozen=True)
+class FieldsFormat:
+    """A Jinja template over columns.
+
+    Args:
+        template: the compiled template.
+        fields: names of the columns it reads.
+        label: the column that is trained on, where the template marks no generation.
+        train_all: train every byte.
+        tokens, control, bos, eos: as in `ChatFormat`.
+    """
+
+    template: JinjaTemplate
+    fields: tuple[str, ...]
+    label: str | None
+    train_all: bool
+    tokens: dict[str, str]
+    control: tuple[str, ...]
+    bos: str | None
+    eos: str | None
+
+    def render(self, table: pa.Table) -> ChunkOutput:
+        """Render a chunk of fields."""
+        return render_verified(self.template, self._shapes(table), table.num_rows)
+
+    def _shapes(self, table: pa.Table) -> Iterator[Shape]:
+        rows = one_array(table[ROW])
+        values = [one_array(table[name]) for name in self.fields]
+        empty = np.zeros(table.num_rows, np.int64)
+        for index, value in enumerate(values):
+            empty |= np.asarray(pc.equal(value, "").to_numpy(zero_copy_only=False), np.int64) << index
+        for pattern in np.unique(empty):
+            members = pa.array(np.flatnonzero(empty == pattern))
+            probe = ["" if pattern >> index & 1 else mark(index) for index in range(len(values))]
+            yield Shape(rows.take(members), [value.take(members) for value in values], self._variables(probe), self._variables, self._layout)
+
+    def _variables(self, values: Sequence[str]) -> dict[str, str]:
+        return {**self.tokens, **dict(zip(self.fields, values, strict=True))}
+
+    def _layout(self, slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+        pieces: list[Piece] = []
+        for slot in slots:
+            name = self.fields[slot.value] if slot.value >= 0 else None
+            answer = slot.generated if self.template.marks_generation else name is not None and name == self.label
+            weight, role = float(answer or self.train_all), "answer" if answer else "template" if name is None else "input"
+            if name is None:
+                pieces += split_control(slot.text, self.control, weight=weight, role=role)
+            else:
+                pieces.append(Piece(None, slot.value, role, weight=weight))
+        last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
+        stopped = bool(pieces) and pieces[last].control
+        eos = [] if stopped or self.eos is None else [Piece(self.eos, role="answer", weight=1.0, control=True)]
+        return pieces, with_bos(pieces[: last + 1] + eos + pieces[last + 1 :], self.bos)

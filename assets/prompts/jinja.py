@@ -1,0 +1,162 @@
+"""Jinja templates, sandboxed: compiled, rendered, and probed for where each value ends up.
+
+`probe` renders a template with marks in place of values. Where the marks come out tells where values go, and the
+text between them what the template itself writes; the caller verifies that by comparing with a true rendering.
+Templates see what they see in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
+loop controls and `{% generation %}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.sandbox
+
+from tokenloom.assets.prompts.template import without_final_newline
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import TemplateError
+
+MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
+GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
+MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
+"""Private-use characters that stand for values while a template is probed."""
+
+_MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}`: what the model generates."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    @jinja2.pass_context
+    def _mark(self, context: Any, caller: Any) -> str:
+        if context.get("_marks_generation"):
+            return f"{GENERATION_OPEN}{caller()}{GENERATION_CLOSE}"
+        return caller()
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str, date_string: str | None) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+
+    def strftime_now(form: str) -> str:
+        if date_string is None:
+            raise jinja2.TemplateError("it asks for today's date; set prompt_template.date_string to freeze it")
+        return date_string
+
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"template, line {error.lineno}: {error.message}") from error
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where value number `value` goes, or, where it is -1, text that the template itself writes.
+
+    `generated` tells whether it lies inside a `{% generation %}` block.
+    """
+
+    value: int
+    text: str
+    generated: bool
+
+
+class JinjaTemplate:
+    """A compiled template.
+
+    Raises:
+        TemplateError: its syntax is wrong.
+    """
+
+    def __init__(self, source: str, date_string: str | None = None):
+        if any(mark in source for mark in MARKS):
+            raise TemplateError("the template holds private-use characters U+E0D0 to U+E0D3")
+        self._template = _compile(source, date_string)
+        self.marks_generation = re.search(r"\{%-?\s*generation\b", source) is not None
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text for these variables.
+
+        Raises:
+            TemplateError: the template refuses them, or tries to leave the sandbox.
+        """
+        return self._run(variables)
+
+    def probe(self, variables: Mapping[str, Any]) -> list[Slot]:
+        """The template's slots for variables whose values are `mark(0)`, `mark(1)`, …"""
+        text = self._run({**variables, "_marks_generation": True})
+        slots: list[Slot] = []
+        at, generated = 0, False
+        for match in _MARK.finditer(text):
+            slots += [Slot(-1, text[at : match.start()], generated)] * (match.start() > at)
+            at = match.end()
+            if match.group(1) is not None:
+                slots.append(Slot(int(match.group(1)), "", generated))
+            else:
+                generated = match.group(2) == GENERATION_OPEN
+        return slots + [Slot(-1, text[at:], generated)] * (at < len(text))
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render(variables)
+        except jinja2.sandbox.SecurityError as error:
+            raise TemplateError(f"template: refused by the sandbox: {error}") from error
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"template: {error.message or error}") from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, ZeroDivisionError, RecursionError) as error:
+            raise TemplateError(f"template: {type(error).__name__}: {error}") from error
+
+
+def mark(index: int) -> str:
+    """What stands for value number `index` while a template is probed."""
+    return f"{MARK_OPEN}{index}{MARK_CLOSE}"
+
+
+def undeclared(config: PipelineConfig) -> dict[str, int]:
+    """Variables that a jinja template of the YAML reads, each with its first line within the template.
+
+    Raises:
+        ConfigError: the template's syntax is wrong.
+    """
+    source = without_final_newline(config.prompt_template.template or "")
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    try:
+        tree = environment.parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        message = f"prompt_template.template: {error.message}"
+        raise config.fault("prompt_template.template", message, error.lineno - 1) from error
+    known = {"bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"}
+    names = jinja2.meta.find_undeclared_variables(tree) - known
+    lines = {name: 0 for name in sorted(names)}
+    for node in reversed(list(tree.find_all(jinja2.nodes.Name))):
+        if node.name in lines:
+            lines[node.name] = node.lineno - 1
+    return lines

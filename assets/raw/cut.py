@@ -1,0 +1,154 @@
+"""Content-defined chunking: where to cut follows from the rows' content, not from their position.
+
+A row ends a chunk where a hash of its content falls below a threshold that grows with the row's size, so that
+chunks hold `target` bytes on average whatever the rows' lengths. Such a row is passed over when another one
+lies within `minimum` bytes before it. Both rules look only at nearby rows, so an edit moves no distant cut.
+The file's start counts as a cut.
+Where no cut falls within `maximum` bytes one is forced. The idea is that of Low-Bandwidth File System
+(Muthitacharoen et al., SOSP 2001), with rows in place of a rolling window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenloom.resources.ragged import Ints, one_array
+
+Hashes = npt.NDArray[np.uint64]
+
+SAMPLES = 16
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(32)
+
+
+@dataclass(frozen=True)
+class ChunkSize:
+    """Sizes of chunks in bytes."""
+
+    target: int = 4 << 20
+    minimum: int = 1 << 20
+    maximum: int = 16 << 20
+
+
+def cut(hashes: Hashes, sizes: Ints, size: ChunkSize) -> Ints:
+    """Bounds [chunks + 1] in rows: chunk i holds rows bounds[i]:bounds[i + 1].
+
+    Args:
+        hashes: uint64 [rows], of each row's content.
+        sizes: int64 [rows], bytes of each row.
+    """
+    rows = len(hashes)
+    if not rows:
+        return np.zeros(1, np.int64)
+    threshold = np.minimum(sizes, size.target).astype(np.uint64) * np.uint64((1 << 64) // (size.target + 1))
+    candidates = np.flatnonzero(hashes < threshold)
+    position = np.cumsum(sizes)
+    apart = np.diff(position[candidates], prepend=0) >= size.minimum
+    ends = candidates[apart] + 1
+    bounds = np.unique(np.concatenate([[0], ends, [rows]]))
+    return _force(bounds, np.concatenate([[0], position]), size.maximum)
+
+
+def _force(bounds: Ints, offsets: Ints, maximum: int) -> Ints:
+    """Add cuts inside chunks of more than `maximum` bytes; a larger single row stays whole."""
+    forced: list[Ints] = []
+    for chunk in np.flatnonzero(np.diff(offsets[bounds]) > maximum):
+        row, end, cuts = int(bounds[chunk]), int(bounds[chunk + 1]), []
+        while offsets[end] - offsets[row] > maximum:
+            row = max(int(np.searchsorted(offsets, offsets[row] + maximum, side="right")) - 1, row + 1)
+            if row < end:
+                cuts.append(row)
+        forced.append(np.array(cuts, np.int64))
+    return np.unique(np.concatenate([bounds, *forced])) if forced else bounds
+
+
+def hash_records(data: npt.NDArray[np.uint8], bounds: Ints) -> Hashes:
+    """uint64 [records]: a hash of each record's length and of 16 words spread evenly over it.
+
+    It decides where to cut and which rows validate, so it must follow from content and spread well; it need not
+    tell all records apart.
+    """
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    hashes = _mix(lengths.astype(np.uint64))
+    if not len(starts):
+        return hashes
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
+    span = np.maximum(lengths - 8, 0)
+    keep = np.where(lengths < 8, (np.uint64(1) << (np.minimum(lengths, 7) * 8).astype(np.uint64)) - np.uint64(1), np.uint64(2**64 - 1))
+    for sample in range(SAMPLES):
+        hashes = _mix(hashes ^ (words[starts + span * sample // (SAMPLES - 1)] & keep))
+    return hashes
+
+
+def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
+    """uint64 [rows] hashes of each row's content, and int64 [rows] sizes in bytes."""
+    hashes, sizes = np.zeros(table.num_rows, np.uint64), np.zeros(table.num_rows, np.int64)
+    for column in table.columns:
+        column_hashes, column_sizes = _hash_array(one_array(column))
+        hashes = _mix(hashes ^ column_hashes)
+        sizes += column_sizes
+    return hashes, np.maximum(sizes, 1)
+
+
+def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _hash_array(array.dictionary_decode())
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+        _, offset_buffer, data = array.buffers()
+        bounds = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        values = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        return hash_records(values, bounds), np.diff(bounds)
+    if pa.types.is_struct(kind):
+        hashes, sizes = np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
+        for field in array.flatten():
+            field_hashes, field_sizes = _hash_array(field)
+            hashes, sizes = _mix(hashes ^ field_hashes), sizes + field_sizes
+        return hashes, sizes
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        item_hashes, item_sizes = _hash_array(array.flatten())
+        place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
+        mixed = _mix(item_hashes ^ _mix(place.astype(np.uint64)))
+        totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
+        bytes_before = np.concatenate([[0], np.cumsum(item_sizes)])
+        hashes = _mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
+        return hashes, bytes_before[offsets[1:]] - bytes_before[offsets[:-1]]
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
+    return _hash_array(array.cast(pa.string()).fill_null(""))
+
+
+def _mix(words: Hashes) -> Hashes:
+    """A bijective mix of 64 bits (two rounds of multiply and fold)."""
+    words = (words ^ (words >> _SHIFT)) * _MULTIPLIER
+    return (words ^ (words >> np.uint64(29))) * _MULTIPLIER
+
+
+def cut_tables(tables: Iterator[pa.Table], size: ChunkSize) -> Iterator[pa.Table]:
+    """Cut a stream of tables into chunks, holding no more than a few chunks in memory."""
+    pending: list[pa.Table] = []
+    held = 0
+    for table in tables:
+        pending.append(table)
+        held += table.nbytes
+        if held > 4 * size.maximum:
+            *whole, rest = _chunks(pending, size)
+            yield from whole
+            pending, held = [rest], rest.nbytes
+    if pending:
+        yield from _chunks(pending, size)
+
+
+def _chunks(tables: list[pa.Table], size: ChunkSize) -> list[pa.Table]:
+    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    bounds = cut(*hash_rows(table), size)
+    return [table.slice(begin, end - begin).combine_chunks() for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]

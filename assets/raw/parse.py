@@ -1,0 +1,281 @@
+"""Parses the bytes of one chunk into a table: columns as found, plus each row's position.
+
+The readers are pyarrow's. Where one of them gives up on a chunk, its records are tried one by one, so that a bad
+record is set aside and the others go on.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+from tokenloom.assets.raw.records import Bytes, is_solid
+from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
+from tokenloom.errors import SourceError
+from tokenloom.resources.ragged import Ints, text_array
+
+TEXT_COLUMN = "text"
+BOM = codecs.BOM_UTF8
+
+
+class Parsed:
+    """A chunk's rows with their positions, what was set aside, and how many records were blank."""
+
+    def __init__(self, table: pa.Table, rejects: Sequence[pa.Table] = (), filtered: int = 0, rows: Any = None):
+        positions = np.arange(table.num_rows) if rows is None else np.asarray(rows)
+        self.table = table.append_column(ROW, pa.array(positions, pa.int32()))
+        self.rejects = join_rejects(rejects)
+        self.filtered = filtered
+
+
+def to_utf8(data: bytes, encoding: str, name: str) -> bytes:
+    """The text of a file as UTF-8 without a byte-order mark.
+
+    Raises:
+        SourceError: the declared encoding does not fit, or the bytes are plainly another one than UTF-8.
+    """
+    if encoding == "auto":
+        if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return to_utf8(data, "utf-16", name)
+        return data.removeprefix(BOM)
+    try:
+        return data.decode(encoding).removeprefix("\ufeff").encode()
+    except UnicodeError as error:
+        raise SourceError(f"{name}: not {encoding} text: {error}; set dataset.encoding") from error
+
+
+def parse_json(part: Bytes, bounds: Ints, name: str, lines: bool) -> Parsed:
+    """JSON values, one a line when `lines`, else one after the other; blank records are no rows.
+
+    Args:
+        bounds: int64 [records + 1] into `part`.
+
+    Raises:
+        SourceError: a value cannot be read and no line break tells where the next one begins.
+    """
+    rows = np.flatnonzero(is_solid(part, bounds)) if len(bounds) > 1 else np.zeros(0, np.int64)
+    if not len(rows):
+        return Parsed(pa.table({}), rows=rows)
+    data = part.tobytes()
+    try:
+        table = _read_json(data, multi_line=not lines)
+        table.validate(full=True)
+        if table.num_rows == len(rows):
+            return Parsed(table, rows=rows)
+        problem: Exception = SourceError(f"{table.num_rows} values in {len(rows)} records")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        problem = error
+    return _parse_json_singly(data, rows, name, lines, problem)
+
+
+def _read_json(data: bytes, multi_line: bool) -> pa.Table:
+    """One pass of pyarrow's reader; strings that look like dates stay strings."""
+    read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    parse = pa.json.ParseOptions(newlines_in_values=multi_line)
+    table = pa.json.read_json(pa.BufferReader(data), read, parse)
+    dated = [pa.field(field.name, kind) for field in table.schema if (kind := _undated(field.type)) != field.type]
+    if dated:
+        parse = pa.json.ParseOptions(newlines_in_values=multi_line, explicit_schema=pa.schema(dated))
+        order = table.column_names
+        table = pa.json.read_json(pa.BufferReader(data), read, parse).select(order)
+    return table
+
+
+def _undated(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_undated(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_undated(field.type)) for field in kind])
+    return kind
+
+
+def _parse_json_singly(data: bytes, rows: Ints, name: str, lines: bool, reason: Exception) -> Parsed:
+    """The slow path for a chunk that holds a bad record: reject it, then read the others in one pass."""
+    values: list[tuple[int, dict[str, Any]]] = []
+    rejects: list[pa.Table] = []
+
+    def reject(row: int, code: str, field: str, message: str, excerpt: str) -> None:
+        rejects.append(reject_rows(np.array([row]), "raw", code, field, message, [excerpt]))
+
+    records = _json_lines(data) if lines else _json_values(data, name)
+    for row, (value, problem, excerpt) in zip(rows.tolist(), records, strict=True):
+        if problem:
+            reject(row, "invalid_json", "", problem, excerpt)
+        elif not isinstance(value, dict):
+            reject(row, "not_an_object", "", f"expected an object, found {type(value).__name__}", excerpt)
+        elif _has_surrogate(value):
+            reject(row, "lone_surrogate", "", "a string holds half of a surrogate pair", excerpt)
+        else:
+            values.append((row, value))
+    kinds: dict[str, Counter[str]] = {}
+    for _, value in values:
+        for field, item in value.items():
+            if item is not None:
+                kinds.setdefault(field, Counter())[_kind(item)] += 1
+    usual = {field: counter.most_common(1)[0][0] for field, counter in kinds.items()}
+    kept: list[tuple[int, dict[str, Any]]] = []
+    for row, value in values:
+        odd = next((f for f, item in value.items() if item is not None and _kind(item) != usual[f]), None)
+        if odd is None:
+            kept.append((row, value))
+        else:
+            message = f"{odd} is a {_kind(value[odd])}, elsewhere in this chunk a {usual[odd]}"
+            reject(row, "wrong_type", odd, message, json.dumps(value[odd], ensure_ascii=False))
+    if not rejects:
+        raise SourceError(f"{name}: {str(reason).splitlines()[0]}") from reason
+    text = b"\n".join(json.dumps(value, ensure_ascii=False).encode() for _, value in kept)
+    try:
+        table = _read_json(text, multi_line=False) if kept else pa.table({})
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{name}: {str(error).splitlines()[0]}") from error
+    return Parsed(table, rejects, rows=[row for row, _ in kept])
+
+
+def _json_lines(data: bytes) -> Iterator[tuple[Any, str, str]]:
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        excerpt = line[:400].decode(errors="replace")
+        try:
+            yield json.loads(line.decode()), "", excerpt
+        except UnicodeDecodeError as error:
+            yield None, f"not UTF-8 at byte {error.start} of the line", excerpt
+        except (ValueError, RecursionError) as error:
+            yield None, str(error), excerpt
+
+
+def _json_values(data: bytes, name: str) -> Iterator[tuple[Any, str, str]]:
+    try:
+        text, at = data.decode(), 0
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{name}: not UTF-8 at byte {error.start} of a chunk; set dataset.encoding") from error
+    decoder = json.JSONDecoder()
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{name}: invalid JSON near {text[at : at + 60]!r}: {error}") from error
+        yield value, "", text[at : min(end, at + 400)]
+        at = end
+
+
+def _has_surrogate(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return {str: "string", int: "number", float: "number", list: "list", dict: "object"}[type(value)]
+
+
+def parse_csv(data: bytes, names: Sequence[str], delimiter: str, name: str) -> Parsed:
+    """Delimited records without a header. Cells stay the strings they are: no types are guessed.
+
+    Records with another number of fields are rejected.
+    """
+    invalid: list[pa.csv.InvalidRow] = []
+
+    def keep(row: pa.csv.InvalidRow) -> str:
+        invalid.append(row)
+        return "skip"
+
+    try:
+        table = pa.csv.read_csv(
+            pa.BufferReader(data),
+            pa.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=list(names)),
+            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
+            pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+        )
+    except pa.ArrowInvalid as error:
+        hint = "; set dataset.encoding" if "UTF8" in str(error) or "UTF-8" in str(error) else ""
+        raise SourceError(f"{name}: {str(error).splitlines()[0]}{hint}") from error
+    bad = np.array([row.number - 1 for row in invalid], np.int64)
+    rejects = [
+        reject_rows(
+            np.array([row.number - 1]),
+            "raw",
+            "wrong_field_count",
+            "",
+            f"expected {row.expected_columns} fields, found {row.actual_columns}",
+            [row.text or ""],
+        )
+        for row in invalid
+    ]
+    rows = np.setdiff1d(np.arange(table.num_rows + len(bad)), bad)
+    return Parsed(table, rejects, rows=rows)
+
+
+def csv_header(data: bytes, delimiter: str, name: str) -> list[str]:
+    """Column names from the first record; an empty or repeated one is made distinct by its position."""
+    first = parse_csv_record(data, delimiter, name)
+    return [
+        column if column and column not in first[:index] else f"{column or 'column'}_{index}" for index, column in enumerate(first)
+    ]
+
+
+def parse_csv_record(data: bytes, delimiter: str, name: str) -> list[str]:
+    """The fields of one record."""
+    import csv
+    import io
+
+    try:
+        return next(csv.reader(io.StringIO(data.decode()), delimiter=delimiter), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise SourceError(f"{name}: first record cannot be read: {error}; set dataset.encoding") from error
+
+
+def parse_text(data: Bytes, bounds: Any, name: str) -> Parsed:
+    """Plain text: a row for each record, without its final line breaks; blank records are filtered.
+
+    Args:
+        bounds: int64 [records + 1] into `data`.
+    """
+    text = text_array(bounds, data)
+    valid = _valid_utf8(text)
+    rejects = []
+    if not valid.all():
+        bad = np.flatnonzero(~valid)
+        shown = [bytes(data[bounds[row] : bounds[row + 1]][:400]).decode(errors="replace") for row in bad]
+        rejects = [reject_rows(bad, "raw", "invalid_utf8", TEXT_COLUMN, "not UTF-8; set dataset.encoding", shown)]
+        text = text.filter(pa.array(valid))
+    rows = np.flatnonzero(valid)
+    text = pc.utf8_rtrim(text, "\r\n")
+    solid = pc.not_equal(pc.utf8_trim_whitespace(text), "").to_numpy(zero_copy_only=False)
+    table = pa.table({TEXT_COLUMN: text.filter(pa.array(solid))})
+    return Parsed(table, rejects, int((~solid).sum()), rows[solid])
+
+
+def _valid_utf8(text: pa.StringArray) -> Any:
+    try:
+        text.validate(full=True)
+        return np.ones(len(text), bool)
+    except pa.ArrowInvalid:
+        return np.array([_decodes(value.as_buffer()) for value in text.view(pa.binary())], bool)
+
+
+def _decodes(buffer: pa.Buffer) -> bool:
+    try:
+        buffer.to_pybytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+

@@ -1,0 +1,101 @@
+"""Finds where records begin and end in the bytes of a file, before anything is parsed.
+
+Each function returns `bounds`, int64 of shape [records + 1]: record i is data[bounds[i]:bounds[i + 1]], its
+separator included.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenloom.errors import SourceError
+from tokenloom.resources.ragged import Ints
+
+Bytes = npt.NDArray[np.uint8]
+
+NEWLINE, QUOTE, BACKSLASH, COMMA = (np.uint8(ord(char)) for char in '\n"\\,')
+_STRUCTURAL = np.zeros(256, bool)
+_STRUCTURAL[[ord(char) for char in '"\\[]{},']] = True
+_DEPTH = np.zeros(256, np.int8)
+_DEPTH[[ord("["), ord("{")]] = 1
+_DEPTH[[ord("]"), ord("}")]] = -1
+_SPACE = np.zeros(256, bool)
+_SPACE[[ord(char) for char in " \t\r\n"]] = True
+
+
+def line_bounds(data: Bytes) -> Ints:
+    """One record a line."""
+    return _closed(np.flatnonzero(data == NEWLINE) + 1, len(data))
+
+
+def quoted_line_bounds(data: Bytes) -> Ints:
+    """One record a line, line breaks inside double quotes apart; a doubled quote stands for itself (RFC 4180)."""
+    ends = np.flatnonzero(data == NEWLINE) + 1
+    quotes = np.flatnonzero(data == QUOTE)
+    return _closed(ends[np.searchsorted(quotes, ends) % 2 == 0], len(data))
+
+
+def paragraph_bounds(data: Bytes) -> Ints:
+    """One record a run of lines that are not blank, with the blank lines after it."""
+    bounds = line_bounds(data)
+    if len(bounds) < 3:
+        return bounds
+    solid = is_solid(data, bounds)
+    begins = np.flatnonzero(solid[1:] & ~solid[:-1]) + 1
+    first = int(np.argmax(solid))
+    return _closed(bounds[begins[begins > first]], len(data))
+
+
+def is_solid(data: Bytes, bounds: Ints) -> npt.NDArray[np.bool_]:
+    """bool [records]: which records hold more than white space."""
+    return np.add.reduceat(~_SPACE[data], bounds[:-1], dtype=np.int64) > 0
+
+
+def json_array_bounds(data: Bytes, name: str) -> tuple[Ints, Bytes]:
+    """Elements of one JSON array.
+
+    Returns:
+        bounds, and a copy of the data in which the brackets are spaces and the commas between elements newlines:
+        what is left is a sequence of JSON values.
+
+    Raises:
+        SourceError: brackets or quotes do not close; `name` names the file.
+    """
+    at = np.flatnonzero(_STRUCTURAL[data])
+    char = data[at]
+    unescaped = _unescaped_quotes(at, char)
+    outside = (np.cumsum(unescaped) % 2 == 0) & (char != QUOTE)
+    at, char = at[outside], char[outside]
+    depth = np.cumsum(_DEPTH[char], dtype=np.int64)
+    closed = np.flatnonzero(depth == 0)
+    if not len(closed) or unescaped.sum() % 2:
+        raise SourceError(f"{name}: invalid JSON: it ends inside an array or a string")
+    end = at[closed[0]]
+    if not _SPACE[data[end + 1 :]].all():
+        raise SourceError(f"{name}: invalid JSON: more text follows the array, at byte {end + 1}")
+    begin = at[0]
+    commas = at[(depth == 1) & (char == COMMA) & (at < end)]
+    values = data.copy()
+    values[commas] = NEWLINE
+    values[[begin, end]] = ord(" ")
+    if _SPACE[values[begin:end]].all():
+        return np.zeros(1, np.int64), values
+    return np.concatenate([[begin], commas + 1, [len(data)]]), values
+
+
+def _unescaped_quotes(at: Ints, char: Bytes) -> npt.NDArray[np.bool_]:
+    """Which structural characters are quotes behind an even number of backslashes."""
+    backslash = char == BACKSLASH
+    index = np.arange(len(at))
+    follows = np.zeros(len(at), bool)
+    follows[1:] = (at[1:] == at[:-1] + 1) & backslash[:-1]
+    run_start = np.maximum.accumulate(np.where(backslash & ~follows, index, 0))
+    escaped = follows & ((index - run_start) % 2 == 1)
+    return (char == QUOTE) & ~escaped
+
+
+def _closed(ends: Ints, size: int) -> Ints:
+    """Bounds from the ends of records; a last record without a separator counts too."""
+    inner = ends[ends < size]
+    return np.concatenate([[0], inner, [size]]) if size else np.zeros(1, np.int64)

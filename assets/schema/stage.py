@@ -1,0 +1,48 @@
+"""schema: what is in the raw rows. Deterministic sketches, one a chunk, that merge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tokenloom.assets.schema import candidates
+from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
+from tokenloom.assets.stage import ChunkOutput, Stage, Work
+from tokenloom.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from tokenloom.assets.build import Build
+    from tokenloom.resources.store import Manifest
+
+
+def _counts_fit(table: pa.Table) -> bool:
+    return all(row["nulls"] + row["empty"] <= row["rows"] for row in table.select(["rows", "nulls", "empty"]).to_pylist())
+
+
+class SchemaStage(Stage):
+    name = "schema"
+    version = 1
+    upstream = ("raw",)
+    libraries = ("pyarrow",)
+    output_schema = {field.name: (field.type,) for field in SKETCH}
+    checks = {"nulls and empties fit into the rows": _counts_fit}
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        return {}
+
+    def prepare(self, build: Build) -> Work:
+        return Work(build.input_chunks("raw"), _describe)
+
+    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+        """The columns of the whole dataset, and the form and roles that they suggest."""
+        columns = merge([build.store.objects.get(chunk.output) for chunk in manifest.chunks])
+        roles = candidates.roles(columns, {})
+        return {"columns": columns, "form": candidates.form(roles), "roles": roles}
+
+
+STAGE = SchemaStage()
+
+
+def _describe(table: pa.Table) -> ChunkOutput:
+    return ChunkOutput(sketch(table), rows_in=table.num_rows, rows_out=table.num_rows)

@@ -1,0 +1,32 @@
+"""Shortens rows to max_length tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from tokenloom.resources.ragged import Ints, offsets_of, ranges
+
+Truncation = Literal["truncate_right", "truncate_left", "truncate_middle"]
+
+
+def kept_tokens(lengths: Ints, max_length: int, strategy: Truncation) -> tuple[Ints, Ints]:
+    """Which tokens stay.
+
+    Args:
+        lengths: int64 [rows].
+
+    Returns:
+        flat indices of the tokens kept, in order, and int64 [rows] of the new lengths.
+    """
+    starts = offsets_of(lengths)[:-1]
+    new = np.minimum(lengths, max_length)
+    if strategy == "truncate_right":
+        return ranges(starts, new), new
+    if strategy == "truncate_left":
+        return ranges(starts + lengths - new, new), new
+    head = (new + 1) // 2
+    tail = new - head
+    begins = np.column_stack([starts, starts + lengths - tail]).ravel()
+    return ranges(begins, np.column_stack([head, tail]).ravel()), new

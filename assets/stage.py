@@ -1,0 +1,124 @@
+"""How a stage is described: what it reads, what it makes of one chunk, and what every chunk of its output obeys.
+
+A stage's computation is a plain function from one input chunk to a `ChunkOutput`. It knows nothing of the store,
+of other chunks, or of what runs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from tokenloom.assets.rejects import no_rejects
+from tokenloom.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from tokenloom.assets.build import Build
+    from tokenloom.resources.store import Manifest
+
+
+@dataclass(frozen=True)
+class InputChunk:
+    """One unit of work: `digest` identifies its content, `load` brings it when it must be computed.
+
+    `split` and `source` are handed on to the output.
+    """
+
+    digest: str
+    split: str
+    source: str
+    load: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    """What a stage made of one chunk.
+
+    Args:
+        table: the rows that go on.
+        rows_in: rows that came in.
+        rejects: rows set aside, in the layout of `tokenloom.assets.rejects.REJECTS`.
+        filtered: rows that the settings dropped.
+        rows_out: rows that went on, where it is not the number of rows of `table` (packing, sketches).
+        tokens: tokens in `table`.
+        counters: further counts, summed over chunks.
+    """
+
+    table: pa.Table
+    rows_in: int
+    rejects: pa.Table = field(default_factory=no_rejects)
+    filtered: int = 0
+    rows_out: int | None = None
+    tokens: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        """The counts that an action records."""
+        rows_out = self.table.num_rows if self.rows_out is None else self.rows_out
+        return {
+            "rows_in": self.rows_in,
+            "rows_out": rows_out,
+            "rejected": self.rejects.num_rows,
+            "filtered": self.filtered,
+            "tokens": self.tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Work:
+    """A stage made ready for one dataset.
+
+    Args:
+        chunks: what to compute, in output order.
+        compute: from what an input chunk loads to its output; pure.
+        sides: digests of side inputs, by name; part of every key.
+        settings: settings in force that follow from more than the YAML, such as a resolved mapping; part of every key.
+    """
+
+    chunks: Iterable[InputChunk]
+    compute: Callable[[Any], ChunkOutput]
+    sides: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+Check = Callable[[pa.Table], bool]
+
+
+class Stage(ABC):
+    """One stage of the pipeline."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Bumped by hand when the stage's code changes its output."""
+    upstream: ClassVar[tuple[str, ...]]
+    libraries: ClassVar[tuple[str, ...]]
+    """Distributions whose version the output depends on."""
+    compressed: ClassVar[bool] = True
+    output_schema: ClassVar[Mapping[str, Sequence[pa.DataType]] | None]
+    """Columns that every chunk has, with the types allowed; None: any columns."""
+    checks: ClassVar[Mapping[str, Check]] = {}
+    """Named properties that every output chunk has."""
+
+    @abstractmethod
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        """Exactly the settings that the stage reads, as JSON; they are part of every key."""
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        """Everything in the YAML that may change the output; wider than `settings` where those are resolved later."""
+        return self.settings(config)
+
+    @abstractmethod
+    def prepare(self, build: Build) -> Work:
+        """Resolve side inputs and list the chunks.
+
+        Raises:
+            ConfigError: what the YAML names does not fit what was found upstream.
+        """
+
+    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+        """What a reader of the output must know; kept in its manifest."""
+        return {}

@@ -1,0 +1,155 @@
+"""tokens: input_ids and the same spans in tokens; nothing cut, nothing padded.
+
+Content is tokenized as one text from control token to control token, never prompt and answer apart; what is trained
+follows from the bytes that each token stands for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.prompts.spans import SPANS, flat_spans, span_lists, spans_cover
+from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
+from tokenloom.assets.stage import ChunkOutput, Stage, Work
+from tokenloom.assets.tokens.encode import ContentEncoder
+from tokenloom.assets.tokens.masks import own_tokens
+from tokenloom.assets.tokens.segments import Segments, segments
+from tokenloom.config import PipelineConfig
+from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array, row_of, sum_rows
+from tokenloom.resources.tokenizers import TOKENIZER
+
+if TYPE_CHECKING:
+    from tokenloom.assets.build import Build
+
+ControlPolicy = Literal["split", "reject", "keep"]
+
+IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
+"""Types of input_ids: the smallest unsigned one that the vocabulary fits."""
+
+
+def _spans_cover_ids(table: pa.Table) -> bool:
+    return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
+
+
+class TokensStage(Stage):
+    name = "tokens"
+    version = 1
+    upstream = ("prompts", "tokenizer")
+    libraries = ("pyarrow", "tokenizers")
+    output_schema = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
+    checks = {"spans partition the tokens": _spans_cover_ids}
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        return {"control_tokens_in_content": config.tokenizer.control_tokens_in_content}
+
+    def prepare(self, build: Build) -> Work:
+        facts = build.manifest("tokenizer").facts
+        policy = build.config.tokenizer.control_tokens_in_content
+        tokenize = LazyTokenize(build, facts["digest"], tuple(facts["control"]), policy)
+        return Work(build.input_chunks("prompts"), tokenize, {"tokenizer": facts["digest"]}, {"control": facts["control"]})
+
+
+STAGE = TokensStage()
+
+
+class LazyTokenize:
+    """Loads the tokenizer from the store when the first chunk needs it."""
+
+    def __init__(self, build: Build, digest: str, control: tuple[str, ...], policy: ControlPolicy):
+        self._build, self._digest, self._control, self._policy = build, digest, control, policy
+        self._encoder: ContentEncoder | None = None
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        if self._encoder is None:
+            files = self._build.store.objects.get(self._digest)
+            content = files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
+            self._encoder = ContentEncoder(content, keep_control=self._policy == "keep")
+        return tokenize(table, self._encoder, self._control, self._policy)
+
+
+def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...], policy: ControlPolicy) -> ChunkOutput:
+    """Tokenize a chunk of prompts.
+
+    Args:
+        table: row position, text and spans.
+        control: the tokenizer's control tokens.
+        policy: what control strings inside content do.
+    """
+    rows_in, rejects = table.num_rows, no_rejects()
+    if policy == "reject" and control:
+        table, rejects = _without_control(table, control)
+    found = segments(table)
+    rows = table.num_rows
+    content = found.text.filter(pa.array(~found.control))
+    encoded = encoder.encode(content)
+    counts = np.ones(len(found.row), np.int64)
+    counts[~found.control] = encoded.counts
+    of_segment = row_of(counts)
+    is_control = found.control[of_segment]
+    ids = np.empty(len(of_segment), np.int64)
+    start, end = np.empty_like(ids), np.empty_like(ids)
+    ids[~is_control], ids[is_control] = encoded.ids, _control_ids(found, encoder)
+    start[is_control], end[is_control] = found.start[found.control], found.end[found.control]
+    lengths = (found.end - found.start)[~found.control]
+    shift = np.repeat(found.start[~found.control] - (np.cumsum(lengths) - lengths), encoded.counts)
+    start[~is_control], end[~is_control] = encoded.start + shift, encoded.end + shift
+    owned = own_tokens(start, end, found.spans)
+    totals = sum_rows(counts, offsets_of(np.bincount(found.row, minlength=rows)))
+    width = pa.uint16() if encoder.vocab_size <= 1 << 16 else pa.uint32()
+    out = pa.table(
+        {
+            ROW: one_array(table[ROW]),
+            "input_ids": list_array(offsets_of(totals), pa.array(ids, width)).cast(pa.list_(width)),
+            "spans": _token_spans(found, owned.span, rows),
+        }
+    )
+    return ChunkOutput(out, rows_in, rejects, tokens=len(ids), counters={"straddles": owned.straddles})
+
+
+def _control_ids(found: Segments, encoder: ContentEncoder) -> np.ndarray:
+    named = found.text.filter(pa.array(found.control)).dictionary_encode()
+    known = np.array([encoder.id_of(token) for token in named.dictionary.to_pylist()], np.int64)
+    return known[named.indices.to_numpy()] if len(named) else np.zeros(0, np.int64)
+
+
+def _token_spans(found: Segments, owner: np.ndarray, rows: int) -> pa.Array:
+    """The spans in tokens; a span that owns no token goes."""
+    spans = found.spans
+    tokens = np.bincount(owner, minlength=len(spans.end))
+    kept = tokens > 0
+    row = row_of(spans.counts)
+    end = np.cumsum(tokens)
+    base = np.concatenate([[0], end])[spans.offsets[:-1]][row]
+    counts = np.bincount(row[kept], minlength=rows)
+    columns = (column[kept] for column in (end - tokens - base, end - base, spans.role, spans.message, spans.weight, spans.control))
+    return span_lists(counts, *columns)
+
+
+def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
+    """The rows whose content holds no control string, and rejects for the others."""
+    found = segments(table)
+    holds = np.zeros(len(found.row), bool)
+    for token in control:
+        holds |= np.asarray(pc.match_substring(found.text, token).to_numpy(zero_copy_only=False), bool)
+    bad = np.zeros(table.num_rows, bool)
+    bad[found.row[holds & ~found.control]] = True
+    flags = pa.array(bad)
+    rejects = reject_rows(
+        one_array(table[ROW]).filter(flags),
+        "tokens",
+        "control_token_in_content",
+        "text",
+        "the content holds a control token's text",
+        one_array(table["text"]).filter(flags),
+    )
+    return table.filter(pa.array(~bad)).combine_chunks(), rejects
+
+
+def trained_tokens(table: pa.Table) -> np.ndarray:
+    """bool [tokens]: whether each token of a chunk is trained, flat."""
+    spans = flat_spans(table["spans"])
+    return np.repeat(spans.weight > 0, spans.end - spans.start)

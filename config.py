@@ -1,0 +1,326 @@
+"""The YAML's schema: frozen pydantic models, one a section, each setting with its meaning and default.
+
+The field descriptions are the text of `tokenloom schema` and of docs/configuration.md. `PipelineConfig` is
+built from a file by `PipelineConfig.from_file`, which names the line of every fault.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+
+from tokenloom.errors import ConfigError, Fault
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
+
+
+class Section(BaseModel):
+    """A part of the YAML: immutable, and without room for unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ReaderConfig(Section):
+    """Options of a file format."""
+
+    header: bool = True
+    """CSV and TSV: the first record names the columns; without it they are `column_0`, `column_1`, …"""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """CSV and TSV: the field separator; default: a comma, or a tab for `tsv`."""
+    lines_per_row: Literal["line", "paragraph", "file"] = "line"
+    """Plain text: what one row is."""
+    root: str | None = None
+    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`."""
+
+
+class DatasetConfig(Section):
+    """Where the rows come from."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths start at the
+    YAML's folder, then at the working directory."""
+    config: str | None = None
+    """Hub subset."""
+    revision: str | None = None
+    """Hub revision; the commit it resolves to is recorded."""
+    splits: Names | None = None
+    """The splits to use; default: all. Bare files are split `train`."""
+    val_split: Share = 0.0
+    """Share of `train` that moves to `validation`, chosen by each row's content: appending never moves a row."""
+    format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
+    """How to read files; `auto` goes by the name's ending, then by the first bytes."""
+    encoding: str = "auto"
+    """Encoding of text formats; `auto` is UTF-8, with or without a byte-order mark."""
+    reader: ReaderConfig = ReaderConfig()
+    """Options of the format."""
+    streaming: bool = False
+    """True: `get_dataloader` iterates the source without materializing anything."""
+    columns: Names | None = None
+    """Keep only these source columns."""
+    column_mapping: dict[str, str] = {}
+    """Role to source column, e.g. `{prompt: question, completion: answer}`."""
+    filters: Names = ()
+    """Row conditions; what they drop is counted as filtered."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        import codecs
+
+        if value != "auto":
+            try:
+                codecs.lookup(value)
+            except LookupError:
+                raise ValueError(f"{value!r} is not an encoding that Python knows, such as utf-8 or latin-1") from None
+        return value
+
+
+class TrainConfig(Section):
+    """A tokenizer trained on this dataset's prompts: byte-level BPE."""
+
+    vocab_size: Annotated[int, Field(ge=257)] = 8000
+    """Number of ids, special tokens included."""
+    min_frequency: Annotated[int, Field(ge=1)] = 2
+    """A pair seen less often is not merged."""
+
+
+class SpecialTokensConfig(Section):
+    """Special tokens by role."""
+
+    bos: str | None = None
+    """Begins a sequence."""
+    eos: str | None = None
+    """Ends an answer."""
+    pad: str | None = None
+    """Fills a batch; default: the EOS token, with attention 0 and label -100."""
+    unk: str | None = None
+    """Stands for what the vocabulary lacks."""
+    additional: Names = ()
+    """Further control tokens, such as the role marks of a chat template."""
+
+
+class TokenizerConfig(Section):
+    """The tokenizer, and what only it decides."""
+
+    name_or_path: str | None = None
+    """Hub id, folder, or tokenizer.json."""
+    train: TrainConfig | None = None
+    """Train a byte-level BPE on this dataset's prompts instead."""
+    max_length: Annotated[int, Field(ge=1)] = 2048
+    """Longest sequence, in tokens."""
+    padding: Literal["max_length", "longest"] | Annotated[int, Field(ge=1)] = "max_length"
+    """What a loader pads to: `max_length`, `longest` (of the batch), or a multiple such as 64."""
+    padding_side: Literal["left", "right"] = "right"
+    """Which side of a row is padded."""
+    special_tokens: SpecialTokensConfig = SpecialTokensConfig()
+    """Default: the tokenizer's own. Required with `train`."""
+    chat_template: str | None = None
+    """Jinja text, or a file that holds it; default: the tokenizer's own."""
+    control_tokens_in_content: Literal["split", "reject", "keep"] = "split"
+    """Literal control strings inside the data: become plain text, reject their row, or stay control tokens."""
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> TokenizerConfig:
+        if self.train and self.name_or_path:
+            raise ValueError("name_or_path and train exclude each other: keep one")
+        if self.train and not self.special_tokens.eos:
+            offered = ", ".join(f'{role}: "{token}"' for role, token in DEFAULT_SPECIAL_TOKENS.items())
+            raise ValueError(f"train needs special_tokens; for example {{{offered}}}")
+        return self
+
+
+class FewShotConfig(Section):
+    """Worked examples before each prompt."""
+
+    count: Annotated[int, Field(ge=0)] = 0
+    """Examples a row."""
+    source: str | None = None
+    """A file of examples; null: other rows of the same chunk and split."""
+    seed: int = 0
+    """Chooses the examples."""
+
+
+class PromptTemplateConfig(Section):
+    """How a row becomes text, and which part of it is trained on."""
+
+    format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto"] = "custom"
+    """`custom`: a template with `{column}`; `jinja`: one with `{{ column }}`; `chat`: a chat template; `completion`:
+    prompt and completion joined; `text`: the text alone. Custom without a template follows the data: text as it is,
+    anything else through the chat template where there is one."""
+    template: str | None = None
+    """Text of the custom or jinja template. One final newline is dropped."""
+    input_columns: Names | None = None
+    """Columns that the template reads besides the label; checked against it."""
+    label_column: str | None = None
+    """What is trained on in a custom template."""
+    system: str | None = None
+    """System message put before conversations that have none."""
+    few_shot: FewShotConfig = FewShotConfig()
+    """Worked examples before each prompt."""
+    tools: str | None = None
+    """A JSON file of tool descriptions."""
+    train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
+    """What is trained: completions, all text, the last completion, or a list of roles."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """`auto`: one BOS where the tokenizer itself would add it."""
+    add_eos: bool = True
+    """Put EOS after the answer, trained."""
+    date_string: str | None = None
+    """A frozen date for templates that ask for one."""
+
+    @model_validator(mode="after")
+    def _template_given(self) -> PromptTemplateConfig:
+        if self.format_type == "jinja" and not self.template:
+            raise ValueError("format_type jinja needs a template")
+        if self.template and self.format_type not in ("custom", "jinja"):
+            raise ValueError(f"template is for custom and jinja, not for {self.format_type}")
+        if self.format_type == "custom" and self.template and self.label_column is None and self.train_on != "all":
+            raise ValueError("a custom template needs label_column, or train_on: all")
+        return self
+
+
+class LengthConfig(Section):
+    """What happens to rows longer than `tokenizer.max_length`, and how rows share a sequence."""
+
+    strategy: Literal[
+        "truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"
+    ] = "truncate_right"
+    """Which tokens an over-long row gives up; `drop` gives up the row, counted as filtered."""
+    give_up: Names = ("context", "question", "system")
+    """smart: which spans lose tokens first."""
+    stride: Annotated[int, Field(ge=0)] = 0
+    """split: overlap in tokens."""
+    packing: Literal["none", "concat", "best_fit"] = "none"
+    """Several rows in one sequence, within one chunk of tokens: joined and cut at max_length, or fitted whole."""
+
+
+class ValidationConfig(Section):
+    """When a run fails for its data."""
+
+    max_reject_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """A stage that rejects a larger share of its rows fails the run."""
+
+
+class DataLoaderConfig(Section):
+    """How training code gets its batches."""
+
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    """Rows a rank and batch."""
+    token_budget: Annotated[int, Field(ge=1)] | None = None
+    """Instead of batch_size: padded tokens a rank and batch."""
+    num_workers: Annotated[int, Field(ge=0)] = 0
+    """Worker processes."""
+    shuffle: Literal["full", "block", "none"] = "full"
+    """Order of training splits; other splits are never shuffled."""
+    seed: int = 0
+    """Chooses the order."""
+    drop_last: bool = False
+    """Leave out the last, smaller batch."""
+    pin_memory: bool | None = None
+    """null: chosen for the hardware."""
+    prefetch_factor: Annotated[int, Field(ge=1)] | None = None
+    """null: chosen for the hardware."""
+    persistent_workers: bool | None = None
+    """null: chosen for the hardware."""
+
+
+class MixtureSource(Section):
+    """One dataset of a mixture."""
+
+    dataset: str
+    """Name of a built dataset."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share, relative to the other weights."""
+    by: Literal["rows", "tokens"] = "tokens"
+    """What the weight counts."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """At most so many passes; null: no limit."""
+
+
+class ComputeConfig(Section):
+    """What runs the stages. It never changes a byte of the result."""
+
+    engine: Literal["local", "ray"] = "local"
+    """This machine, or a Ray cluster."""
+    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Parallel chunks; `auto`: one a core."""
+    address: str | None = None
+    """Address of the Ray cluster."""
+
+
+def _version_text(value: Any) -> Any:
+    return "1.0" if isinstance(value, float) and value == 1.0 else value
+
+
+class PipelineConfig(Section):
+    """One dataset, as its YAML declares it."""
+
+    type: Literal["data_module"] = "data_module"
+    """The only type; another one is refused."""
+    version: Annotated[Literal["1.0"], BeforeValidator(_version_text)] = "1.0"
+    """The only version; another one is refused."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None
+    """In the store, asset keys and `open_dataset`; default: the file's stem."""
+    dataset: DatasetConfig
+    """Where the rows come from."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The tokenizer, and what only it decides."""
+    prompt_template: PromptTemplateConfig = PromptTemplateConfig()
+    """How a row becomes text, and which part of it is trained on."""
+    length: LengthConfig = LengthConfig()
+    """What happens to over-long rows, and packing."""
+    validation: ValidationConfig = ValidationConfig()
+    """When a run fails for its data."""
+    dataloader: DataLoaderConfig = DataLoaderConfig()
+    """How training code gets its batches."""
+    mixture: Annotated[tuple[MixtureSource, ...], Field(strict=False)] | None = None
+    """Datasets to mix, instead of the sections that make one."""
+    compute: ComputeConfig = ComputeConfig()
+    """What runs the stages."""
+    schedule: str | None = None
+    """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
+    keep: Literal["all", "sequences"] = "all"
+    """What garbage collection may drop: nothing, or intermediate stages' objects."""
+    training: dict[str, Any] | None = None
+    """The trainer's settings, handed on unread."""
+
+    _origin: Any = PrivateAttr(default=None)
+
+    @field_validator("schedule")
+    @classmethod
+    def _cron(cls, value: str | None) -> str | None:
+        if value is not None and len(value.split()) != 5:
+            raise ValueError(f"{value!r} is not a cron line of five fields, such as 0 3 * * *")
+        return value
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> PipelineConfig:
+        """Read a YAML file.
+
+        Raises:
+            ConfigError: with one fault for each thing wrong, naming its line and the nearest right name.
+        """
+        from tokenloom.config_file import load_config
+
+        return load_config(path)
+
+    @property
+    def dataset_name(self) -> str:
+        """The name in the store, in asset keys and in `open_dataset`."""
+        return self.name or (self._origin.path.stem if self._origin else "dataset")
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the YAML file, where relative paths start; None for a config that came from no file."""
+        return str(self._origin.path.parent) if self._origin else None
+
+    def fault(self, setting: str, message: str, offset: int | None = None) -> ConfigError:
+        """A `ConfigError` at a setting's line; `offset` is a character position inside a block of text."""
+        place = self._origin.place(tuple(setting.split(".")), offset) if self._origin else setting
+        return ConfigError([Fault(place, message)])
+

@@ -1,0 +1,279 @@
+"""Reads a YAML file into a `PipelineConfig`, and tells a wrong one apart fault by fault, each with its line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, Fault
+
+Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Location = tuple[str | int, ...]
+
+UNAVAILABLE: Mapping[str, frozenset[Any]] = {
+    "dataset.filters": frozenset(),
+    "dataset.reader.root": frozenset(),
+    "prompt_template.format_type": frozenset({"preference", "kto"}),
+    "prompt_template.few_shot.count": frozenset(),
+    "prompt_template.tools": frozenset(),
+    "length.strategy": frozenset({"smart", "drop_turns", "split"}),
+    "length.packing": frozenset({"best_fit"}),
+    "dataloader.token_budget": frozenset(),
+    "dataloader.shuffle": frozenset({"block"}),
+    "mixture": frozenset(),
+    "compute.engine": frozenset({"ray"}),
+}
+"""Settings that this version refuses: the values listed, or any value but the default where none is listed."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a config came from: its file, and the line of every setting."""
+
+    path: Path
+    lines: Mapping[Location, int] = field(repr=False)
+    blocks: frozenset[Location] = field(repr=False)
+    text: str = field(repr=False)
+
+    def place(self, location: Location, offset: int | None = None, value: str | None = None) -> str:
+        """`file:line` of a setting, or of the nearest section around it that the file holds.
+
+        Args:
+            location: keys from the top of the file.
+            offset: line offset inside a block of text, counted from the block's first line.
+        """
+        found = location
+        while found and found not in self.lines:
+            found = found[:-1]
+        line = self.lines.get(found, 1)
+        if offset is not None and found == location and found in self.blocks:
+            line += 1 + offset
+        return f"{self.path}:{line}"
+
+
+def load_config(path: str | os.PathLike[str]) -> PipelineConfig:
+    """Read and check one YAML file.
+
+    Raises:
+        ConfigError: one fault for each thing wrong.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError([Fault(str(path), f"no such file{_nearest_file(path)}")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError([Fault(str(path), f"cannot be read: {reason}")]) from None
+    return parse_config(text, path)
+
+
+def parse_config(text: str, path: Path) -> PipelineConfig:
+    """Check the text of one YAML file; `path` names it in messages and gives the dataset its default name."""
+    try:
+        node = yaml.compose(text, Loader=Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError([Fault(place, f"not valid YAML: {problem}")]) from None
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError([Fault(f"{path}:1", "expected settings such as `dataset:`, found something else")])
+    lines: dict[Location, int] = {}
+    blocks: set[Location] = set()
+    faults = [Fault(f"{path}:{line}", message) for line, message in _record_lines(node, (), lines, blocks)]
+    origin = Origin(path, lines, frozenset(blocks), text)
+    if faults:
+        raise ConfigError(faults)
+    try:
+        data = _construct(text)
+        config = PipelineConfig.model_validate(data)
+    except yaml.YAMLError as error:
+        raise ConfigError([Fault(str(path), f"not plain YAML: {getattr(error, 'problem', error)}")]) from None
+    except ValidationError as error:
+        found = sorted(_faults(error, origin), key=lambda pair: pair[0])
+        raise ConfigError([fault for _, fault in found]) from None
+    config._origin = origin
+    refused = [
+        Fault(origin.place(tuple(name.split("."))), f"{name}: {_shown(value)} is not available in this version")
+        for name, value in _unavailable(config)
+    ]
+    if refused:
+        raise ConfigError(refused)
+    return config
+
+
+def _construct(text: str) -> Any:
+    return yaml.load(text, Loader=Loader)  # a safe loader: plain values only
+
+
+def _record_lines(
+    node: yaml.Node, at: Location, lines: dict[Location, int], blocks: set[Location], depth: int = 0
+) -> Iterator[tuple[int, str]]:
+    """Fill `lines` with the line of every key and item; yield (line, message) for keys that occur twice."""
+    if depth > 32:
+        yield node.start_mark.line + 1, "nested too deeply"
+        return
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            location = (*at, str(key.value))
+            line = key.start_mark.line + 1
+            if location in lines and not isinstance(value, yaml.MappingNode):
+                yield line, f"{'.'.join(map(str, location))}: given twice, first on line {lines[location]}"
+            lines.setdefault(location, line)
+            if isinstance(value, yaml.ScalarNode) and value.style in ("|", ">"):
+                blocks.add(location)
+            yield from _record_lines(value, location, lines, blocks, depth + 1)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines.setdefault((*at, index), item.start_mark.line + 1)
+            yield from _record_lines(item, (*at, index), lines, blocks, depth + 1)
+
+
+def _faults(error: ValidationError, origin: Origin) -> Iterator[tuple[int, Fault]]:
+    """One fault a setting, although pydantic reports one for each member of a union."""
+    seen: set[Location] = set()
+    for item in error.errors():
+        location = _in_file(item["loc"])
+        if location in seen:
+            continue
+        seen.add(location)
+        place = origin.place(location)
+        yield int(place.rpartition(":")[2]), Fault(place, _sentence(item, location))
+
+
+def _in_file(location: Location) -> Location:
+    """The part of a pydantic location that names settings, without the tags of union members."""
+    model: Any = PipelineConfig
+    kept: list[str | int] = []
+    for part in location:
+        fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
+        if part in fields:
+            model = _section_of(fields[part].annotation)
+        elif not isinstance(part, int) and not fields:
+            break
+        kept.append(part)
+    return tuple(kept)
+
+
+def _section_of(annotation: Any) -> Any:
+    """The model, list item's model, or None, that an annotation leads to."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in typing.get_args(annotation):
+        if inner is not types.NoneType and (model := _section_of(inner)) is not None:
+            return model
+    return None
+
+
+def _sentence(item: Any, location: Location) -> str:
+    name = ".".join(map(str, location)) or "the file"
+    kind, given = item["type"], item.get("input")
+    if kind == "extra_forbidden":
+        return f"{name}: unknown setting{_nearest(str(location[-1]), _settings_at(location[:-1]))}"
+    if kind == "missing":
+        return f"{name}: missing; it is required"
+    expected = _expected(location)
+    if kind == "value_error":
+        return f"{name}: {item['msg'].removeprefix('Value error, ')}"
+    if isinstance(given, str) and expected.choices:
+        return f"{name}: {given!r} is not one of {', '.join(expected.choices)}{_nearest(given, expected.choices)}"
+    if kind.startswith(("greater", "less", "string_too", "string_pattern")):
+        return f"{name}: {_shown(given)}: {item['msg'][0].lower()}{item['msg'][1:]}"
+    return f"{name}: expected {expected.text}, found {_shown(given)}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a setting takes: in words, and its choices where it has a fixed list."""
+
+    text: str
+    choices: tuple[str, ...] = ()
+
+
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
+
+
+def _expected(location: Location) -> Expected:
+    model: Any = PipelineConfig
+    annotation: Any = PipelineConfig
+    for part in location:
+        if isinstance(part, int):
+            continue
+        if model is None or part not in model.model_fields:
+            return Expected("text")
+        annotation = model.model_fields[part].annotation
+        model = _section_of(annotation)
+    if location and isinstance(location[-1], int):
+        return Expected("text" if model is None else "settings")
+    parts = _words(annotation)
+    choices = tuple(part for part in parts if part.startswith("\0"))
+    named = [part.removeprefix("\0") for part in parts]
+    return Expected(" or ".join(dict.fromkeys(named)), tuple(choice.removeprefix("\0") for choice in choices))
+
+
+def _words(annotation: Any) -> list[str]:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _words(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [word for inner in typing.get_args(annotation) for word in _words(inner)]
+    if origin is typing.Literal:
+        return [f"\0{choice}" for choice in typing.get_args(annotation)]
+    if origin is tuple:
+        return ["a list"]
+    if origin is dict:
+        return ["a mapping"]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return ["settings"]
+    return [_WORDS.get(annotation, "text")]
+
+
+def _settings_at(location: Location) -> list[str]:
+    model: Any = PipelineConfig
+    for part in location:
+        if isinstance(part, str) and model is not None and part in model.model_fields:
+            model = _section_of(model.model_fields[part].annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value) if isinstance(value, str) else "null" if value is None else str(value)
+    if isinstance(value, bool):
+        shown = shown.lower()
+    return shown if len(shown) <= 60 else shown[:57] + "…"
+
+
+def _nearest(given: str, names: Any) -> str:
+    close = difflib.get_close_matches(given, list(names), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return ""
+    return _nearest(path.name, names)
+
+
+def _unavailable(config: PipelineConfig) -> Iterator[tuple[str, Any]]:
+    for name, values in UNAVAILABLE.items():
+        holder: Any = config
+        *sections, last = name.split(".")
+        for section in sections:
+            holder = getattr(holder, section)
+        value = getattr(holder, last)
+        default = type(holder).model_fields[last].get_default(call_default_factory=True)
+        if value in values if values else value != default:
+            yield name, value

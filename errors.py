@@ -1,0 +1,161 @@
+"""What can go wrong, as types to catch, and `Result` for those who would rather look than catch.
+
+Every error carries the exit code that the terminal ends with: 2 for a wrong config or command, 3 for data
+that failed validation, 4 for a damaged store, 1 for anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, Union
+
+T = TypeVar("T")
+U = TypeVar("U")
+E = TypeVar("E")
+F = TypeVar("F")
+
+
+class TokenloomError(Exception):
+    """The root of every error that tokenloom raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with a config: where it is, what it is, what to do.
+
+    `place` is "file:line" where a line is known, else the file or the setting's dotted path.
+    """
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+class ConfigError(TokenloomError):
+    """The YAML, or what it names, is wrong. `faults` lists every fault found, in file order."""
+
+    exit_code = 2
+
+    def __init__(self, faults: Sequence[Fault]):
+        self.faults = tuple(faults)
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class SourceError(TokenloomError):
+    """A data file or hub dataset is there but cannot be read; the message names it and the position."""
+
+    exit_code = 3
+
+
+class SourceUnavailableError(TokenloomError):
+    """A remote source (a hub, a URL) did not answer."""
+
+
+class TokenizerError(TokenloomError):
+    """The tokenizer cannot be loaded, or lacks something that the config needs."""
+
+    exit_code = 2
+
+
+class TemplateError(TokenloomError):
+    """A prompt or chat template is refused: its syntax, the sandbox, or spans that cannot be verified."""
+
+    exit_code = 2
+
+
+class DataValidationError(TokenloomError):
+    """A stage's output broke its contract, or too many rows were rejected."""
+
+    exit_code = 3
+
+
+class StoreError(TokenloomError):
+    """An object, action or manifest of the store is missing or damaged."""
+
+    exit_code = 4
+
+
+class DatasetNotFoundError(StoreError):
+    """The store holds no such dataset, split or stage; the message lists what it holds."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Ok(Generic[T]):
+    """Success, holding a value."""
+
+    value: T
+
+    def is_ok(self) -> bool:
+        return True
+
+    def is_err(self) -> bool:
+        return False
+
+    def unwrap(self) -> T:
+        return self.value
+
+    def unwrap_err(self) -> NoReturn:
+        raise ValueError(f"unwrap_err on a success: {self.value!r}")
+
+    def unwrap_or(self, default: Any) -> T:
+        return self.value
+
+    def map(self, function: Callable[[T], U]) -> Ok[U]:
+        return Ok(function(self.value))
+
+    def map_err(self, function: Callable[[Any], Any]) -> Ok[T]:
+        return self
+
+    def and_then(self, function: Callable[[T], Result[U, E]]) -> Result[U, E]:
+        return function(self.value)
+
+
+@dataclass(frozen=True)
+class Err(Generic[E]):
+    """Failure, holding the error. `unwrap` raises it."""
+
+    error: E
+
+    def is_ok(self) -> bool:
+        return False
+
+    def is_err(self) -> bool:
+        return True
+
+    def unwrap(self) -> NoReturn:
+        if isinstance(self.error, BaseException):
+            raise self.error
+        raise ValueError(f"unwrap on a failure: {self.error!r}")
+
+    def unwrap_err(self) -> E:
+        return self.error
+
+    def unwrap_or(self, default: T) -> T:
+        return default
+
+    def map(self, function: Callable[[Any], Any]) -> Err[E]:
+        return self
+
+    def map_err(self, function: Callable[[E], F]) -> Err[F]:
+        return Err(function(self.error))
+
+    def and_then(self, function: Callable[[Any], Any]) -> Err[E]:
+        return self
+
+
+Result = Union[Ok[T], Err[E]]
+
+
+def attempt(function: Callable[[], T]) -> Result[T, TokenloomError]:
+    """Call `function`; a `TokenloomError` becomes an `Err`, anything else propagates."""
+    try:
+        return Ok(function())
+    except TokenloomError as error:
+        return Err(error)

@@ -1,0 +1,29 @@
+"""Digests: BLAKE3 of bytes, of canonical JSON, and of blocks within a file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from blake3 import blake3
+
+BLOCK_BYTES = 1 << 20
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """Hex BLAKE3 of `data`, 64 characters."""
+    return blake3(data, max_threads=1 if len(data) < BLOCK_BYTES else blake3.AUTO).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """UTF-8 JSON with sorted keys and no spaces: equal values give equal bytes.
+
+    Raises:
+        TypeError: a value that JSON has no form for.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_json(value: Any) -> str:
+    """Hex BLAKE3 of the canonical JSON of `value`."""
+    return digest_bytes(canonical_json(value))

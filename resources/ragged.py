@@ -1,0 +1,78 @@
+"""Ragged arrays: rows of unequal length, stored flat with offsets, as Arrow lists are.
+
+Offsets are int64 of shape [rows + 1]; lengths int64 of shape [rows]. Nothing here loops over rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+
+
+def offsets_of(lengths: npt.NDArray[np.integer]) -> Ints:
+    """Offsets [rows + 1] from lengths [rows]."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) -> Ints:
+    """The indices of all ranges [start, start + length), one after the other; shape [sum(lengths)]."""
+    lengths = np.asarray(lengths, np.int64)
+    offsets = offsets_of(lengths)
+    return np.arange(offsets[-1], dtype=np.int64) + np.repeat(np.asarray(starts, np.int64) - offsets[:-1], lengths)
+
+
+def row_of(lengths: npt.NDArray[np.integer]) -> Ints:
+    """For each flat item, the row it belongs to; shape [sum(lengths)]."""
+    return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+
+
+def sum_rows(values: npt.NDArray[np.generic], offsets: Ints) -> npt.NDArray[np.generic]:
+    """Sum of `values` within each row; shape [rows]. Empty rows give 0."""
+    totals = np.zeros(len(values) + 1, np.result_type(values.dtype, np.int64))
+    np.cumsum(values, out=totals[1:])
+    return totals[offsets[1:]] - totals[offsets[:-1]]
+
+
+def list_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, pa.Array]:
+    """Offsets [rows + 1], starting at 0, and flat values of a list array without nulls."""
+    array = one_array(array)
+    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    if not len(offsets):
+        offsets = np.zeros(1, np.int64)
+    return offsets - offsets[0], array.values.slice(offsets[0], offsets[-1] - offsets[0])
+
+
+def list_array(offsets: npt.NDArray[np.integer], values: pa.Array | npt.NDArray[np.generic]) -> pa.ListArray:
+    """An Arrow list array from offsets and flat values."""
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values if isinstance(values, pa.Array) else pa.array(values))
+
+
+def text_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Byte offsets [rows + 1], starting at 0, and UTF-8 bytes of a string array without nulls."""
+    array = one_array(array)
+    if not len(array):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offset_buffer, data = array.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
+    offsets = offsets.astype(np.int64)
+    values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    return offsets - offsets[0], values[offsets[0] : offsets[-1]]
+
+
+def text_array(offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8]) -> pa.StringArray:
+    """A string array from byte offsets and UTF-8 bytes; the caller vouches that cuts fall between characters."""
+    offset_buffer = pa.py_buffer(np.ascontiguousarray(offsets, np.int32))
+    return pa.StringArray.from_buffers(len(offsets) - 1, offset_buffer, pa.py_buffer(np.ascontiguousarray(data)))
+
+
+def one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The array in one piece."""
+    if isinstance(array, pa.ChunkedArray):
+        return array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array

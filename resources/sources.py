@@ -1,0 +1,189 @@
+"""Finds what `dataset.name` means: local files, a `save_to_disk` folder, a URL, or a hub dataset."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import SourceError, SourceUnavailableError
+
+COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
+FORMATS = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_DISK_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file: `path` as fsspec opens it, `name` as messages and manifests show it, `format` a key of readers."""
+
+    path: str
+    name: str
+    format: str
+
+    def read(self) -> bytes:
+        """The whole file, decompressed.
+
+        Raises:
+            SourceError: it cannot be read, for example a truncated archive.
+        """
+        try:
+            with self.open() as file:
+                return file.read()
+        except (OSError, EOFError, ValueError) as error:
+            raise SourceError(f"{self.name}: cannot be read: {error}") from error
+        except Exception as error:  # decompressors raise their own types
+            if type(error).__module__.split(".")[0] in ("zlib", "lzma", "_lzma", "zstandard", "zstd"):
+                raise SourceError(f"{self.name}: damaged archive: {error}") from error
+            raise
+
+    def open(self) -> IO[bytes]:
+        """The file, decompressed, opened for reading."""
+        import fsspec
+
+        opened: Any = fsspec.open(self.path, "rb", compression="infer")
+        return opened.open()
+
+
+@dataclass(frozen=True)
+class DiskDataset:
+    """A folder that `datasets.save_to_disk` wrote."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset on the hub."""
+
+    name: str
+
+
+def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDataset:
+    """What `dataset.name` means here.
+
+    Raises:
+        ConfigError: a file that does not exist, or one whose format is unknown.
+    """
+    name, declared = config.dataset.name, config.dataset.format
+    if declared == "hub":
+        return HubDataset(name)
+    if "://" in name:
+        return [_file(config, name, name.rpartition("/")[2].partition("?")[0])]
+    for base in _bases(config):
+        path = base / Path(name).expanduser()
+        if path.is_dir():
+            if any((path / mark).exists() for mark in _DISK_MARKS):
+                return DiskDataset(path)
+            found = sorted(entry for entry in path.rglob("*") if entry.is_file() and _format_of(entry.name))
+            if not found:
+                raise config.fault("dataset.name", f"dataset.name: the folder {name} holds no file of a known format")
+            return [_file(config, str(entry), str(entry.relative_to(path))) for entry in found]
+        if path.is_file():
+            return [_file(config, str(path), path.name)]
+        if glob.has_magic(name) and (matches := sorted(glob.glob(str(path), recursive=True))):
+            return [_file(config, match, Path(match).name) for match in matches]
+    if _HUB_ID.fullmatch(name) and not _format_of(name):
+        return HubDataset(name)
+    raise config.fault("dataset.name", f"dataset.name: no such file: {name}{_nearest(config, name)}")
+
+
+def _bases(config: PipelineConfig) -> list[Path]:
+    return [Path(folder) for folder in dict.fromkeys((config.folder or ".", "."))]
+
+
+def local_path(config: PipelineConfig, name: str) -> Path | None:
+    """A file or folder that the YAML names, sought from the YAML's folder and the working directory."""
+    for base in _bases(config):
+        if (path := base / Path(name).expanduser()).exists():
+            return path
+    return None
+
+
+def _format_of(name: str) -> str | None:
+    path = Path(name)
+    while path.suffix in COMPRESSIONS:
+        path = path.with_suffix("")
+    return FORMATS.get(path.suffix.lower())
+
+
+def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:
+    declared = config.dataset.format
+    kind = declared if declared != "auto" else _format_of(name)
+    if kind is None:
+        known = ", ".join(sorted(set(FORMATS.values())))
+        raise config.fault("dataset.name", f"dataset.name: {name}: unknown format; set dataset.format to one of {known}")
+    return SourceFile(path, name, kind)
+
+
+def _nearest(config: PipelineConfig, name: str) -> str:
+    for base in _bases(config):
+        folder = (base / Path(name).expanduser()).parent
+        if folder.is_dir():
+            close = difflib.get_close_matches(Path(name).name, [entry.name for entry in folder.iterdir()], n=1)
+            if close:
+                return f"; did you mean {Path(name).parent / close[0]}?"
+        elif folder.parent.is_dir():
+            return f"; there is no folder {Path(name).parent}"
+    return ""
+
+
+def open_disk_dataset(source: DiskDataset) -> dict[str, Any]:
+    """Splits of a `save_to_disk` folder, as `datasets.Dataset` by name."""
+    import datasets
+
+    try:
+        loaded: Any = datasets.load_from_disk(str(source.path))
+    except Exception as error:
+        raise SourceError(f"{source.path.name}: datasets cannot load it: {error}") from error
+    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+
+
+def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> dict[str, Any]:
+    """Splits of a hub dataset, as `datasets.Dataset` by name.
+
+    Raises:
+        ConfigError: it has several subsets and the YAML names none, or no such dataset exists.
+        SourceUnavailableError: the hub does not answer.
+    """
+    import datasets
+
+    wanted, revision = config.dataset.config, config.dataset.revision
+    try:
+        if wanted is None:
+            names = datasets.get_dataset_config_names(source.name, revision=revision)
+            if len(names) > 1 and "default" not in names:
+                raise config.fault("dataset.config", f"dataset.config: {source.name} has several: {', '.join(names)}; name one")
+        loaded: Any = datasets.load_dataset(source.name, wanted, revision=revision)
+    except (datasets.exceptions.DatasetNotFoundError, FileNotFoundError) as error:
+        message = str(error).splitlines()[0]
+        raise config.fault("dataset.name", f"dataset.name: {source.name} is no local file, and on the hub: {message}") from error
+    except (ConnectionError, OSError) as error:
+        message = str(error).splitlines()[0]
+        raise SourceUnavailableError(f"{source.name}: no such local file, and the hub cannot be reached: {message}") from error
+    return dict(loaded)
+
+
+def split_tables(splits: dict[str, Any], batch_rows: int = 10_000) -> Iterator[tuple[str, Any]]:
+    """(split, Arrow table) for blocks of rows of `datasets.Dataset` objects."""
+    for split, dataset in splits.items():
+        for table in dataset.with_format("arrow").iter(batch_rows):
+            yield split, table

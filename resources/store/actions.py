@@ -1,0 +1,66 @@
+"""Actions: what a stage made of one input chunk, filed under the key of everything that the result depends on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenloom.resources.digest import canonical_json, digest_json
+from tokenloom.resources.store.publication import publish
+
+
+def action_key(
+    stage: str, version: int, libraries: dict[str, str], settings: dict[str, Any], sides: dict[str, str], chunk: str
+) -> str:
+    """The key of one action: BLAKE3 over canonical JSON.
+
+    Args:
+        stage, version: the stage's name and the number bumped when its code changes its output.
+        libraries: versions of the libraries whose behaviour the output depends on.
+        settings: exactly the settings that the stage reads.
+        sides: digests of side inputs, by name.
+        chunk: digest of the input chunk.
+    """
+    return digest_json(
+        {"stage": stage, "version": version, "libraries": libraries, "settings": settings, "sides": sides, "chunk": chunk}
+    )
+
+
+@dataclass(frozen=True)
+class Action:
+    """The outcome of one action.
+
+    `output` and `rejects` are object digests (`rejects` is None where no row was rejected);
+    rows_in = rows_out + rejected + filtered, except where a stage packs or splits rows and says so in `counters`.
+    """
+
+    output: str
+    rejects: str | None
+    rows_in: int
+    rows_out: int
+    rejected: int
+    filtered: int
+    tokens: int
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class ActionStore:
+    """Reads and writes the actions below one folder, one small JSON file each."""
+
+    def __init__(self, root: Path, scratch: Path):
+        self._root, self._scratch = root, scratch
+
+    def _path(self, key: str) -> Path:
+        return self._root / key[:2] / f"{key}.json"
+
+    def get(self, key: str) -> Action | None:
+        """The action, or None where there is none or it cannot be read (it is then computed again)."""
+        try:
+            return Action(**json.loads(self._path(key).read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def put(self, key: str, action: Action) -> None:
+        publish(self._path(key), canonical_json(asdict(action)), self._scratch)

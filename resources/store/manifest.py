@@ -1,0 +1,96 @@
+"""Manifests: one stage's output as a table of chunks, in order, with what a reader needs to know about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from tokenloom.errors import StoreError
+from tokenloom.resources.digest import digest_json
+
+MANIFEST_VERSION = 1
+
+_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("source", pa.string()),
+        ("key", pa.string()),
+        ("output", pa.string()),
+        ("rejects", pa.string()),
+        ("rows_in", pa.int64()),
+        ("rows_out", pa.int64()),
+        ("rejected", pa.int64()),
+        ("filtered", pa.int64()),
+        ("tokens", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class ManifestChunk:
+    """One chunk of a stage's output.
+
+    `source` is the name of the raw file it came from, `key` its action's key, `output` and `rejects` object digests.
+    """
+
+    split: str
+    source: str
+    key: str
+    output: str
+    rejects: str | None
+    rows_in: int
+    rows_out: int
+    rejected: int
+    filtered: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A stage's output: chunks in order, and `facts` about it (JSON), such as the pad id of sequences."""
+
+    dataset: str
+    stage: str
+    chunks: tuple[ManifestChunk, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex BLAKE3 of the content: the splits and object digests in order, and the facts."""
+        return digest_json({"chunks": [(chunk.split, chunk.output) for chunk in self.chunks], "facts": self.facts})
+
+    def total(self, count: str) -> int:
+        """The sum over all chunks of `rows_in`, `rows_out`, `rejected`, `filtered` or `tokens`."""
+        return sum(getattr(chunk, count) for chunk in self.chunks)
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits, in the order in which they first occur."""
+        return list(dict.fromkeys(chunk.split for chunk in self.chunks))
+
+    def of_split(self, split: str) -> list[ManifestChunk]:
+        return [chunk for chunk in self.chunks if chunk.split == split]
+
+    def to_table(self) -> pa.Table:
+        head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
+        head |= {"facts": self.facts, "counters": self.counters}
+        table = pa.Table.from_pylist([asdict(chunk) for chunk in self.chunks], _SCHEMA)
+        return table.replace_schema_metadata({"tokenloom": json.dumps(head, sort_keys=True)})
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Manifest:
+        """
+        Raises:
+            StoreError: the table is not a manifest of this version.
+        """
+        head = json.loads((table.schema.metadata or {}).get(b"tokenloom", b"{}"))
+        if head.get("version") != MANIFEST_VERSION:
+            raise StoreError(f"manifest version {head.get('version')} is not the {MANIFEST_VERSION} that this version reads")
+        chunks: Sequence[dict[str, Any]] = table.to_pylist()
+        return cls(head["dataset"], head["stage"], tuple(ManifestChunk(**chunk) for chunk in chunks), head["facts"], head["counters"])
