@@ -7,6 +7,7 @@ built from a file by `PipelineConfig.from_file`, which names the line of every f
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -308,6 +309,17 @@ class PipelineConfig(Section):
         from tokenloom.config_file import load_config
 
         return load_config(path)
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> PipelineConfig:
+        """The same settings from Python; faults name them by their dotted path.
+
+        Raises:
+            ConfigError: with one fault for each thing wrong.
+        """
+        from tokenloom.config_file import check_config
+
+        return check_config(settings)
 
     @property
     def dataset_name(self) -> str:

@@ -45,7 +45,7 @@ class Origin:
     blocks: frozenset[Location] = field(repr=False)
     text: str = field(repr=False)
 
-    def place(self, location: Location, offset: int | None = None, value: str | None = None) -> str:
+    def place(self, location: Location, offset: int | None = None) -> str:
         """`file:line` of a setting, or of the nearest section around it that the file holds.
 
         Args:
@@ -96,25 +96,28 @@ def parse_config(text: str, path: Path) -> PipelineConfig:
     if faults:
         raise ConfigError(faults)
     try:
-        data = _construct(text)
-        config = PipelineConfig.model_validate(data)
+        data = yaml.load(text, Loader=Loader)  # a safe loader: plain values only
     except yaml.YAMLError as error:
         raise ConfigError([Fault(str(path), f"not plain YAML: {getattr(error, 'problem', error)}")]) from None
+    return check_config(data, origin)
+
+
+def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> PipelineConfig:
+    """Check settings; `origin` tells where they stand.
+
+    Raises:
+        ConfigError: one fault for each thing wrong, in file order.
+    """
+    try:
+        config = PipelineConfig.model_validate(data)
     except ValidationError as error:
         found = sorted(_faults(error, origin), key=lambda pair: pair[0])
         raise ConfigError([fault for _, fault in found]) from None
     config._origin = origin
-    refused = [
-        Fault(origin.place(tuple(name.split("."))), f"{name}: {_shown(value)} is not available in this version")
-        for name, value in _unavailable(config)
-    ]
+    refused = [config.fault(name, f"{name}: {_shown(value)} is not available in this version") for name, value in _unavailable(config)]
     if refused:
-        raise ConfigError(refused)
+        raise ConfigError([error.faults[0] for error in refused])
     return config
-
-
-def _construct(text: str) -> Any:
-    return yaml.load(text, Loader=Loader)  # a safe loader: plain values only
 
 
 def _record_lines(
@@ -140,7 +143,7 @@ def _record_lines(
             yield from _record_lines(item, (*at, index), lines, blocks, depth + 1)
 
 
-def _faults(error: ValidationError, origin: Origin) -> Iterator[tuple[int, Fault]]:
+def _faults(error: ValidationError, origin: Origin | None) -> Iterator[tuple[int, Fault]]:
     """One fault a setting, although pydantic reports one for each member of a union."""
     seen: set[Location] = set()
     for item in error.errors():
@@ -148,8 +151,9 @@ def _faults(error: ValidationError, origin: Origin) -> Iterator[tuple[int, Fault
         if location in seen:
             continue
         seen.add(location)
-        place = origin.place(location)
-        yield int(place.rpartition(":")[2]), Fault(place, _sentence(item, location))
+        place = origin.place(location) if origin else "config"
+        line = int(place.rpartition(":")[2]) if origin else 0
+        yield line, Fault(place, _sentence(item, location))
 
 
 def _in_file(location: Location) -> Location:

@@ -1,0 +1,144 @@
+"""Makes padded batches of sequences with one vectorized gather a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenloom.resources.ragged import Ints, list_parts, offsets_of, ranges
+
+IGNORED = -100
+"""The label of what is not trained."""
+
+Padding = Literal["max_length", "longest"] | int
+Batch = dict[str, npt.NDArray[np.generic] | int]
+
+
+@dataclass(frozen=True)
+class PaddingPolicy:
+    """How rows of a batch come to one length.
+
+    Args:
+        pad_token_id: fills input_ids where attention_mask is 0.
+        padding: `max_length`, `longest` (of the batch), or a multiple.
+        side: which side is filled.
+        max_length: the longest sequence.
+        packed: whether sequences hold several documents, kept apart by position_ids and cu_seqlens.
+    """
+
+    pad_token_id: int
+    padding: Padding
+    side: Literal["left", "right"]
+    max_length: int
+    packed: bool
+
+    def width(self, lengths: Ints) -> int:
+        """The length that rows of these lengths are padded to."""
+        if self.padding == "max_length":
+            return self.max_length
+        longest = int(lengths.max(initial=1))
+        return longest if self.padding == "longest" else -(-longest // int(self.padding)) * int(self.padding)
+
+
+class SequenceChunk:
+    """The columns of one chunk of sequences, as NumPy views of its memory map.
+
+    `offsets` int64 [rows + 1] into `ids` (unsigned) and `trained` (uint8); `document_offsets` int64 [rows + 1] into
+    `documents` int32, the lengths of each row's documents.
+    """
+
+    def __init__(self, table: pa.Table):
+        self.offsets, ids = list_parts(table["input_ids"])
+        self.ids = ids.to_numpy()
+        self.trained = list_parts(table["trained"])[1].to_numpy()
+        self.document_offsets, documents = list_parts(table["document_lengths"])
+        self.documents = documents.to_numpy()
+        self.rows = len(self.offsets) - 1
+
+
+class SequenceReader:
+    """Reads batches from chunks; row numbers count through all chunks."""
+
+    def __init__(self, chunks: Sequence[SequenceChunk]):
+        self._chunks = list(chunks)
+        self._first_row = offsets_of(np.array([chunk.rows for chunk in self._chunks], np.int64))
+
+    def __len__(self) -> int:
+        return int(self._first_row[-1])
+
+    def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
+        """A batch of rows; a negative row number stands for a row of padding.
+
+        Returns:
+            int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained); for
+            packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch
+            (runs of padding count as documents), and the int `max_seqlen`.
+        """
+        places, lengths = self._places(rows)
+        width = policy.width(lengths)
+        begins = np.arange(len(rows)) * width + (width - lengths if policy.side == "left" else 0)
+        input_ids = np.full((len(rows), width), policy.pad_token_id, np.int64)
+        labels = np.full((len(rows), width), IGNORED, np.int64)
+        attention_mask = np.zeros((len(rows), width), np.int64)
+        documents: list[tuple[Ints, Ints]] = []
+        for number, members, local in places:
+            chunk = self._chunks[number]
+            source = ranges(chunk.offsets[local], lengths[members])
+            target = ranges(begins[members], lengths[members])
+            ids = chunk.ids[source].astype(np.int64)
+            input_ids.reshape(-1)[target] = ids
+            attention_mask.reshape(-1)[target] = 1
+            labels.reshape(-1)[target] = np.where(chunk.trained[source] != 0, ids, IGNORED)
+            if policy.packed:
+                documents.append(_document_starts(chunk, local, begins[members]))
+        batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        if policy.packed:
+            batch |= _keep_apart(labels, documents, begins, lengths, width)
+        return batch
+
+    def _places(self, rows: Ints) -> tuple[list[tuple[int, Ints, Ints]], Ints]:
+        """For each chunk met: its number, which of `rows` it holds, and their places in it; and all rows' lengths."""
+        lengths = np.zeros(len(rows), np.int64)
+        number = np.searchsorted(self._first_row, rows, side="right") - 1
+        number[rows < 0] = -1
+        places = []
+        for found in np.unique(number[number >= 0]):
+            members = np.flatnonzero(number == found)
+            local = rows[members] - self._first_row[found]
+            offsets = self._chunks[found].offsets
+            lengths[members] = offsets[local + 1] - offsets[local]
+            places.append((int(found), members, local))
+        return places, lengths
+
+
+def _document_starts(chunk: SequenceChunk, local: Ints, begins: Ints) -> tuple[Ints, Ints]:
+    """Where in the flattened batch the documents of some rows begin, and their lengths."""
+    counts = chunk.document_offsets[local + 1] - chunk.document_offsets[local]
+    lengths = chunk.documents[ranges(chunk.document_offsets[local], counts)].astype(np.int64)
+    offsets = offsets_of(counts)
+    within = np.cumsum(lengths) - lengths
+    of_row = np.repeat(begins - within[np.minimum(offsets[:-1], max(len(within) - 1, 0))], counts)
+    return within + of_row, lengths
+
+
+def _keep_apart(
+    labels: npt.NDArray[np.int64], documents: Sequence[tuple[Ints, Ints]], begins: Ints, lengths: Ints, width: int
+) -> Batch:
+    """Positions that start anew in each document, and its bounds; no document's first token is predicted."""
+    starts = np.concatenate([found[0] for found in documents]) if documents else np.zeros(0, np.int64)
+    sizes = np.concatenate([found[1] for found in documents]) if documents else np.zeros(0, np.int64)
+    labels.reshape(-1)[starts] = IGNORED
+    position_ids = np.zeros_like(labels)
+    position_ids.reshape(-1)[ranges(starts, sizes)] = ranges(np.zeros(len(sizes), np.int64), sizes)
+    row_begins = np.arange(len(lengths)) * width
+    bounds = np.unique(np.concatenate([starts, starts + sizes, row_begins, begins, begins + lengths, [labels.size]]))
+    return {
+        "position_ids": position_ids,
+        "cu_seqlens": bounds.astype(np.int32),
+        "max_seqlen": int(np.diff(bounds).max(initial=0)),
+    }

@@ -1,0 +1,98 @@
+"""Opens built datasets: a map-style view of one split's sequences, straight from the store's memory maps."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from tokenloom.errors import DatasetNotFoundError
+from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store import ArtifactStore, Manifest
+
+
+class TokenDataset(Dataset[dict[str, torch.Tensor]]):
+    """The sequences of one split.
+
+    `dataset[i]` is row i, unpadded: int64 [length] `input_ids`, `attention_mask` and `labels` (and `position_ids`
+    where rows are packed). `TokenLoader` makes batches.
+
+    Attributes:
+        name, split: what was opened.
+        digest: hex BLAKE3 of the content, in order; equal digests mean equal rows.
+        pad_token_id, vocab_size, max_length: of the tokenizer in force.
+        packed: whether rows hold several documents.
+    """
+
+    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str):
+        self.name, self.split = manifest.dataset, split
+        self._store, self._chunks = store, tuple(chunk.output for chunk in manifest.of_split(split))
+        self._facts = manifest.facts
+        self.digest = digest_json(list(self._chunks))
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))
+        return {name: torch.from_numpy(value[0]) for name, value in batch.items() if isinstance(value, np.ndarray) and value.ndim == 2}
+
+    @cached_property
+    def reader(self) -> SequenceReader:
+        """The chunks, opened when first used."""
+        return SequenceReader([SequenceChunk(self._store.objects.get(digest)) for digest in self._chunks])
+
+    @property
+    def pad_token_id(self) -> int:
+        return self._facts["pad_token_id"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self._facts["vocab_size"]
+
+    @property
+    def max_length(self) -> int:
+        return self._facts["max_length"]
+
+    @property
+    def packed(self) -> bool:
+        return self._facts["packed"]
+
+    @property
+    def tokenizer_path(self) -> str:
+        """A folder that `transformers.AutoTokenizer.from_pretrained` loads."""
+        return str(self._store.tokenizer_folder(self._facts["tokenizer"]))
+
+    def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
+        """How batches of this dataset are padded."""
+        return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "reader"}
+
+
+def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] | None = None) -> TokenDataset:
+    """Open a built dataset by name. Reads the store, nothing else.
+
+    Args:
+        name: the dataset's name: its YAML's stem, or the YAML's `name`.
+        store: the store's folder; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+
+    Raises:
+        DatasetNotFoundError: no such dataset or split; the message lists those there are.
+    """
+    opened = ArtifactStore(store)
+    manifest = opened.manifest(name)
+    if split not in manifest.splits:
+        close = difflib.get_close_matches(split, manifest.splits, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise DatasetNotFoundError(f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}")
+    return TokenDataset(opened, manifest, split)

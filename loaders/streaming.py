@@ -1,0 +1,99 @@
+"""Batches straight from a source: nothing is materialized, chunk after chunk is encoded as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
+from tokenloom.loaders.order import permutation
+from tokenloom.loaders.token_loader import to_tensors
+
+
+class Encoder(Protocol):
+    """What turns raw rows into sequences."""
+
+    def encode(self, table: pa.Table) -> pa.Table: ...
+
+    def padding(self) -> PaddingPolicy: ...
+
+
+class StreamingDataset(IterableDataset[dict[str, Any]]):
+    """Whole batches, for a `DataLoader` with `batch_size=None`.
+
+    Each rank and worker process encodes its own share of the source's chunks. Rows are shuffled within their chunk.
+
+    Args:
+        tables: called once an epoch; yields a function that reads each raw chunk, so that others' chunks cost nothing.
+        encoder: usually a `PromptEngine`.
+        batch_size: rows a batch.
+        shuffle: shuffle rows within their chunk.
+        drop_last: leave out a last batch that is not full.
+    """
+
+    def __init__(
+        self,
+        tables: Callable[[], Iterator[Callable[[], pa.Table]]],
+        encoder: Encoder,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self._tables, self._encoder, self._batch_size = tables, encoder, batch_size
+        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        self._rank, self._world_size = rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order within chunks."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        share, shares = self._rank * workers + number, self._world_size * workers
+        held = _Held()
+        for index, read in enumerate(self._tables()):
+            if index % shares != share:
+                continue
+            chunk = SequenceChunk(self._encoder.encode(read()))
+            order = permutation(chunk.rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(chunk.rows)
+            held.add(chunk, order)
+            yield from self._batches(held, self._batch_size)
+        if not self._drop_last:
+            yield from self._batches(held, 1)
+
+    def _batches(self, held: _Held, at_least: int) -> Iterator[dict[str, Any]]:
+        policy = self._encoder.padding()
+        reader = SequenceReader(held.chunks)
+        while len(held.rows) >= at_least:
+            rows, held.rows = held.rows[: self._batch_size], held.rows[self._batch_size :]
+            yield to_tensors(reader.batch(rows, policy))
+        held.forget_finished()
+
+
+class _Held:
+    """Rows that are encoded but not yet part of a batch."""
+
+    def __init__(self) -> None:
+        self.chunks: list[SequenceChunk] = []
+        self.rows = np.zeros(0, np.int64)
+
+    def add(self, chunk: SequenceChunk, order: np.ndarray) -> None:
+        before = sum(held.rows for held in self.chunks)
+        self.chunks.append(chunk)
+        self.rows = np.concatenate([self.rows, order + before])
+
+    def forget_finished(self) -> None:
+        """Let go of chunks before the first that a row is left of."""
+        first = int(self.rows.min(initial=sum(held.rows for held in self.chunks)))
+        while self.chunks and self.chunks[0].rows <= first:
+            self.rows, first = self.rows - self.chunks[0].rows, first - self.chunks[0].rows
+            del self.chunks[0]

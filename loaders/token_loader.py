@@ -1,0 +1,101 @@
+"""A DataLoader over a built dataset: shuffled, sharded over ranks, each batch one vectorized gather."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tokenloom.loaders.batch import Batch, Padding, PaddingPolicy
+from tokenloom.loaders.dataset import TokenDataset
+from tokenloom.loaders.order import BatchOrder, Shuffle
+from tokenloom.resources.ragged import Ints
+
+
+class _Batches(Dataset[Batch]):
+    """A dataset as `DataLoader` fetches from it: many rows at once come as one batch."""
+
+    def __init__(self, dataset: TokenDataset, policy: PaddingPolicy):
+        self.dataset, self.policy = dataset, policy
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Batch:
+        return self.__getitems__(np.array([row]))
+
+    def __getitems__(self, rows: Ints) -> Batch:
+        return self.dataset.reader.batch(rows, self.policy)
+
+
+class TokenLoader(DataLoader[Any]):
+    """Batches of a `TokenDataset`: dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length].
+
+    `labels` are not shifted and are -100 where nothing is trained. Packed datasets add `position_ids`, int32
+    `cu_seqlens` and `max_seqlen`.
+
+    Args:
+        dataset: what to read.
+        batch_size: rows a rank and batch.
+        shuffle: `full` or `none`.
+        seed: chooses the order, together with the dataset's digest and the epoch.
+        drop_last: leave out a last global batch that is not full.
+        padding: `max_length`, `longest`, or a multiple.
+        padding_side: which side is filled.
+        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+        num_workers, pin_memory, prefetch_factor, persistent_workers: as in `torch.utils.data.DataLoader`; None is
+            chosen for the hardware.
+    """
+
+    def __init__(
+        self,
+        dataset: TokenDataset,
+        batch_size: int = 8,
+        shuffle: Shuffle = "full",
+        seed: int = 0,
+        drop_last: bool = False,
+        padding: Padding = "max_length",
+        padding_side: Literal["left", "right"] = "right",
+        rank: int | None = None,
+        world_size: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+    ):
+        rank, world_size = _place(rank, world_size)
+        self.order = BatchOrder(len(dataset), dataset.digest, batch_size, shuffle, seed, drop_last, rank, world_size)
+        super().__init__(
+            _Batches(dataset, dataset.padding(padding, padding_side)),
+            batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
+            collate_fn=to_tensors,
+            num_workers=num_workers,
+            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=num_workers > 0 and persistent_workers is not False,
+        )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().__iter__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration makes; a finished one moves on by itself."""
+        self.order.set_epoch(epoch)
+
+
+def to_tensors(batch: Batch) -> dict[str, Any]:
+    """The arrays of a batch as tensors of the same memory; numbers stay numbers."""
+    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if rank is not None or world_size is not None:
+        if rank is None or world_size is None:
+            raise ValueError("give rank and world_size together")
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1

@@ -1,0 +1,131 @@
+"""Python's front door: from a YAML file to batches, building what is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenloom.assets.build import Build, StageReport
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import DatasetNotFoundError, Result, TokenloomError, attempt
+from tokenloom.resources.store import ArtifactStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch.utils.data import DataLoader
+
+    from tokenloom.loaders import TokenDataset
+
+
+class DataPipeline:
+    """One dataset: its config, and the store that holds what was built of it."""
+
+    def __init__(self, config: PipelineConfig, store: str | os.PathLike[str] | None = None):
+        self.config, self.store = config, ArtifactStore(store)
+
+    @classmethod
+    def from_config(
+        cls, config: str | os.PathLike[str] | Mapping[str, Any] | PipelineConfig, store: str | os.PathLike[str] | None = None
+    ) -> Result[DataPipeline, TokenloomError]:
+        """A pipeline from a YAML file, a mapping of the same settings, or a `PipelineConfig`.
+
+        Args:
+            store: the store's folder; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+        """
+
+        def opened() -> DataPipeline:
+            if isinstance(config, PipelineConfig):
+                return cls(config, store)
+            if isinstance(config, Mapping):
+                return cls(PipelineConfig.from_mapping(config), store)
+            return cls(PipelineConfig.from_file(config), store)
+
+        return attempt(opened)
+
+    def build(self, limit: int | None = None) -> Result[list[StageReport], TokenloomError]:
+        """Run every stage, computing only what no earlier build did."""
+        return attempt(lambda: list(Build(self.config, self.store, limit=limit).run_all()))
+
+    def get_dataset(self, split: str = "train") -> Result[TokenDataset, TokenloomError]:
+        """The sequences of a split, building what is missing."""
+
+        def opened() -> TokenDataset:
+            from tokenloom.loaders import open_dataset
+
+            self.build().unwrap()
+            return open_dataset(self.config.dataset_name, split, self.store.root)
+
+        return attempt(opened)
+
+    def get_dataloader(
+        self, split: str = "train", shuffle: bool | None = None, rank: int | None = None, world_size: int | None = None
+    ) -> Result[DataLoader[Any], TokenloomError]:
+        """A DataLoader over a split, building what is missing; with `streaming: true`, straight from the source.
+
+        Args:
+            shuffle: default: what the YAML says for splits named `train…`, and no shuffling for others.
+            rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+        """
+        settings, tokenizer = self.config.dataloader, self.config.tokenizer
+        wanted = shuffle if shuffle is not None else split.startswith("train") and settings.shuffle != "none"
+
+        def loader() -> DataLoader[Any]:
+            from tokenloom.loaders import TokenLoader
+
+            if self.config.dataset.streaming:
+                return self._streaming(split, wanted, rank or 0, world_size or 1)
+            return TokenLoader(
+                self.get_dataset(split).unwrap(),
+                batch_size=settings.batch_size,
+                shuffle="full" if wanted else "none",
+                seed=settings.seed,
+                drop_last=settings.drop_last,
+                padding=tokenizer.padding,
+                padding_side=tokenizer.padding_side,
+                rank=rank,
+                world_size=world_size,
+                num_workers=settings.num_workers,
+                pin_memory=settings.pin_memory,
+                prefetch_factor=settings.prefetch_factor,
+                persistent_workers=settings.persistent_workers,
+            )
+
+        return attempt(loader)
+
+    def get_tokenizer(self) -> Result[Any, TokenloomError]:
+        """The tokenizer in force, as `transformers` loads it, building what is missing."""
+
+        def loaded() -> Any:
+            from transformers import AutoTokenizer
+
+            self.build().unwrap()
+            facts = self.store.manifest(self.config.dataset_name, "tokenizer").facts
+            return AutoTokenizer.from_pretrained(str(self.store.tokenizer_folder(facts["digest"])))
+
+        return attempt(loaded)
+
+    def _streaming(self, split: str, shuffle: bool, rank: int, world_size: int) -> DataLoader[Any]:
+        from torch.utils.data import DataLoader
+
+        from tokenloom.assets.prompt_engine import PromptEngine
+        from tokenloom.loaders import StreamingDataset
+
+        settings = self.config.dataloader
+        tables = partial(_raw_tables, self.config, split)
+        dataset = StreamingDataset(
+            tables, PromptEngine(self.config), settings.batch_size, shuffle, settings.seed, settings.drop_last, rank, world_size
+        )
+        if next(tables(), None) is None:
+            raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")
+        return DataLoader(dataset, batch_size=None, num_workers=settings.num_workers)
+
+
+def _raw_tables(config: PipelineConfig, split: str) -> Iterator[Callable[[], pa.Table]]:
+    from tokenloom.assets.raw.stage import source_chunks
+
+    for chunk in source_chunks(config):
+        if chunk.split == split:
+            yield lambda chunk=chunk: chunk.load().table
