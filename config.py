@@ -188,9 +188,9 @@ class PromptTemplateConfig(Section):
 class LengthConfig(Section):
     """What happens to rows longer than `tokenizer.max_length`, and how rows share a sequence."""
 
-    strategy: Literal[
-        "truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"
-    ] = "truncate_right"
+    strategy: Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] = (
+        "truncate_right"
+    )
     """Which tokens an over-long row gives up; `drop` gives up the row, counted as filtered."""
     give_up: Names = ("context", "question", "system")
     """smart: which spans lose tokens first."""
@@ -335,4 +335,3 @@ class PipelineConfig(Section):
         """A `ConfigError` at a setting's line; `offset` is a character position inside a block of text."""
         place = self._origin.place(tuple(setting.split(".")), offset) if self._origin else setting
         return ConfigError([Fault(place, message)])
-

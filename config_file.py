@@ -114,7 +114,10 @@ def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> Pipel
         found = sorted(_faults(error, origin), key=lambda pair: pair[0])
         raise ConfigError([fault for _, fault in found]) from None
     config._origin = origin
-    refused = [config.fault(name, f"{name}: {_shown(value)} is not available in this version") for name, value in _unavailable(config)]
+    refused = [
+        config.fault(name, f"{name}: {_shown(value)} is not available in this version")
+        for name, value in _unavailable(config)
+    ]
     if refused:
         raise ConfigError([error.faults[0] for error in refused])
     return config

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.build import Build, StageReport
@@ -28,7 +27,9 @@ class DataPipeline:
 
     @classmethod
     def from_config(
-        cls, config: str | os.PathLike[str] | Mapping[str, Any] | PipelineConfig, store: str | os.PathLike[str] | None = None
+        cls,
+        config: str | os.PathLike[str] | Mapping[str, Any] | PipelineConfig,
+        store: str | os.PathLike[str] | None = None,
     ) -> Result[DataPipeline, TokenloomError]:
         """A pipeline from a YAML file, a mapping of the same settings, or a `PipelineConfig`.
 
@@ -116,7 +117,14 @@ class DataPipeline:
         settings = self.config.dataloader
         tables = partial(_raw_tables, self.config, split)
         dataset = StreamingDataset(
-            tables, PromptEngine(self.config), settings.batch_size, shuffle, settings.seed, settings.drop_last, rank, world_size
+            tables,
+            PromptEngine(self.config),
+            settings.batch_size,
+            shuffle,
+            settings.seed,
+            settings.drop_last,
+            rank,
+            world_size,
         )
         if next(tables(), None) is None:
             raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from importlib import import_module, metadata
 from typing import Any
 
@@ -20,8 +19,8 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import DatasetNotFoundError, DataValidationError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 from tokenloom.resources.store import Action, ArtifactStore, Manifest, ManifestChunk, action_key
+from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
 """The stages, in the order in which a build runs them."""
@@ -86,6 +85,7 @@ class Build:
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress = on_progress or (lambda progress: None)
         self._manifests: dict[str, Manifest] = {}
+        self._tokenizer: TokenizerSpec | None = None
 
     def manifest(self, stage: str) -> Manifest:
         """The output of a stage: of this build, else the latest in the store."""
@@ -100,15 +100,19 @@ class Build:
         except DatasetNotFoundError:
             return {}
 
-    @cached_property
+    @property
     def tokenizer(self) -> TokenizerSpec:
         """The tokenizer that the config names or trains, as far as its files tell."""
-        return resolve_tokenizer(self.config)
+        if self._tokenizer is None:
+            self._tokenizer = resolve_tokenizer(self.config)
+        return self._tokenizer
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """The output chunks of an upstream stage, as input."""
         for chunk in self.manifest(stage).chunks:
-            yield InputChunk(chunk.output, chunk.split, chunk.source, lambda digest=chunk.output: self.store.objects.get(digest))
+            yield InputChunk(
+                chunk.output, chunk.split, chunk.source, lambda digest=chunk.output: self.store.objects.get(digest)
+            )
 
     def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
         """Run every stage up to `last`, yielding each one's report."""

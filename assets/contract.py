@@ -58,5 +58,8 @@ def _schema(stage: Stage, arrow: pa.Schema) -> Any:
 
     required = [ROW] if stage.output_schema is None else arrow.names
     columns = {name: Column(nullable=False, name=name) for name in required}
-    checks = [Check(lambda data, holds=holds: bool(holds(data.table)), name=name, error=name) for name, holds in stage.checks.items()]
+    checks = [
+        Check(lambda data, holds=holds: bool(holds(data.table)), name=name, error=name)
+        for name, holds in stage.checks.items()
+    ]
     return DataFrameSchema(columns, checks=checks)

@@ -31,13 +31,18 @@ def no_rejects() -> pa.Table:
 
 
 def reject_rows(
-    rows: pa.Array | npt.NDArray[np.integer], stage: str, code: str, field: str, message: str, excerpts: pa.Array | Sequence[str]
+    rows: pa.Array | npt.NDArray[np.integer],
+    stage: str,
+    code: str,
+    field: str,
+    message: str,
+    excerpts: pa.Array | Sequence[str],
 ) -> pa.Table:
     """A rejects table for rows set aside for one reason; `excerpts` shows what was found in each."""
-    rows = rows if isinstance(rows, pa.Array) else pa.array(np.asarray(rows, np.int32))
+    positions = pa.array(np.asarray(rows, np.int32)) if isinstance(rows, np.ndarray) else rows
     shown = pc.utf8_slice_codeunits(pa.array(excerpts, pa.string()).fill_null(""), 0, EXCERPT_CHARACTERS)
-    constant = [pa.repeat(pa.scalar(value, pa.string()), len(rows)) for value in (stage, code, field, message)]
-    return pa.Table.from_arrays([rows.cast(pa.int32()), *constant, shown.cast(pa.string())], schema=REJECTS)
+    constant = [pa.repeat(pa.scalar(value, pa.string()), len(positions)) for value in (stage, code, field, message)]
+    return pa.Table.from_arrays([positions.cast(pa.int32()), *constant, shown.cast(pa.string())], schema=REJECTS)
 
 
 def join_rejects(tables: Sequence[pa.Table]) -> pa.Table:
@@ -50,9 +55,12 @@ def join_rejects(tables: Sequence[pa.Table]) -> pa.Table:
 def summarize(tables: Sequence[pa.Table], reasons: int = 3) -> str:
     """The most frequent codes among rejects, each with its count and one example, in one line."""
     rejects = pa.concat_tables(tables)
-    counted = rejects.group_by(["code", "field"], use_threads=False).aggregate([(ROW, "count"), ("message", "first"), ("excerpt", "first")])
+    counted = rejects.group_by(["code", "field"], use_threads=False).aggregate(
+        [(ROW, "count"), ("message", "first"), ("excerpt", "first")]
+    )
     lines = []
     for found in counted.sort_by([(f"{ROW}_count", "descending")]).slice(0, reasons).to_pylist():
         where = f" in {found['field']}" if found["field"] else ""
-        lines.append(f"{found[f'{ROW}_count']} × {found['code']}{where} ({found['message_first']}; e.g. {found['excerpt_first'][:60]!r})")
+        example = f"{found['message_first']}; e.g. {found['excerpt_first'][:60]!r}"
+        lines.append(f"{found[f'{ROW}_count']} × {found['code']}{where} ({example})")
     return ", ".join(lines)

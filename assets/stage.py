@@ -7,9 +7,9 @@ of other chunks, or of what runs it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -17,8 +17,9 @@ from tokenloom.assets.rejects import no_rejects
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
-    from tokenloom.resources.store import Manifest
+    from tokenloom.assets.raw.cut import ChunkSize
+    from tokenloom.resources.store import ArtifactStore, Manifest
+    from tokenloom.resources.tokenizers import TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,39 @@ class Work:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Context(Protocol):
+    """What a stage is handed: the config, what is upstream, and where things lie."""
+
+    @property
+    def config(self) -> PipelineConfig: ...
+
+    @property
+    def store(self) -> ArtifactStore: ...
+
+    @property
+    def limit(self) -> int | None: ...
+
+    @property
+    def chunk_size(self) -> ChunkSize: ...
+
+    @property
+    def tokenizer(self) -> TokenizerSpec:
+        """The tokenizer that the config names or trains, as far as its files tell."""
+        ...
+
+    def manifest(self, stage: str) -> Manifest:
+        """The output of an upstream stage."""
+        ...
+
+    def input_chunks(self, stage: str) -> Iterator[InputChunk]:
+        """The output chunks of an upstream stage, as input."""
+        ...
+
+    def known_facts(self, stage: str) -> dict[str, Any]:
+        """The facts of the stage's latest manifest in the store, or none."""
+        ...
+
+
 Check = Callable[[pa.Table], bool]
 
 
@@ -112,13 +146,13 @@ class Stage(ABC):
         return self.settings(config)
 
     @abstractmethod
-    def prepare(self, build: Build) -> Work:
+    def prepare(self, context: Context) -> Work:
         """Resolve side inputs and list the chunks.
 
         Raises:
             ConfigError: what the YAML names does not fit what was found upstream.
         """
 
-    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """What a reader of the output must know; kept in its manifest."""
         return {}

@@ -43,7 +43,11 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))
-        return {name: torch.from_numpy(value[0]) for name, value in batch.items() if isinstance(value, np.ndarray) and value.ndim == 2}
+        return {
+            name: torch.from_numpy(value[0])
+            for name, value in batch.items()
+            if isinstance(value, np.ndarray) and value.ndim == 2
+        }
 
     @cached_property
     def reader(self) -> SequenceReader:
@@ -94,5 +98,7 @@ def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] 
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise DatasetNotFoundError(f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}")
+        raise DatasetNotFoundError(
+            f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
+        )
     return TokenDataset(opened, manifest, split)

@@ -64,7 +64,9 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             if index % shares != share:
                 continue
             chunk = SequenceChunk(self._encoder.encode(read()))
-            order = permutation(chunk.rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(chunk.rows)
+            order = (
+                permutation(chunk.rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(chunk.rows)
+            )
             held.add(chunk, order)
             yield from self._batches(held, self._batch_size)
         if not self._drop_last:

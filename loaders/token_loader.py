@@ -71,7 +71,7 @@ class TokenLoader(DataLoader[Any]):
         super().__init__(
             _Batches(dataset, dataset.padding(padding, padding_side)),
             batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
-            collate_fn=to_tensors,
+            collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
             num_workers=num_workers,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
             prefetch_factor=prefetch_factor if num_workers else None,

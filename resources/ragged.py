@@ -5,6 +5,8 @@ Offsets are int64 of shape [rows + 1]; lengths int64 of shape [rows]. Nothing he
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -31,7 +33,7 @@ def row_of(lengths: npt.NDArray[np.integer]) -> Ints:
     return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
 
 
-def sum_rows(values: npt.NDArray[np.generic], offsets: Ints) -> npt.NDArray[np.generic]:
+def sum_rows(values: npt.NDArray[Any], offsets: Ints) -> npt.NDArray[Any]:
     """Sum of `values` within each row; shape [rows]. Empty rows give 0."""
     totals = np.zeros(len(values) + 1, np.result_type(values.dtype, np.int64))
     np.cumsum(values, out=totals[1:])
@@ -49,7 +51,9 @@ def list_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, pa.Array]:
 
 def list_array(offsets: npt.NDArray[np.integer], values: pa.Array | npt.NDArray[np.generic]) -> pa.ListArray:
     """An Arrow list array from offsets and flat values."""
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values if isinstance(values, pa.Array) else pa.array(values))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), values if isinstance(values, pa.Array) else pa.array(values)
+    )
 
 
 def text_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
@@ -74,5 +78,11 @@ def text_array(offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8]) ->
 def one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The array in one piece."""
     if isinstance(array, pa.ChunkedArray):
-        return array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        return (
+            array.chunk(0)
+            if array.num_chunks == 1
+            else pa.concat_arrays(array.chunks)
+            if array.num_chunks
+            else pa.array([], array.type)
+        )
     return array

@@ -99,7 +99,7 @@ def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDatase
             return [_file(config, str(entry), str(entry.relative_to(path))) for entry in found]
         if path.is_file():
             return [_file(config, str(path), path.name)]
-        if glob.has_magic(name) and (matches := sorted(glob.glob(str(path), recursive=True))):
+        if glob.has_magic(name) and (matches := sorted(glob.glob(str(path), recursive=True))):  # noqa: PTH207  # ** too
             return [_file(config, match, Path(match).name) for match in matches]
     if _HUB_ID.fullmatch(name) and not _format_of(name):
         return HubDataset(name)
@@ -130,7 +130,9 @@ def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:
     kind = declared if declared != "auto" else _format_of(name)
     if kind is None:
         known = ", ".join(sorted(set(FORMATS.values())))
-        raise config.fault("dataset.name", f"dataset.name: {name}: unknown format; set dataset.format to one of {known}")
+        raise config.fault(
+            "dataset.name", f"dataset.name: {name}: unknown format; set dataset.format to one of {known}"
+        )
     return SourceFile(path, name, kind)
 
 
@@ -154,7 +156,7 @@ def open_disk_dataset(source: DiskDataset) -> dict[str, Any]:
         loaded: Any = datasets.load_from_disk(str(source.path))
     except Exception as error:
         raise SourceError(f"{source.path.name}: datasets cannot load it: {error}") from error
-    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    return {str(split): rows for split, rows in loaded.items()} if isinstance(loaded, dict) else {"train": loaded}
 
 
 def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> dict[str, Any]:
@@ -165,20 +167,27 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> dict[str, An
         SourceUnavailableError: the hub does not answer.
     """
     import datasets
+    from datasets.exceptions import DatasetNotFoundError
 
     wanted, revision = config.dataset.config, config.dataset.revision
     try:
         if wanted is None:
             names = datasets.get_dataset_config_names(source.name, revision=revision)
             if len(names) > 1 and "default" not in names:
-                raise config.fault("dataset.config", f"dataset.config: {source.name} has several: {', '.join(names)}; name one")
+                raise config.fault(
+                    "dataset.config", f"dataset.config: {source.name} has several: {', '.join(names)}; name one"
+                )
         loaded: Any = datasets.load_dataset(source.name, wanted, revision=revision)
-    except (datasets.exceptions.DatasetNotFoundError, FileNotFoundError) as error:
+    except (DatasetNotFoundError, FileNotFoundError) as error:
         message = str(error).splitlines()[0]
-        raise config.fault("dataset.name", f"dataset.name: {source.name} is no local file, and on the hub: {message}") from error
+        raise config.fault(
+            "dataset.name", f"dataset.name: {source.name} is no local file, and on the hub: {message}"
+        ) from error
     except (ConnectionError, OSError) as error:
         message = str(error).splitlines()[0]
-        raise SourceUnavailableError(f"{source.name}: no such local file, and the hub cannot be reached: {message}") from error
+        raise SourceUnavailableError(
+            f"{source.name}: no such local file, and the hub cannot be reached: {message}"
+        ) from error
     return dict(loaded)
 
 

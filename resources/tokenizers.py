@@ -65,7 +65,9 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
         known = _vocabulary(own.files)
         for role, token in [*named.items(), *(("additional", token) for token in given.additional)]:
             if token not in known:
-                raise config.fault(f"tokenizer.special_tokens.{role}", f"special_tokens.{role}: the tokenizer has no token {token!r}")
+                raise config.fault(
+                    f"tokenizer.special_tokens.{role}", f"special_tokens.{role}: the tokenizer has no token {token!r}"
+                )
     control = {*own.control, *given.additional, *(token for token in spec.tokens().values())}
     return replace(spec, control=tuple(sorted(control, key=lambda token: (-len(token), token))))
 
@@ -87,7 +89,10 @@ def _read(config: PipelineConfig, name: str) -> TokenizerSpec:
         path = _from_hub(config, name)
     if path.is_file():
         if path.suffix != ".json":
-            raise config.fault("tokenizer.name_or_path", f"tokenizer.name_or_path: {name} is no tokenizer.json or folder that holds one")
+            raise config.fault(
+                "tokenizer.name_or_path",
+                f"tokenizer.name_or_path: {name} is no tokenizer.json or folder that holds one",
+            )
         files = {TOKENIZER: path.read_bytes()}
         path = path.parent / "none"
     else:
@@ -147,10 +152,14 @@ def _from_hub(config: PipelineConfig, name: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[TOKENIZER, CONFIG, TEMPLATE]))
     except RepositoryNotFoundError as error:
-        raise config.fault("tokenizer.name_or_path", f"tokenizer.name_or_path: {name} is no local folder, and not on the hub") from error
+        raise config.fault(
+            "tokenizer.name_or_path", f"tokenizer.name_or_path: {name} is no local folder, and not on the hub"
+        ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         message = str(error).splitlines()[0]
-        raise SourceUnavailableError(f"{name}: no such local folder, and the hub cannot be reached: {message}") from error
+        raise SourceUnavailableError(
+            f"{name}: no such local folder, and the hub cannot be reached: {message}"
+        ) from error
 
 
 def export_config(spec: TokenizerSpec) -> bytes:

@@ -47,7 +47,9 @@ def resolve(config: PipelineConfig, columns: Sequence[Mapping[str, Any]]) -> Col
         if column not in names
     ]
     faults += [
-        _missing(config, "dataset.columns", column, names) for column in config.dataset.columns or () if column not in names
+        _missing(config, "dataset.columns", column, names)
+        for column in config.dataset.columns or ()
+        if column not in names
     ]
     if prompt.template:
         fields = template.field_names(config)
@@ -75,7 +77,10 @@ def _by_form(config: PipelineConfig, columns: Sequence[Mapping[str, Any]], mappi
     if form is None or any(role not in roles for role in needed):
         names = ", ".join(column["column"] for column in columns)
         lacking = ", ".join(role for role in needed if role not in roles) or "messages, prompt and completion, or text"
-        message = f"dataset.column_mapping: no column found for {lacking}; the columns are {names}; map one, e.g. {{prompt: {names.split(', ')[0]}}}"
+        example = f"{{prompt: {columns[0]['column']}}}" if columns else "{prompt: question}"
+        message = (
+            f"dataset.column_mapping: no column found for {lacking}; the columns are {names}; map one, e.g. {example}"
+        )
         raise config.fault("dataset.column_mapping", message)
     optional = {"completion": ("context", "system")}.get(form, ())
     kept = {role: roles[role] for role in (*needed, *optional) if role in roles}
@@ -94,7 +99,12 @@ def _check_types(config: PipelineConfig, columns: Sequence[Mapping[str, Any]], f
 
 
 def _missing(
-    config: PipelineConfig, setting: str, column: str, names: Sequence[str], line: int | None = None, field: str | None = None
+    config: PipelineConfig,
+    setting: str,
+    column: str,
+    names: Sequence[str],
+    line: int | None = None,
+    field: str | None = None,
 ) -> Fault:
     close = difflib.get_close_matches(column, names, n=1)
     hint = f"did you mean {close[0]}? " if close else ""

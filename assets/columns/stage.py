@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import MESSAGES, to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import Stage, Work
+from tokenloom.assets.stage import Context, Stage, Work
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
     from tokenloom.resources.store import Manifest
 
 
@@ -23,7 +23,7 @@ def _is_canonical(table: pa.Table) -> bool:
 
 
 def _rows_ascend(table: pa.Table) -> bool:
-    return bool(pa.compute.all(pa.compute.greater(pa.compute.pairwise_diff(table[ROW].combine_chunks()), 0)).as_py() is not False)
+    return bool((np.diff(table[ROW].to_numpy()) > 0).all())
 
 
 class ColumnsStage(Stage):
@@ -32,22 +32,31 @@ class ColumnsStage(Stage):
     upstream = ("raw", "schema")
     libraries = ("pyarrow",)
     output_schema = None
-    checks = {"strings or messages, without nulls": _is_canonical, "row positions ascend": _rows_ascend}
+    checks: ClassVar = {"strings or messages, without nulls": _is_canonical, "row positions ascend": _rows_ascend}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Nothing directly: keys hold the resolved mapping, so that a setting that changes no mapping changes nothing."""
+        """Nothing directly: keys hold the resolved mapping; a setting that changes no mapping changes nothing."""
         return {}
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         prompt, mapping = config.prompt_template, config.dataset.column_mapping
-        return {"template": prompt.template, "format": prompt.format_type, "label": prompt.label_column, "mapping": mapping}
+        return {
+            "template": prompt.template,
+            "format": prompt.format_type,
+            "label": prompt.label_column,
+            "mapping": mapping,
+        }
 
-    def prepare(self, build: Build) -> Work:
-        mapping = resolve(build.config, build.manifest("schema").facts["columns"])
-        return Work(build.input_chunks("raw"), lambda table: to_canonical(table, mapping), settings={"mapping": mapping.to_json()})
+    def prepare(self, context: Context) -> Work:
+        mapping = resolve(context.config, context.manifest("schema").facts["columns"])
+        return Work(
+            context.input_chunks("raw"),
+            lambda table: to_canonical(table, mapping),
+            settings={"mapping": mapping.to_json()},
+        )
 
-    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
-        return {"mapping": resolve(build.config, build.manifest("schema").facts["columns"]).to_json()}
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
+        return {"mapping": resolve(context.config, context.manifest("schema").facts["columns"]).to_json()}
 
 
 STAGE = ColumnsStage()

@@ -46,7 +46,9 @@ class ChatFormat:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = one_array(table["messages"]) if "messages" in table.column_names else _as_messages(table)
         rows = one_array(table[ROW])
-        return render_verified(self.template, self._shapes(rows, _with_system(messages, self.prompt.system)), table.num_rows)
+        return render_verified(
+            self.template, self._shapes(rows, _with_system(messages, self.prompt.system)), table.num_rows
+        )
 
     def _shapes(self, rows: pa.Array, messages: pa.Array) -> Iterator[Shape]:
         offsets, flat = list_parts(messages)
@@ -66,7 +68,14 @@ class ChatFormat:
         def variables(contents: Sequence[str]) -> dict[str, Any]:
             said = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
             dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
-            return {"messages": said, "tools": None, "documents": None, "add_generation_prompt": False, **dated, **self.tokens}
+            return {
+                "messages": said,
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": False,
+                **dated,
+                **self.tokens,
+            }
 
         probe = variables(["" if found.isupper() else mark(k) for k, found in enumerate(letters)])
         return Shape(rows, values, probe, variables, lambda slots: self._layout(slots, roles))
@@ -82,13 +91,16 @@ class ChatFormat:
 
     def _by_marks(self, slots: list[Slot], roles: list[str]) -> list[Piece]:
         """Trained is what lies inside the template's generation blocks."""
-        runs = np.cumsum([slot.generated and not before.generated for slot, before in zip(slots, [Slot(-1, "", False), *slots])])
+        generated = np.array([slot.generated for slot in slots], np.int64)
+        runs = np.cumsum(np.diff(generated, prepend=0) == 1)
         last = max((run for slot, run in zip(slots, runs, strict=True) if slot.generated), default=0)
         pieces: list[Piece] = []
         for slot, run in zip(slots, runs, strict=True):
             weight = float(slot.generated and (self.prompt.train_on != "last" or run == last))
             if slot.value < 0:
-                pieces += split_control(slot.text, self.control, weight=weight, role="assistant" if slot.generated else "template")
+                pieces += split_control(
+                    slot.text, self.control, weight=weight, role="assistant" if slot.generated else "template"
+                )
             else:
                 pieces.append(Piece(None, slot.value, roles[slot.value], slot.value, weight))
         return pieces
@@ -146,7 +158,9 @@ def _as_messages(table: pa.Table) -> pa.Array:
     order = (np.arange(count)[:, None] + np.array([0, count, 2 * count])).ravel()
     present = np.column_stack([spoken, np.ones((count, 2), bool)]).ravel()
     role = pa.array(np.tile(["system", "user", "assistant"], count)[present], pa.string())
-    struct = pa.StructArray.from_arrays([role, content.take(pa.array(order[present]))], fields=list(MESSAGES.value_type))
+    struct = pa.StructArray.from_arrays(
+        [role, content.take(pa.array(order[present]))], fields=list(MESSAGES.value_type)
+    )
     return list_array(offsets_of(spoken + 2), struct).cast(MESSAGES)
 
 
@@ -167,4 +181,6 @@ def _with_system(messages: pa.Array, system: str | None) -> pa.Array:
     index = pa.array(source)
     role = pa.concat_arrays([role, pa.array(["system"])]).take(index)
     content = pa.concat_arrays([content, pa.array([system])]).take(index)
-    return list_array(grown, pa.StructArray.from_arrays([role, content], fields=list(MESSAGES.value_type))).cast(MESSAGES)
+    return list_array(grown, pa.StructArray.from_arrays([role, content], fields=list(MESSAGES.value_type))).cast(
+        MESSAGES
+    )

@@ -52,7 +52,13 @@ class FieldsFormat:
         for pattern in np.unique(empty):
             members = pa.array(np.flatnonzero(empty == pattern))
             probe = ["" if pattern >> index & 1 else mark(index) for index in range(len(values))]
-            yield Shape(rows.take(members), [value.take(members) for value in values], self._variables(probe), self._variables, self._layout)
+            yield Shape(
+                rows.take(members),
+                [value.take(members) for value in values],
+                self._variables(probe),
+                self._variables,
+                self._layout,
+            )
 
     def _variables(self, values: Sequence[str]) -> dict[str, str]:
         return {**self.tokens, **dict(zip(self.fields, values, strict=True))}
@@ -62,7 +68,10 @@ class FieldsFormat:
         for slot in slots:
             name = self.fields[slot.value] if slot.value >= 0 else None
             answer = slot.generated if self.template.marks_generation else name is not None and name == self.label
-            weight, role = float(answer or self.train_all), "answer" if answer else "template" if name is None else "input"
+            weight, role = (
+                float(answer or self.train_all),
+                "answer" if answer else "template" if name is None else "input",
+            )
             if name is None:
                 pieces += split_control(slot.text, self.control, weight=weight, role=role)
             else:

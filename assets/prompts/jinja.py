@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
@@ -54,7 +55,9 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -127,11 +130,19 @@ class JinjaTemplate:
     def _run(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._template.render(variables)
-        except jinja2.sandbox.SecurityError as error:
+        except jinja2.exceptions.SecurityError as error:
             raise TemplateError(f"template: refused by the sandbox: {error}") from error
         except jinja2.TemplateError as error:
             raise TemplateError(f"template: {error.message or error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, ZeroDivisionError, RecursionError) as error:
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            OverflowError,
+            ZeroDivisionError,
+            RecursionError,
+        ) as error:
             raise TemplateError(f"template: {type(error).__name__}: {error}") from error
 
 
@@ -155,7 +166,7 @@ def undeclared(config: PipelineConfig) -> dict[str, int]:
         raise config.fault("prompt_template.template", message, error.lineno - 1) from error
     known = {"bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"}
     names = jinja2.meta.find_undeclared_variables(tree) - known
-    lines = {name: 0 for name in sorted(names)}
+    lines = dict.fromkeys(sorted(names), 0)
     for node in reversed(list(tree.find_all(jinja2.nodes.Name))):
         if node.name in lines:
             lines[node.name] = node.lineno - 1

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from tokenloom.assets.prompts import template as templates
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import one_array
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
     from tokenloom.resources.store import Manifest
 
 
@@ -26,23 +25,23 @@ class PromptsStage(Stage):
     version = 1
     upstream = ("columns",)
     libraries = ("pyarrow", "jinja2")
-    output_schema = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
-    checks = {"spans partition the text": partition_text}
+    output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
+    checks: ClassVar = {"spans partition the text": partition_text}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         prompt = config.prompt_template
         read = ("format_type", "template", "label_column", "system", "train_on", "add_bos", "add_eos", "date_string")
         return prompt.model_dump(mode="json", include=set(read))
 
-    def prepare(self, build: Build) -> Work:
-        spec = build.tokenizer
-        mapping = build.manifest("columns").facts["mapping"]
-        render = renderer(build.config, mapping, spec)
-        sides = {"chat_template": digest_json(spec.chat_template)} if _is_chat(build.config, mapping, spec) else {}
+    def prepare(self, context: Context) -> Work:
+        spec = context.tokenizer
+        mapping = context.manifest("columns").facts["mapping"]
+        render = renderer(context.config, mapping, spec)
+        sides = {"chat_template": digest_json(spec.chat_template)} if _is_chat(context.config, mapping, spec) else {}
         settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
-        return Work(build.input_chunks("columns"), render, sides, settings)
+        return Work(context.input_chunks("columns"), render, sides, settings)
 
-    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         return {"roles": list(ROLES)}
 
 
@@ -60,10 +59,12 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     """
     prompt = config.prompt_template
     if prompt.add_eos and spec.eos is None:
-        message = "tokenizer.special_tokens: the tokenizer names no EOS; set special_tokens.eos, or prompt_template.add_eos: false"
-        raise config.fault("tokenizer.special_tokens", message)
+        message = "the tokenizer names no EOS; set special_tokens.eos, or prompt_template.add_eos: false"
+        raise config.fault("tokenizer.special_tokens", f"tokenizer.special_tokens: {message}")
     if prompt.add_bos is True and spec.bos is None:
-        raise config.fault("prompt_template.add_bos", "prompt_template.add_bos: the tokenizer names no BOS; set special_tokens.bos")
+        raise config.fault(
+            "prompt_template.add_bos", "prompt_template.add_bos: the tokenizer names no BOS; set special_tokens.bos"
+        )
     bos = spec.bos if prompt.add_bos is True or (prompt.add_bos == "auto" and spec.adds_bos) else None
     eos = spec.eos if prompt.add_eos else None
     form = mapping["form"]
@@ -76,12 +77,18 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     if _is_chat(config, mapping, spec):
         return _chat(config, spec, bos, eos)
     if form == "messages":
-        raise config.fault("tokenizer.chat_template", "tokenizer.chat_template: the data are conversations, but there is no chat template")
+        raise config.fault(
+            "tokenizer.chat_template",
+            "tokenizer.chat_template: the data are conversations, but there is no chat template",
+        )
     everything = float(prompt.train_on == "all")
     if form == "text":
         pieces, fields = [Piece(None, 0, "text", weight=1.0)], ["text"]
     else:
-        pieces, fields = [Piece(None, 0, "input", weight=everything), Piece(None, 1, "answer", weight=1.0)], ["prompt", "completion"]
+        pieces, fields = (
+            [Piece(None, 0, "input", weight=everything), Piece(None, 1, "answer", weight=1.0)],
+            ["prompt", "completion"],
+        )
     ending = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
     complete = templates.with_bos([*pieces, *ending], bos)
     return lambda table: _assembled(table, complete, fields)
@@ -92,7 +99,8 @@ def _is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     prompt = config.prompt_template
     if prompt.format_type == "chat" and not spec.chat_template:
         raise config.fault(
-            "prompt_template.format_type", "prompt_template.format_type: chat needs a chat template; set tokenizer.chat_template"
+            "prompt_template.format_type",
+            "prompt_template.format_type: chat needs a chat template; set tokenizer.chat_template",
         )
     free = prompt.format_type == "custom" and mapping["form"] in ("messages", "completion")
     return prompt.format_type == "chat" or (free and bool(spec.chat_template))
@@ -111,9 +119,13 @@ def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: 
     template = JinjaTemplate(templates.without_final_newline(prompt.template or ""), prompt.date_string)
     train_all = prompt.train_on == "all"
     if not (template.marks_generation or prompt.label_column or train_all):
-        message = "prompt_template.template: mark what is trained with {% generation %}, or set label_column or train_on: all"
+        message = (
+            "prompt_template.template: mark what is trained with {% generation %}, or set label_column or train_on: all"
+        )
         raise config.fault("prompt_template.template", message)
-    return FieldsFormat(template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos).render
+    return FieldsFormat(
+        template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos
+    ).render
 
 
 def _chat(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:

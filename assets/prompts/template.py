@@ -65,18 +65,21 @@ def field_names(config: PipelineConfig) -> dict[str, int]:
                 found.setdefault(part.text, part.line)
         labels = [part for part in parse_custom(config) if part.is_field and part.text == prompt.label_column]
         if prompt.label_column and len(labels) != 1:
-            message = f"prompt_template.label_column: the template holds {{{prompt.label_column}}} {len(labels)} times, not once"
-            raise config.fault("prompt_template.label_column", message)
+            message = f"the template holds {{{prompt.label_column}}} {len(labels)} times, not once"
+            raise config.fault("prompt_template.label_column", f"prompt_template.label_column: {message}")
     else:
         from tokenloom.assets.prompts.jinja import undeclared
 
         found = undeclared(config)
         if prompt.label_column and prompt.label_column not in found:
             raise config.fault(
-                "prompt_template.label_column", f"prompt_template.label_column: the template does not use {prompt.label_column}"
+                "prompt_template.label_column",
+                f"prompt_template.label_column: the template does not use {prompt.label_column}",
             )
     faults = [
-        config.fault("prompt_template.input_columns", f"prompt_template.input_columns: the template does not use {name}")
+        config.fault(
+            "prompt_template.input_columns", f"prompt_template.input_columns: the template does not use {name}"
+        )
         for name in prompt.input_columns or ()
         if name not in found
     ]
@@ -85,7 +88,9 @@ def field_names(config: PipelineConfig) -> dict[str, int]:
     return found
 
 
-def custom_layout(config: PipelineConfig, fields: list[str], control: tuple[str, ...], bos: str | None, eos: str | None) -> list[Piece]:
+def custom_layout(
+    config: PipelineConfig, fields: list[str], control: tuple[str, ...], bos: str | None, eos: str | None
+) -> list[Piece]:
     """The layout of a custom template: BOS, the parts, and EOS right after the answer.
 
     Args:

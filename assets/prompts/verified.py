@@ -66,7 +66,11 @@ def _render_shape(template: JinjaTemplate, shape: Shape) -> tuple[pa.Table, list
 
     try:
         slots = template.probe(shape.probe)
-        lost = [index for index in range(len(shape.values)) if index not in {slot.value for slot in slots} and _any_text(shape.values[index])]
+        lost = [
+            index
+            for index in range(len(shape.values))
+            if index not in {slot.value for slot in slots} and _any_text(shape.values[index])
+        ]
         pieces, complete = shape.layout(slots)
     except TemplateError as error:
         return _nothing(), [refuse(np.arange(count), "template_refused", str(error))]
@@ -87,7 +91,13 @@ def _render_shape(template: JinjaTemplate, shape: Shape) -> tuple[pa.Table, list
 
 
 def _verify(
-    template: JinjaTemplate, shape: Shape, pieces: list[Piece], values: Sequence[str], expected: str, columns: list[list[str]], row: int
+    template: JinjaTemplate,
+    shape: Shape,
+    pieces: list[Piece],
+    values: Sequence[str],
+    expected: str,
+    columns: list[list[str]],
+    row: int,
 ) -> tuple[str, str] | None:
     """Compare one row with Jinja; trimmed values are put into `columns`. Returns a code and message, or None."""
     if any(mark in value for value in values for mark in MARKS):
@@ -117,7 +127,9 @@ def _fit(found: str, pieces: Sequence[Piece], values: Sequence[str]) -> list[str
             at += len(piece.text)
             continue
         following = next((later.text for later in pieces[index + 1 :]), "")
-        options = (placed[piece.column],) if piece.column in fixed else tuple(trim(values[piece.column]) for trim in _TRIMS)
+        options = (
+            (placed[piece.column],) if piece.column in fixed else tuple(trim(values[piece.column]) for trim in _TRIMS)
+        )
         for option in options:
             if found.startswith(option, at) and found.startswith(following or "", at + len(option)):
                 placed[piece.column] = option

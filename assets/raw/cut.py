@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +81,11 @@ def hash_records(data: npt.NDArray[np.uint8], bounds: Ints) -> Hashes:
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
     span = np.maximum(lengths - 8, 0)
-    keep = np.where(lengths < 8, (np.uint64(1) << (np.minimum(lengths, 7) * 8).astype(np.uint64)) - np.uint64(1), np.uint64(2**64 - 1))
+    keep = np.where(
+        lengths < 8,
+        (np.uint64(1) << (np.minimum(lengths, 7) * 8).astype(np.uint64)) - np.uint64(1),
+        np.uint64(2**64 - 1),
+    )
     for sample in range(SAMPLES):
         hashes = _mix(hashes ^ (words[starts + span * sample // (SAMPLES - 1)] & keep))
     return hashes
@@ -100,10 +105,17 @@ def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _hash_array(array.dictionary_decode())
-    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    ):
         wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
         _, offset_buffer, data = array.buffers()
-        bounds = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        bounds = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[
+            array.offset : array.offset + len(array) + 1
+        ].astype(np.int64)
         values = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         return hash_records(values, bounds), np.diff(bounds)
     if pa.types.is_struct(kind):
@@ -151,4 +163,4 @@ def cut_tables(tables: Iterator[pa.Table], size: ChunkSize) -> Iterator[pa.Table
 def _chunks(tables: list[pa.Table], size: ChunkSize) -> list[pa.Table]:
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
     bounds = cut(*hash_rows(table), size)
-    return [table.slice(begin, end - begin).combine_chunks() for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [table.slice(begin, end - begin).combine_chunks() for begin, end in pairwise(bounds)]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.json
+from pyarrow import csv as arrow_csv
+from pyarrow import json as arrow_json
 
 from tokenloom.assets.raw.records import Bytes, is_solid
 from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
@@ -79,14 +79,14 @@ def parse_json(part: Bytes, bounds: Ints, name: str, lines: bool) -> Parsed:
 
 def _read_json(data: bytes, multi_line: bool) -> pa.Table:
     """One pass of pyarrow's reader; strings that look like dates stay strings."""
-    read = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    parse = pa.json.ParseOptions(newlines_in_values=multi_line)
-    table = pa.json.read_json(pa.BufferReader(data), read, parse)
+    read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    parse = arrow_json.ParseOptions(newlines_in_values=multi_line)
+    table = arrow_json.read_json(pa.BufferReader(data), read, parse)
     dated = [pa.field(field.name, kind) for field in table.schema if (kind := _undated(field.type)) != field.type]
     if dated:
-        parse = pa.json.ParseOptions(newlines_in_values=multi_line, explicit_schema=pa.schema(dated))
+        parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=pa.schema(dated))
         order = table.column_names
-        table = pa.json.read_json(pa.BufferReader(data), read, parse).select(order)
+        table = arrow_json.read_json(pa.BufferReader(data), read, parse).select(order)
     return table
 
 
@@ -192,18 +192,18 @@ def parse_csv(data: bytes, names: Sequence[str], delimiter: str, name: str) -> P
 
     Records with another number of fields are rejected.
     """
-    invalid: list[pa.csv.InvalidRow] = []
+    invalid: list[arrow_csv.InvalidRow] = []
 
-    def keep(row: pa.csv.InvalidRow) -> str:
+    def keep(row: arrow_csv.InvalidRow) -> str:
         invalid.append(row)
         return "skip"
 
     try:
-        table = pa.csv.read_csv(
+        table = arrow_csv.read_csv(
             pa.BufferReader(data),
-            pa.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=list(names)),
-            pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
-            pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=list(names)),
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
+            arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
         )
     except pa.ArrowInvalid as error:
         hint = "; set dataset.encoding" if "UTF8" in str(error) or "UTF-8" in str(error) else ""
@@ -228,7 +228,8 @@ def csv_header(data: bytes, delimiter: str, name: str) -> list[str]:
     """Column names from the first record; an empty or repeated one is made distinct by its position."""
     first = parse_csv_record(data, delimiter, name)
     return [
-        column if column and column not in first[:index] else f"{column or 'column'}_{index}" for index, column in enumerate(first)
+        column if column and column not in first[:index] else f"{column or 'column'}_{index}"
+        for index, column in enumerate(first)
     ]
 
 
@@ -278,4 +279,3 @@ def _decodes(buffer: pa.Buffer) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.raw import parse, records
 from tokenloom.assets.raw.cut import ChunkSize, cut, cut_tables, hash_records, hash_rows
 from tokenloom.assets.raw.parse import Parsed
 from tokenloom.assets.raw.records import Bytes
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources import sources
@@ -25,9 +27,6 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import Ints
 from tokenloom.resources.sources import SourceFile
 from tokenloom.resources.store.objects import encode_table
-
-if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
 
 TRAIN, VALIDATION = "train", "validation"
 
@@ -49,8 +48,8 @@ class RawStage(Stage):
             "val_split": dataset.val_split,
         }
 
-    def prepare(self, build: Build) -> Work:
-        return Work(limited(source_chunks(build.config, build.chunk_size), build.limit), lambda output: output)
+    def prepare(self, context: Context) -> Work:
+        return Work(limited(source_chunks(context.config, context.chunk_size), context.limit), lambda output: output)
 
 
 STAGE = RawStage()
@@ -84,7 +83,7 @@ def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize) -> I
     data, bounds, facts, read = _record_reader(config, file, data)
     hashes = hash_records(data, bounds)
     cuts = cut(hashes, np.diff(bounds), size)
-    for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for begin, end in pairwise(cuts):
         part = data[bounds[begin] : bounds[end]]
         digest = digest_json([digest_bytes(part.data), facts])
         within = bounds[begin : end + 1] - bounds[begin]
@@ -153,7 +152,9 @@ def _read_tables(file: SourceFile) -> Iterator[pa.Table]:
             data = opened.read()
         try:
             batches: Any = pa.ipc.open_file(data)
-            yield from (pa.Table.from_batches([batches.get_batch(index)]) for index in range(batches.num_record_batches))
+            yield from (
+                pa.Table.from_batches([batches.get_batch(index)]) for index in range(batches.num_record_batches)
+            )
         except pa.ArrowInvalid:
             yield pa.ipc.open_stream(data).read_all()
     except (pa.ArrowInvalid, OSError) as error:
@@ -186,7 +187,9 @@ def _parts(
         yield InputChunk(digest_json([digest, part]) if share else digest, part, source, load)
 
 
-def _output(parsed: Parsed, hashes: np.ndarray, columns: tuple[str, ...] | None, share: float, part: str) -> ChunkOutput:
+def _output(
+    parsed: Parsed, hashes: np.ndarray, columns: tuple[str, ...] | None, share: float, part: str
+) -> ChunkOutput:
     table, rejects, filtered = parsed.table, parsed.rejects, parsed.filtered
     if share:
         chosen = hashes < np.uint64(share * 2.0**64)
@@ -223,5 +226,5 @@ def _head(output: ChunkOutput, rows: int) -> ChunkOutput:
         return output
     table = output.table.slice(0, rows)
     last = table[ROW][-1].as_py() if table.num_rows else -1
-    rejects = output.rejects.filter(pa.compute.less(output.rejects[ROW], last))
+    rejects = output.rejects.filter(pc.less(output.rejects[ROW], last))
     return ChunkOutput(table.combine_chunks(), table.num_rows + rejects.num_rows, rejects)

@@ -14,7 +14,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """For each role, the column names that stand for it, the most telling first."""
 
-FORMS: dict[str, tuple[str, ...]] = {"messages": ("messages",), "completion": ("prompt", "completion"), "text": ("text",)}
+FORMS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "completion": ("prompt", "completion"),
+    "text": ("text",),
+}
 """For each canonical form, the roles it needs; the first form whose roles are all found is the likeliest."""
 
 

@@ -87,4 +87,6 @@ def merge(sketches: list[pa.Table]) -> list[dict[str, Any]]:
         for column in merged.values():
             column["nulls"] += rows - column["rows"]
             column["rows"] = rows
-    return [{"column": name, "type": " | ".join(found.pop("types")) or "null", **found} for name, found in merged.items()]
+    return [
+        {"column": name, "type": " | ".join(found.pop("types")) or "null", **found} for name, found in merged.items()
+    ]

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from tokenloom.assets.schema import candidates
 from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
-from tokenloom.assets.stage import ChunkOutput, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
     from tokenloom.resources.store import Manifest
 
 
 def _counts_fit(table: pa.Table) -> bool:
-    return all(row["nulls"] + row["empty"] <= row["rows"] for row in table.select(["rows", "nulls", "empty"]).to_pylist())
+    return all(
+        row["nulls"] + row["empty"] <= row["rows"] for row in table.select(["rows", "nulls", "empty"]).to_pylist()
+    )
 
 
 class SchemaStage(Stage):
@@ -25,18 +26,18 @@ class SchemaStage(Stage):
     version = 1
     upstream = ("raw",)
     libraries = ("pyarrow",)
-    output_schema = {field.name: (field.type,) for field in SKETCH}
-    checks = {"nulls and empties fit into the rows": _counts_fit}
+    output_schema: ClassVar = {field.name: (field.type,) for field in SKETCH}
+    checks: ClassVar = {"nulls and empties fit into the rows": _counts_fit}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return {}
 
-    def prepare(self, build: Build) -> Work:
-        return Work(build.input_chunks("raw"), _describe)
+    def prepare(self, context: Context) -> Work:
+        return Work(context.input_chunks("raw"), _describe)
 
-    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """The columns of the whole dataset, and the form and roles that they suggest."""
-        columns = merge([build.store.objects.get(chunk.output) for chunk in manifest.chunks])
+        columns = merge([context.store.objects.get(chunk.output) for chunk in manifest.chunks])
         roles = candidates.roles(columns, {})
         return {"columns": columns, "form": candidates.form(roles), "roles": roles}
 

@@ -7,7 +7,7 @@ of each document in the sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,12 @@ import pyarrow as pa
 from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.sequences.pack import concat
 from tokenloom.assets.sequences.truncate import kept_tokens
-from tokenloom.assets.stage import ChunkOutput, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.assets.tokens.stage import IDS, trained_tokens
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, sum_rows
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
     from tokenloom.resources.store import Manifest
 
 
@@ -42,32 +41,32 @@ class SequencesStage(Stage):
     upstream = ("tokens",)
     libraries = ("pyarrow",)
     compressed = False
-    output_schema = {
+    output_schema: ClassVar = {
         "input_ids": IDS,
         "trained": (pa.list_(pa.uint8()),),
         "rows": (pa.list_(pa.int32()),),
         "document_lengths": (pa.list_(pa.int32()),),
     }
-    checks = {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits}
+    checks: ClassVar = {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         length = config.length
         return {"strategy": length.strategy, "packing": length.packing, "max_length": config.tokenizer.max_length}
 
-    def prepare(self, build: Build) -> Work:
-        length, longest = build.config.length, build.config.tokenizer.max_length
-        return Work(build.input_chunks("tokens"), lambda table: to_sequences(table, length, longest))
+    def prepare(self, context: Context) -> Work:
+        length, longest = context.config.length, context.config.tokenizer.max_length
+        return Work(context.input_chunks("tokens"), lambda table: to_sequences(table, length, longest))
 
-    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """What a loader must know: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
-        tokenizer = build.manifest("tokenizer").facts
+        tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
             "pad_token_id": ids.get("pad_token", ids.get("eos_token", 0)),
             "tokenizer": tokenizer["digest"],
             "vocab_size": tokenizer["vocab_size"],
-            "max_length": build.config.tokenizer.max_length,
-            "packed": build.config.length.packing != "none",
+            "max_length": context.config.tokenizer.max_length,
+            "packed": context.config.length.packing != "none",
         }
 
 

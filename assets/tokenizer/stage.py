@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.assets.tokens.segments import content_segments
 from tokenloom.config import PipelineConfig
@@ -14,7 +15,6 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tokenizers import CONFIG, TEMPLATE, TOKENIZER, TokenizerSpec, export_config
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
     from tokenloom.resources.store import Manifest
 
 
@@ -27,8 +27,8 @@ class TokenizerStage(Stage):
     version = 1
     upstream = ("prompts",)
     libraries = ("tokenizers",)
-    output_schema = {"file": (pa.string(),), "content": (pa.binary(),)}
-    checks = {"holds tokenizer.json and its config": _holds_tokenizer}
+    output_schema: ClassVar = {"file": (pa.string(),), "content": (pa.binary(),)}
+    checks: ClassVar = {"holds tokenizer.json and its config": _holds_tokenizer}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         tokenizer = config.tokenizer
@@ -37,36 +37,37 @@ class TokenizerStage(Stage):
             "special_tokens": tokenizer.special_tokens.model_dump(mode="json"),
         }
 
-    def prepare(self, build: Build) -> Work:
-        spec = build.tokenizer
-        settings = build.config.tokenizer.train
+    def prepare(self, context: Context) -> Work:
+        spec = context.tokenizer
+        settings = context.config.tokenizer.train
         sides = {"chat_template": digest_json(spec.chat_template)}
         if settings is None:
+            name = context.config.tokenizer.name_or_path or ""
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
-            chunk = InputChunk(digest, "all", build.config.tokenizer.name_or_path or "", lambda: spec.files[TOKENIZER])
+            chunk = InputChunk(digest, "all", Path(name).name, lambda: spec.files[TOKENIZER])
         else:
-            prompts = [chunk.output for chunk in build.manifest("prompts").chunks if chunk.split == "train"]
+            prompts = [chunk.output for chunk in context.manifest("prompts").chunks if chunk.split == "train"]
 
             def trained() -> bytes:
-                segments = (content_segments(build.store.objects.get(digest)).to_pylist() for digest in prompts)
+                segments = (content_segments(context.store.objects.get(digest)).to_pylist() for digest in prompts)
                 return train(segments, settings, spec)
 
             chunk = InputChunk(digest_json(prompts), "all", "trained", trained)
         return Work([chunk], lambda tokenizer: _files(tokenizer, spec), sides)
 
-    def facts(self, build: Build, manifest: Manifest) -> dict[str, Any]:
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Digest, size, and the ids of special tokens; also publishes the files for `from_pretrained`."""
         from tokenizers import Tokenizer
 
-        table = build.store.objects.get(manifest.chunks[0].output)
+        table = context.store.objects.get(manifest.chunks[0].output)
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         digest = manifest.chunks[0].output
-        previous = build.known_facts(self.name)
-        if previous.get("digest") == digest and build.store.tokenizer_folder(digest).is_dir():
+        previous = context.known_facts(self.name)
+        if previous.get("digest") == digest and context.store.tokenizer_folder(digest).is_dir():
             return previous
-        build.store.publish_tokenizer(digest, files)
+        context.store.publish_tokenizer(digest, files)
         tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
-        spec = build.tokenizer
+        spec = context.tokenizer
         ids = {name: tokenizer.token_to_id(token) for name, token in spec.tokens().items()}
         return {"digest": digest, "vocab_size": tokenizer.get_vocab_size(), "ids": ids, "control": list(spec.control)}
 

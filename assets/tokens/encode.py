@@ -57,7 +57,9 @@ class ContentEncoder:
         """
         found = self._tokenizer.token_to_id(token)
         if found is None:
-            raise TokenizerError(f"the tokenizer has no token {token!r}; name it in tokenizer.special_tokens.additional")
+            raise TokenizerError(
+                f"the tokenizer has no token {token!r}; name it in tokenizer.special_tokens.additional"
+            )
         return found
 
     @property

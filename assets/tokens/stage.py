@@ -6,7 +6,9 @@ follows from the bytes that each token stands for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from threading import Lock
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,16 +16,14 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import SPANS, flat_spans, span_lists, spans_cover
 from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
-from tokenloom.assets.stage import ChunkOutput, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.masks import own_tokens
 from tokenloom.assets.tokens.segments import Segments, segments
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array, row_of, sum_rows
+from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TOKENIZER
-
-if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
 
 ControlPolicy = Literal["split", "reject", "keep"]
 
@@ -40,17 +40,19 @@ class TokensStage(Stage):
     version = 1
     upstream = ("prompts", "tokenizer")
     libraries = ("pyarrow", "tokenizers")
-    output_schema = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
-    checks = {"spans partition the tokens": _spans_cover_ids}
+    output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
+    checks: ClassVar = {"spans partition the tokens": _spans_cover_ids}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return {"control_tokens_in_content": config.tokenizer.control_tokens_in_content}
 
-    def prepare(self, build: Build) -> Work:
-        facts = build.manifest("tokenizer").facts
-        policy = build.config.tokenizer.control_tokens_in_content
-        tokenize = LazyTokenize(build, facts["digest"], tuple(facts["control"]), policy)
-        return Work(build.input_chunks("prompts"), tokenize, {"tokenizer": facts["digest"]}, {"control": facts["control"]})
+    def prepare(self, context: Context) -> Work:
+        facts = context.manifest("tokenizer").facts
+        policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
+        tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
+        return Work(
+            context.input_chunks("prompts"), tokenize, {"tokenizer": facts["digest"]}, {"control": facts["control"]}
+        )
 
 
 STAGE = TokensStage()
@@ -59,16 +61,21 @@ STAGE = TokensStage()
 class LazyTokenize:
     """Loads the tokenizer from the store when the first chunk needs it."""
 
-    def __init__(self, build: Build, digest: str, control: tuple[str, ...], policy: ControlPolicy):
-        self._build, self._digest, self._control, self._policy = build, digest, control, policy
-        self._encoder: ContentEncoder | None = None
+    def __init__(self, store: ArtifactStore, digest: str, control: tuple[str, ...], policy: ControlPolicy):
+        self._store, self._digest, self._control = store, digest, control
+        self._policy: ControlPolicy = policy
+        self._lock = Lock()
+
+    @cached_property
+    def _encoder(self) -> ContentEncoder:
+        files = self._store.objects.get(self._digest)
+        content = files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
+        return ContentEncoder(content, keep_control=self._policy == "keep")
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
-        if self._encoder is None:
-            files = self._build.store.objects.get(self._digest)
-            content = files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
-            self._encoder = ContentEncoder(content, keep_control=self._policy == "keep")
-        return tokenize(table, self._encoder, self._control, self._policy)
+        with self._lock:
+            encoder = self._encoder
+        return tokenize(table, encoder, self._control, self._policy)
 
 
 def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...], policy: ControlPolicy) -> ChunkOutput:
@@ -125,7 +132,10 @@ def _token_spans(found: Segments, owner: np.ndarray, rows: int) -> pa.Array:
     end = np.cumsum(tokens)
     base = np.concatenate([[0], end])[spans.offsets[:-1]][row]
     counts = np.bincount(row[kept], minlength=rows)
-    columns = (column[kept] for column in (end - tokens - base, end - base, spans.role, spans.message, spans.weight, spans.control))
+    columns = (
+        column[kept]
+        for column in (end - tokens - base, end - base, spans.role, spans.message, spans.weight, spans.control)
+    )
     return span_lists(counts, *columns)
 
 

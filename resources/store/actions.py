@@ -24,7 +24,14 @@ def action_key(
         chunk: digest of the input chunk.
     """
     return digest_json(
-        {"stage": stage, "version": version, "libraries": libraries, "settings": settings, "sides": sides, "chunk": chunk}
+        {
+            "stage": stage,
+            "version": version,
+            "libraries": libraries,
+            "settings": settings,
+            "sides": sides,
+            "chunk": chunk,
+        }
     )
 
 

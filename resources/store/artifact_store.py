@@ -1,11 +1,11 @@
 """The artifact store: a folder of objects, actions and dataset pointers.
 
-    FORMAT                              the version of this layout
-    objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAKE3 of their bytes
-    actions/<ab>/<key>.json             what a stage made of one chunk
-    datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
-    tokenizers/<digest>/                tokenizer files, as `from_pretrained` reads them
-    scratch/                            files being written
+FORMAT                              the version of this layout
+objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAKE3 of their bytes
+actions/<ab>/<key>.json             what a stage made of one chunk
+datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
+tokenizers/<digest>/                tokenizer files, as `from_pretrained` reads them
+scratch/                            files being written
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class ArtifactStore:
     def __init__(self, root: str | os.PathLike[str] | None = None):
         address = os.fspath(root) if root is not None else default_store()
         if "://" in address:
-            raise StoreError(f"{address.partition('://')[0]}:// stores are not available in this version; name a folder")
+            raise StoreError(
+                f"{address.partition('://')[0]}:// stores are not available in this version; name a folder"
+            )
         self.root = Path(address).expanduser().resolve()
         self._scratch = self.root / "scratch"
         self.objects = ObjectStore(self.root / "objects", self._scratch)
@@ -74,7 +76,13 @@ class ArtifactStore:
         return action if action.rejects is None or self.objects.exists(action.rejects) else None
 
     def put_action(
-        self, key: str, table: pa.Table, rejects: pa.Table, counts: dict[str, int], counters: dict[str, int], compressed: bool
+        self,
+        key: str,
+        table: pa.Table,
+        rejects: pa.Table,
+        counts: dict[str, int],
+        counters: dict[str, int],
+        compressed: bool,
     ) -> Action:
         """Store a result: objects first, then the action that names them.
 

@@ -91,6 +91,14 @@ class Manifest:
         """
         head = json.loads((table.schema.metadata or {}).get(b"tokenloom", b"{}"))
         if head.get("version") != MANIFEST_VERSION:
-            raise StoreError(f"manifest version {head.get('version')} is not the {MANIFEST_VERSION} that this version reads")
+            raise StoreError(
+                f"manifest version {head.get('version')} is not the {MANIFEST_VERSION} that this version reads"
+            )
         chunks: Sequence[dict[str, Any]] = table.to_pylist()
-        return cls(head["dataset"], head["stage"], tuple(ManifestChunk(**chunk) for chunk in chunks), head["facts"], head["counters"])
+        return cls(
+            head["dataset"],
+            head["stage"],
+            tuple(ManifestChunk(**chunk) for chunk in chunks),
+            head["facts"],
+            head["counters"],
+        )

@@ -1,0 +1,52 @@
+# Each target sets up what it needs: only Python 3.11 and make have to be there.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+DEMO_STORE := .tokenloom
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install demo test check ui bench soak clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+install: $(INSTALLED)  ## make .venv with everything for development
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say make PYTHON=…")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## materialize the quickstart through Dagster, preview it, train 30 steps on it
+	@echo "== Materializing pipelines/quickstart.yaml through Dagster"
+	@mkdir -p .dagster
+	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) $(BIN)/dagster job execute -m tokenloom.definitions -j quickstart 2>&1 \
+	  | grep -vE 'DEBUG' | grep -E 'STEP_SUCCESS|RUN_SUCCESS|ASSET_CHECK|FAILURE|Error' ; test $${PIPESTATUS:-0} -eq 0
+	@echo "== What the model is trained on"
+	$(BIN)/tokenloom preview pipelines/quickstart.yaml --store $(DEMO_STORE) --row 0 3 5
+	@echo "== Training a tiny model on it"
+	$(BIN)/python examples/train_tiny.py quickstart --store $(DEMO_STORE) --steps 30
+	@echo "== Next: 'make ui' opens the assets in Dagster; README.md says how to declare your own dataset."
+
+test: $(INSTALLED)  ## run all tests
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+ui: $(INSTALLED)  ## start Dagster's UI on the pipelines/ folder
+	@mkdir -p .dagster
+	DAGSTER_HOME=$(CURDIR)/.dagster env --default-signal=INT,TERM,QUIT $(BIN)/dagster dev -w workspace.yaml
+
+bench: $(INSTALLED)  ## time a build against datasets.map, in one run
+	$(BIN)/python benchmarks/build_alpaca.py
+
+soak: $(INSTALLED)  ## the long sweeps
+	TOKENLOOM_SOAK=1 $(BIN)/python -m pytest -q
+
+clean:  ## remove .venv, the demo's store and Dagster's state
+	rm -rf .venv .dagster $(DEMO_STORE) build *.egg-info

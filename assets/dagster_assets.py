@@ -1,0 +1,316 @@
+"""Makes Dagster's definitions of one dataset: an asset and a blocking check for each stage, a job, a schedule.
+
+The stages know nothing of Dagster; this file runs them as `tokenloom build` does, on the same store, and tells
+Dagster what came of it. An asset's code version follows the YAML, its data version is the digest of its content.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of `context` as a class, not as text.
+
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+from pydantic import Field
+
+from tokenloom.assets.build import STAGES, Build, Progress, StageReport, code_versions, stage_named
+from tokenloom.assets.rejects import ROW, summarize
+from tokenloom.assets.stage import Stage
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import DataValidationError, StoreError, TokenloomError
+from tokenloom.resources.compute import ComputeEngine
+from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+
+SAMPLE_ROWS = 5
+CELL_CHARACTERS = 160
+SHOWN_FAILURES = 5
+PROGRESS_SECONDS = 10.0
+EXACT_IN_JSON = 1 << 53
+"""Beyond this size a whole number loses digits in the browser."""
+
+
+class StoreResource(dg.ConfigurableResource):
+    """The artifact store that assets write to and checks read."""
+
+    root: str | None = Field(
+        default=None,
+        description="The store's folder; default: $TOKENLOOM_STORE, else .tokenloom in the working directory.",
+    )
+
+    def open(self) -> ArtifactStore:
+        """
+        Raises:
+            StoreError: the folder is no store of this version.
+        """
+        return ArtifactStore(self.root)
+
+
+def dagster_name(dataset: str) -> str:
+    """A dataset's name with the characters that Dagster allows in names of groups, jobs and steps."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", dataset)
+
+
+def asset_key(dataset: str, stage: str) -> dg.AssetKey:
+    """`<dataset>/<stage>`."""
+    return dg.AssetKey([dataset, stage])
+
+
+def dataset_definitions(config: PipelineConfig) -> dg.Definitions:
+    """The assets, checks, job and schedule of one dataset; reads no data.
+
+    Its assets need a resource `store`, a `StoreResource`.
+
+    Raises:
+        ConfigError: the dataset's name or its schedule is none that Dagster takes.
+    """
+    _require_name(config)
+    versions = code_versions(config)
+    stages = [stage_named(name) for name in STAGES]
+    job = _job(config)
+    return dg.Definitions(
+        assets=[_asset(config, stage, versions[stage.name]) for stage in stages],
+        asset_checks=[_check(config, stage) for stage in stages],
+        jobs=[job],
+        schedules=[_schedule(config, config.schedule, job)] if config.schedule else [],
+    )
+
+
+def _require_name(config: PipelineConfig) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", config.dataset_name):
+        message = (
+            f"name: {config.dataset_name!r} cannot be part of an asset key; set `name:` to letters, digits, _ . and -"
+        )
+        raise config.fault("name", message)
+
+
+def _asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=asset_key(config.dataset_name, stage.name),
+        deps=[asset_key(config.dataset_name, above) for above in stage.upstream],
+        group_name=dagster_name(config.dataset_name),
+        kinds={"arrow"},
+        description=_description(stage),
+        code_version=code_version,
+    )
+    def materialize(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
+        with _clear_failures():
+            build = Build(config, store.open(), on_progress=_log_progress(context.log.info))
+            report = build.run(stage.name)
+            metadata = _metadata(build.store, build.manifest(stage.name), report)
+        return dg.MaterializeResult(data_version=dg.DataVersion(report.digest), metadata=metadata)
+
+    return materialize
+
+
+def _check(config: PipelineConfig, stage: Stage) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=asset_key(config.dataset_name, stage.name),
+        name="contract",
+        description="Every stored chunk is intact, has the columns and properties that its stage promises, and accounts for its rows.",
+        blocking=True,
+    )
+    def contract(store: StoreResource) -> dg.AssetCheckResult:
+        return check_contract(config, stage, store)
+
+    return contract
+
+
+def _job(config: PipelineConfig) -> Any:
+    return dg.define_asset_job(
+        f"build_{dagster_name(config.dataset_name)}",
+        selection=dg.AssetSelection.assets(*(asset_key(config.dataset_name, stage) for stage in STAGES)),
+        description=f"Builds {config.dataset_name}, computing only what no earlier build did.",
+        executor_def=dg.in_process_executor,
+    )
+
+
+def _schedule(config: PipelineConfig, cron: str, job: Any) -> dg.ScheduleDefinition:
+    try:
+        return dg.ScheduleDefinition(job=job, cron_schedule=cron, default_status=dg.DefaultScheduleStatus.STOPPED)
+    except dg.DagsterInvalidDefinitionError:
+        raise config.fault("schedule", f"schedule: {cron!r} is not a cron line, such as 0 3 * * *") from None
+
+
+def _description(stage: Stage) -> str:
+    module = inspect.getmodule(type(stage))
+    first, _, _ = (inspect.getdoc(module) or stage.name).partition("\n\n")
+    return " ".join(first.split())
+
+
+@contextmanager
+def _clear_failures() -> Iterator[None]:
+    """A user's mistake ends the step with its message alone: no traceback, no retry."""
+    try:
+        yield
+    except TokenloomError as error:
+        raise dg.Failure(description=str(error), allow_retries=False) from None
+
+
+def _log_progress(log: Callable[[str], None]) -> Callable[[Progress], None]:
+    """Tells of finished chunks, at most once in `PROGRESS_SECONDS`."""
+    told = time.monotonic()
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal told
+        if time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            log(
+                f"{progress.stage}: {progress.chunks:,} chunks, {progress.reused:,} of them reused, {progress.rows:,} rows"
+            )
+
+    return on_progress
+
+
+# What the UI shows of a materialization.
+
+
+def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        # A packed sequence holds several rows, so that the table has fewer than went on.
+        "dagster/row_count": report.counters.get("sequences", report.rows_out),
+        "rows_in": report.rows_in,
+        "rows_out": report.rows_out,
+        "rejected": report.rejected,
+        "filtered": report.filtered,
+        "tokens": report.tokens,
+        "chunks": report.chunks,
+        "chunks_reused": report.chunks_reused,
+        "seconds": report.seconds,
+        **{f"counters/{name}": count for name, count in sorted(report.counters.items())},
+    }
+    if manifest.chunks:
+        first = store.objects.get(manifest.chunks[0].output)
+        metadata["dagster/column_schema"] = _column_schema(first.schema)
+        metadata["sample"] = _sample(first)
+    if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
+        metadata["rejects"] = _reject_codes(rejects)
+        metadata["rejects_summary"] = summarize(rejects)
+    return metadata
+
+
+def _column_schema(schema: pa.Schema) -> dg.TableSchema:
+    return dg.TableSchema(columns=[dg.TableColumn(field.name, str(field.type)) for field in schema])
+
+
+def _sample(table: pa.Table) -> dg.TableMetadataValue:
+    rows = table.slice(0, SAMPLE_ROWS).to_pylist()
+    records = [dg.TableRecord({name: _cell(value) for name, value in row.items()}) for row in rows]
+    columns = [dg.TableColumn(field.name, _cell_type(field.type)) for field in table.schema]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+def _reject_codes(rejects: Sequence[pa.Table]) -> dg.TableMetadataValue:
+    """How many rows each code set aside, with one example, the most frequent first."""
+    grouped = pa.concat_tables(rejects).group_by(["code", "field"], use_threads=False)
+    counted = grouped.aggregate([(ROW, "count"), ("message", "first"), ("excerpt", "first")])
+    names = {
+        "rows": f"{ROW}_count",
+        "code": "code",
+        "field": "field",
+        "message": "message_first",
+        "example": "excerpt_first",
+    }
+    rows = counted.sort_by([(f"{ROW}_count", "descending")]).to_pylist()
+    return dg.MetadataValue.table(
+        [dg.TableRecord({name: _cell(row[of]) for name, of in names.items()}) for row in rows]
+    )
+
+
+def _cell_type(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind):
+        return "int"
+    return "float" if pa.types.is_floating(kind) else "string"
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    """A value as a table cell: what JSON holds exactly as it is, anything else as text, shortened."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) <= EXACT_IN_JSON:
+        return value
+    if isinstance(value, float) and value - value == 0.0:  # neither infinite nor NaN
+        return value
+    if isinstance(value, bytes):
+        text = value[: 4 * (CELL_CHARACTERS + 1)].decode("utf-8", "replace")
+    elif isinstance(value, list):
+        shown = ", ".join(str(_cell(item)) for item in value[:CELL_CHARACTERS])
+        text = f"[{shown}]"
+    else:
+        text = str(value)
+    return text if len(text) <= CELL_CHARACTERS else f"{text[: CELL_CHARACTERS - 1]}…"
+
+
+# What the check reads.
+
+
+@dataclass(frozen=True)
+class CheckedChunk:
+    """One chunk held against its contract: rows read, and what does not hold, or None."""
+
+    rows: int
+    failure: str | None
+
+
+def check_contract(config: PipelineConfig, stage: Stage, store: StoreResource) -> dg.AssetCheckResult:
+    """Read every chunk of the stage's latest output and hold it against the stage's contract."""
+    try:
+        opened = store.open()
+        chunks = opened.manifest(config.dataset_name, stage.name).chunks
+    except TokenloomError as error:
+        return dg.AssetCheckResult(passed=False, description=str(error))
+    engine = ComputeEngine(config.compute.workers)
+    checked = list(engine.map(lambda chunk: _check_chunk(stage, opened, chunk), chunks))
+    failures = [f"chunk {number}: {chunk.failure}" for number, chunk in enumerate(checked) if chunk.failure]
+    rows = sum(chunk.rows for chunk in checked)
+    metadata: dict[str, Any] = {"chunks": len(checked), "rows": rows, "failed_chunks": len(failures)}
+    if not failures:
+        return dg.AssetCheckResult(passed=True, metadata=metadata)
+    more = f"\n… and {len(failures) - SHOWN_FAILURES} more chunks" if len(failures) > SHOWN_FAILURES else ""
+    text = "\n".join(failures[:SHOWN_FAILURES]) + more
+    return dg.AssetCheckResult(passed=False, description=text, metadata={**metadata, "failures": text})
+
+
+def _check_chunk(stage: Stage, store: ArtifactStore, chunk: ManifestChunk) -> CheckedChunk:
+    from tokenloom.assets.contract import validate, validate_rejects
+
+    rows = 0
+    try:
+        table = _intact(store, chunk.output)
+        rows = table.num_rows
+        validate(stage, table)
+        if chunk.rejects:
+            rejects = _intact(store, chunk.rejects)
+            validate_rejects(rejects)
+            _require_count("rejects", rejects.num_rows, chunk.rejected)
+        _require_count("rows that came in", chunk.rows_out + chunk.rejected + chunk.filtered, chunk.rows_in)
+    except TokenloomError as error:
+        return CheckedChunk(rows, str(error))
+    return CheckedChunk(rows, None)
+
+
+def _intact(store: ArtifactStore, digest: str) -> pa.Table:
+    """An object whose bytes still are what its name says.
+
+    Bytes come first: kernels may crash on a damaged table.
+    """
+    try:
+        with pa.memory_map(str(store.objects.path(digest))) as file:
+            found = digest_bytes(memoryview(file.read_buffer()))
+    except OSError:
+        return store.objects.get(digest)  # raises, saying why
+    if found != digest:
+        raise StoreError(f"object {digest} is damaged: its bytes have another digest")
+    return store.objects.get(digest)
+
+
+def _require_count(what: str, found: int, recorded: int) -> None:
+    if found != recorded:
+        raise DataValidationError(f"{what}: {recorded} are recorded, {found} are accounted for")

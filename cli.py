@@ -1,0 +1,180 @@
+"""The terminal's front door: `tokenloom build`, `preview`, `schema`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, TokenloomError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tokenloom.assets.build import Build, StageReport
+
+EXIT_CODES = (
+    "exit codes: 0 done; 2 the config or the command is wrong; 3 the data failed validation; "
+    "4 the store is damaged; 1 anything else"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parsed = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = parsed.command
+    try:
+        return command(parsed)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except TokenloomError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; finished chunks are kept, the next build goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader left; nothing more to say at exit
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tokenloom", description="From raw text datasets to training batches.", epilog=EXIT_CODES
+    )
+    parser.add_argument("--version", action="version", version=f"tokenloom {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    build = commands.add_parser("build", help="make a dataset, computing only what changed", epilog=EXIT_CODES)
+    _common(build)
+    build.add_argument("--stage", metavar="S", help="stop after this stage")
+    build.add_argument("--json", action="store_true", help="print one JSON object on stdout, everything else on stderr")
+    build.set_defaults(command=_build)
+
+    preview = commands.add_parser(
+        "preview", help="show rows with trained and masked tokens in colour", epilog=EXIT_CODES
+    )
+    _common(preview)
+    preview.add_argument(
+        "--row", metavar="N", type=int, nargs="+", help="raw rows to show, counted from 0; default: the first 3"
+    )
+    preview.add_argument("--html", metavar="FILE", help="write one self-contained page instead")
+    preview.set_defaults(command=_preview)
+
+    schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
+    schema.set_defaults(command=_schema)
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+    parser.add_argument("--store", metavar="DIR", help="default: $TOKENLOOM_STORE, else .tokenloom")
+    parser.add_argument(
+        "--limit", metavar="N", type=_positive, help="only the first N rows of each split, published as NAME@N"
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=_positive, help="chunks computed at a time; default: compute.workers"
+    )
+    parser.add_argument("--engine", choices=("local", "ray"), help="default: compute.engine")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("tokenloom")
+
+
+def _build(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tokenloom.console.stage_table import stage_json, stage_table, summary
+
+    console = Console(stderr=parsed.json)
+    if not console.is_terminal:
+        console = Console(stderr=parsed.json, width=120)
+    build, reports = _run(parsed, Console(stderr=True))
+    console.print(stage_table(build.name, reports))
+    console.print(summary(reports), highlight=False)
+    if parsed.json:
+        print(json.dumps(stage_json(build.name, reports)))
+    return 0
+
+
+def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") -> tuple[Build, list[StageReport]]:
+    """Build what a command asks for, with progress on `console`."""
+    from tokenloom.assets.build import STAGES, Build
+    from tokenloom.console.progress import BuildProgress
+    from tokenloom.resources.compute import ComputeEngine
+    from tokenloom.resources.store import ArtifactStore
+
+    if parsed.engine == "ray":
+        raise TokenloomError("--engine ray is not available in this version")
+    last = getattr(parsed, "stage", None) or last
+    if last not in STAGES:
+        raise _wrong_choice("--stage", last, STAGES)
+    config = PipelineConfig.from_file(parsed.config)
+    engine = ComputeEngine(parsed.workers or config.compute.workers)
+    with BuildProgress(console) as progress:
+        build = Build(config, ArtifactStore(parsed.store), engine, parsed.limit, on_progress=progress.chunk_done)
+        reports = []
+        for report in build.run_all(last):
+            progress.stage_done(report)
+            reports.append(report)
+    return build, reports
+
+
+def _wrong_choice(option: str, given: str, choices: Sequence[str]) -> ConfigError:
+    import difflib
+
+    from tokenloom.errors import Fault
+
+    close = difflib.get_close_matches(given, choices, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return ConfigError([Fault(option, f"{given!r} is not one of {', '.join(choices)}{hint}")])
+
+
+def _preview(parsed: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from tokenloom.console.preview import html_preview, print_preview
+    from tokenloom.console.token_runs import RowReader
+    from tokenloom.errors import Fault
+
+    build, _ = _run(parsed, Console(stderr=True, quiet=not sys.stderr.isatty()))
+    reader = RowReader(build.store, build.name)
+    wanted = parsed.row if parsed.row is not None else range(min(3, len(reader)))
+    if outside := [row for row in wanted if not 0 <= row < len(reader)]:
+        raise ConfigError(
+            [Fault("--row", f"{outside[0]} is outside of the {len(reader)} rows, 0 to {len(reader) - 1}")]
+        )
+    rows = [reader.read(row) for row in wanted]
+    if parsed.html:
+        Path(parsed.html).write_text(html_preview(build.name, rows), encoding="utf-8")
+        print(f"wrote {parsed.html}")
+    else:
+        print_preview(Console(), build.name, rows)
+    return 0
+
+
+def _schema(parsed: argparse.Namespace) -> int:
+    schema: dict[str, Any] = PipelineConfig.model_json_schema()
+    print(json.dumps(schema, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Rows as the model will see them: runs of tokens that are trained, masked, or control tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tokenloom.assets.rejects import ROW
+from tokenloom.resources.ragged import list_parts
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.tokenizers import TOKENIZER
+
+Kind = Literal["trained", "masked"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring tokens of one kind, and the text that they decode to."""
+
+    text: str
+    trained: bool
+    control: bool
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One sequence for the eye, or the reason why its row has none.
+
+    `row` counts the raw rows of all files and splits, from 0.
+    """
+
+    row: int
+    split: str
+    source: str
+    runs: tuple[Run, ...]
+    absence: str = ""
+
+    @property
+    def tokens(self) -> int:
+        return sum(run.tokens for run in self.runs)
+
+    @property
+    def trained(self) -> int:
+        return sum(run.tokens for run in self.runs if run.trained)
+
+
+class RowReader:
+    """Reads built sequences by raw row.
+
+    Args:
+        store, dataset: what was built.
+    """
+
+    def __init__(self, store: ArtifactStore, dataset: str):
+        from tokenizers import Tokenizer
+
+        self._store = store
+        self._manifests = {
+            stage: store.manifest(dataset, stage) for stage in ("raw", "columns", "prompts", "tokens", "sequences")
+        }
+        facts = store.manifest(dataset, "tokenizer").facts
+        self._tokenizer = Tokenizer.from_file(str(store.tokenizer_folder(facts["digest"]) / TOKENIZER))
+        found = (self._tokenizer.token_to_id(token) for token in facts["control"])
+        self._control = [index for index in found if index is not None]
+        self._first_row = np.cumsum([0, *(chunk.rows_in for chunk in self._raw.chunks)])
+
+    @property
+    def _raw(self) -> Manifest:
+        return self._manifests["raw"]
+
+    def __len__(self) -> int:
+        """Number of raw rows."""
+        return int(self._first_row[-1])
+
+    def read(self, row: int) -> ShownRow:
+        """The sequence that holds a raw row; with packing, together with its neighbours."""
+        number = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        local = row - int(self._first_row[number])
+        chunk = self._manifests["sequences"].chunks[number]
+        table = self._store.objects.get(chunk.output)
+        offsets, rows = list_parts(table["rows"])
+        found = np.flatnonzero(rows.to_numpy() == local)
+        if not len(found):
+            return ShownRow(row, chunk.split, chunk.source, (), self._absence(number, local))
+        sequence = int(np.searchsorted(offsets, found[0], side="right")) - 1
+        return ShownRow(row, chunk.split, chunk.source, tuple(self._runs(table, sequence)))
+
+    def _runs(self, table: Any, sequence: int) -> Iterator[Run]:
+        ids = np.array(table["input_ids"][sequence].as_py())
+        trained = np.array(table["trained"][sequence].as_py()) == 1
+        control = np.isin(ids, self._control)
+        changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(control) != 0)) + 1
+        for begin, end in zip([0, *changes], [*changes, len(ids)], strict=True):
+            text = self._tokenizer.decode(ids[begin:end].tolist(), skip_special_tokens=False)
+            yield Run(text, bool(trained[begin]), bool(control[begin]), int(end - begin))
+
+    def _absence(self, number: int, local: int) -> str:
+        """Why a raw row has no sequence."""
+        for stage, manifest in self._manifests.items():
+            rejects = manifest.chunks[number].rejects
+            for reject in self._store.objects.get(rejects).to_pylist() if rejects else []:
+                if reject[ROW] == local:
+                    return f"rejected by {stage}: {reject['code']}: {reject['message']}"
+        return "filtered"

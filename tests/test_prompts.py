@@ -1,0 +1,493 @@
+"""Prompts: the text of a row, and which of its bytes are trained, against `str.format`-like and transformers oracles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.stage import ChunkOutput
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, TemplateError
+from tokenloom.resources.tokenizers import resolve_tokenizer
+
+Row = dict[str, Any]
+Render = Callable[..., ChunkOutput]
+
+FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+TEXT = st.text(max_size=20)
+ANSWER = st.text(min_size=1, max_size=20).filter(str.strip)
+
+
+@pytest.fixture(scope="module")
+def render(tokenizer_folder: Path) -> Render:
+    """Renders rows as the pipeline would: columns by the mapping that the rows suggest, then the prompt's format."""
+
+    def rendered(
+        rows: list[Row], prompt: Row, tokenizer: Row | None = None, folder: Path = tokenizer_folder
+    ) -> ChunkOutput:
+        settings = {"name_or_path": str(folder), **(tokenizer or {})}
+        config = PipelineConfig.from_mapping(
+            {"dataset": {"name": "x"}, "tokenizer": settings, "prompt_template": prompt}
+        )
+        table = pa.Table.from_pylist(rows).append_column(ROW, pa.array(range(len(rows)), pa.int32()))
+        mapping = resolve(config, merge([sketch(table)]))
+        canonical = to_canonical(table, mapping)
+        assert canonical.rejects.num_rows == 0, canonical.rejects.to_pylist()
+        return renderer(config, mapping.to_json(), resolve_tokenizer(config))(canonical.table)
+
+    return rendered
+
+
+def trained_parts(text: str, spans: list[Row]) -> list[str]:
+    """Maximal runs of trained bytes, decoded."""
+    data, parts, end = text.encode(), [], -1
+    for span in spans:
+        if span["weight"] > 0:
+            piece = data[span["start"] : span["end"]]
+            if span["start"] == end:
+                parts[-1] += piece
+            else:
+                parts.append(piece)
+            end = span["end"]
+    return [part.decode() for part in parts]
+
+
+def assert_partition(text: str, spans: list[Row]) -> None:
+    at = 0
+    for span in spans:
+        assert span["start"] == at < span["end"]
+        at = span["end"]
+    assert at == len(text.encode())
+
+
+def fill(template: str, row: Row) -> str:
+    """What a custom template means: one final newline less, doubled braces halved, fields replaced, once each."""
+    body = template[:-1] if template.endswith("\n") else template
+    return FIELD.sub(lambda found: found[0][0] if found[1] is None else row[found[1]], body)
+
+
+CUSTOM = "{{ {{x}} }} é\n### Q: {question}\n### C: {{{context}}}\n### A:\n{answer}"
+
+
+@given(st.lists(st.tuples(TEXT, TEXT, ANSWER), min_size=1, max_size=5), st.sampled_from(["", "\n", "\n\n", " end\n"]))
+def test_custom_template_is_what_format_makes_of_it(
+    render: Render, values: list[tuple[str, str, str]], ending: str
+) -> None:
+    rows = [dict(zip(("question", "context", "answer"), value, strict=True)) for value in values]
+    template = CUSTOM + ending
+    out = render(rows, {"template": template, "label_column": "answer"})
+    assert out.rejects.num_rows == 0
+    for row, made in zip(rows, out.table.to_pylist(), strict=True):
+        after = fill(ending, {})
+        assert made["text"] == fill(CUSTOM, row) + "</s>" + after
+        assert_partition(made["text"], made["spans"])
+        assert trained_parts(made["text"], made["spans"]) == [row["answer"] + "</s>"]
+
+
+@given(st.lists(st.tuples(TEXT, ANSWER), min_size=1, max_size=5))
+def test_custom_template_with_the_answer_in_the_middle_trains_answer_and_eos(
+    render: Render, values: list[tuple[str, str]]
+) -> None:
+    rows = [{"q": question, "answer": answer} for question, answer in values]
+    out = render(rows, {"template": "A: {answer}\nQ: {q}, {q}", "label_column": "answer", "add_bos": True})
+    for row, made in zip(rows, out.table.to_pylist(), strict=True):
+        assert made["text"] == f"<s>A: {row['answer']}</s>\nQ: {row['q']}, {row['q']}"
+        assert_partition(made["text"], made["spans"])
+        assert trained_parts(made["text"], made["spans"]) == [row["answer"] + "</s>"]
+        controls = [span for span in made["spans"] if span["control"]]
+        assert [made["text"].encode()[span["start"] : span["end"]] for span in controls] == [b"<s>", b"</s>"]
+
+
+def test_eos_can_be_left_out(render: Render) -> None:
+    out = render([{"q": "a", "answer": "b"}], {"template": "{q}: {answer}", "label_column": "answer", "add_eos": False})
+    (made,) = out.table.to_pylist()
+    assert made["text"] == "a: b"
+    assert trained_parts(made["text"], made["spans"]) == ["b"]
+
+
+def test_train_on_all_trains_every_byte(render: Render) -> None:
+    out = render([{"q": "a", "answer": "b"}], {"template": "{q}: {answer}.", "train_on": "all"})
+    (made,) = out.table.to_pylist()
+    assert made["text"] == "a: b.</s>"
+    assert trained_parts(made["text"], made["spans"]) == ["a: b.</s>"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ({"template": "{q}: {answer}", "label_column": "answer"}, "<s>a: b</s>"),
+        ({"template": "<s>{q}: {answer}", "label_column": "answer"}, "<s>a: b</s>"),
+        ({"template": "{q}: {answer}", "label_column": "answer", "add_bos": False}, "a: b</s>"),
+        ({"format_type": "jinja", "template": "{{ q }}: {{ answer }}", "label_column": "answer"}, "<s>a: b</s>"),
+        (
+            {"format_type": "jinja", "template": "{{ bos_token }}{{ q }}: {{ answer }}", "label_column": "answer"},
+            "<s>a: b</s>",
+        ),
+        ({"format_type": "jinja", "template": "<s>{{ q }}: {{ answer }}", "label_column": "answer"}, "<s>a: b</s>"),
+    ],
+)
+def test_bos_stands_once_whoever_writes_it(
+    render: Render, bos_tokenizer_folder: Path, prompt: Row, expected: str
+) -> None:
+    out = render([{"q": "a", "answer": "b"}], prompt, folder=bos_tokenizer_folder)
+    assert out.table["text"].to_pylist() == [expected]
+
+
+def test_add_bos_true_adds_one_where_the_tokenizer_would_not(render: Render) -> None:
+    out = render([{"q": "a", "answer": "b"}], {"template": "{q}: {answer}", "label_column": "answer", "add_bos": True})
+    assert out.table["text"].to_pylist() == ["<s>a: b</s>"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "line"), [("{q}\n{answer} }", 1), ("a\nb\n{ {answer}", 2), ("{}{answer}", 0), ("\n{answer}\n\n{q", 3)]
+)
+def test_a_lone_brace_is_one_fault_at_its_line(tmp_path: Path, tokenizer_folder: Path, bad: str, line: int) -> None:
+    body = "\n".join(f"    {text}" for text in bad.split("\n"))
+    path = tmp_path / "data.yaml"
+    text = f"dataset: {{name: x}}\nprompt_template:\n  label_column: answer\n  template: |2\n{body}\n"
+    path.write_text(text)
+    config = PipelineConfig.from_file(path)
+    columns = [{"column": name, "type": "string"} for name in ("q", "answer")]
+    with pytest.raises(ConfigError) as raised:
+        resolve(config, columns)
+    assert [fault.place for fault in raised.value.faults] == [f"{path}:{5 + line}"]
+
+
+IF_INPUT = "### {{ question }}\n{% if context %}\n>> {{ context }}\n{% endif %}\nAnswer: {{ answer }}"
+
+
+@given(st.lists(st.tuples(TEXT, TEXT, ANSWER), min_size=1, max_size=6))
+def test_jinja_template_with_a_condition_follows_each_row(render: Render, values: list[tuple[str, str, str]]) -> None:
+    rows = [dict(zip(("question", "context", "answer"), value, strict=True)) for value in values]
+    out = render(rows, {"format_type": "jinja", "template": IF_INPUT + "\n", "label_column": "answer"})
+    assert out.rejects.num_rows == 0
+    for row, made in zip(rows, out.table.to_pylist(), strict=True):
+        middle = f">> {row['context']}\n" if row["context"] else ""
+        assert made["text"] == f"### {row['question']}\n{middle}Answer: {row['answer']}</s>"
+        assert_partition(made["text"], made["spans"])
+        assert trained_parts(made["text"], made["spans"]) == [row["answer"] + "</s>"]
+
+
+@given(st.lists(st.tuples(TEXT, ANSWER), min_size=1, max_size=6))
+def test_jinja_trim_trains_the_trimmed_answer(render: Render, values: list[tuple[str, str]]) -> None:
+    rows = [{"q": question, "answer": answer} for question, answer in values]
+    template = "{{ q | trim }}\nA: {{ answer | trim }}\n--"
+    out = render(rows, {"format_type": "jinja", "template": template, "label_column": "answer"})
+    assert out.rejects.num_rows == 0
+    for row, made in zip(rows, out.table.to_pylist(), strict=True):
+        answer = row["answer"].strip()
+        assert made["text"] == f"{row['q'].strip()}\nA: {answer}</s>\n--"
+        assert trained_parts(made["text"], made["spans"]) == [answer + "</s>"]
+
+
+@given(st.lists(st.tuples(TEXT, ANSWER), min_size=1, max_size=6))
+def test_jinja_generation_marks_say_what_is_trained(render: Render, values: list[tuple[str, str]]) -> None:
+    rows = [{"q": question, "answer": answer} for question, answer in values]
+    template = "Q {{ q }}\n{% generation %}A {{ answer }}.{% endgeneration %} end"
+    out = render(rows, {"format_type": "jinja", "template": template})
+    assert out.rejects.num_rows == 0
+    for row, made in zip(rows, out.table.to_pylist(), strict=True):
+        assert made["text"] == f"Q {row['q']}\nA {row['answer']}.</s> end"
+        assert_partition(made["text"], made["spans"])
+        assert trained_parts(made["text"], made["spans"]) == [f"A {row['answer']}.</s>"]
+
+
+def test_a_value_that_the_template_changes_is_rejected_and_others_go_on(render: Render) -> None:
+    rows = [{"q": "a", "answer": "SHOUT"}, {"q": "b", "answer": "whisper"}]
+    prompt = {"format_type": "jinja", "template": "{{ q }}: {{ answer | upper }}", "label_column": "answer"}
+    out = render(rows, prompt)
+    assert out.table["text"].to_pylist() == ["a: SHOUT</s>"]
+    assert out.rejects.select([ROW, "stage", "code"]).to_pylist() == [
+        {ROW: 1, "stage": "prompts", "code": "unverified_spans"}
+    ]
+
+
+def test_private_use_marks_in_data_are_rejected_not_confused(render: Render) -> None:
+    rows = [{"q": "\ue0d00\ue0d1", "answer": "x"}, {"q": "b", "answer": "y"}]
+    out = render(rows, {"format_type": "jinja", "template": "{{ q }}: {{ answer }}", "label_column": "answer"})
+    assert out.table["text"].to_pylist() == ["b: y</s>"]
+    assert out.rejects["code"].to_pylist() == ["private_use"]
+
+
+@pytest.mark.parametrize("padding", ["a", "a\nb\nc"])
+@pytest.mark.parametrize("broken", ["{% if %}", "{{ q", "{% endfor %}", "{{ q | nofilter }}"])
+def test_a_jinja_syntax_error_names_its_line(tmp_path: Path, broken: str, padding: str) -> None:
+    lines = [*padding.split("\n"), broken]
+    head = "dataset: {name: x}\nprompt_template:\n  format_type: jinja\n  label_column: q\n  template: |\n"
+    path = tmp_path / "data.yaml"
+    path.write_text(head + "".join(f"    {line}\n" for line in lines))
+    with pytest.raises(ConfigError) as raised:
+        resolve(PipelineConfig.from_file(path), [{"column": "q", "type": "string"}])
+    assert [fault.place for fault in raised.value.faults] == [f"{path}:{5 + len(lines)}"]
+
+
+def test_a_chat_template_syntax_error_names_its_line(render: Render) -> None:
+    rows = [{"prompt": "a", "completion": "b"}]
+    with pytest.raises(TemplateError, match="line 3"):
+        render(rows, {"format_type": "chat"}, {"chat_template": "{{ bos_token }}\n\n{% for %}"})
+
+
+ATTACKS = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.system('touch OWNED') }}",
+    "{{ joiner.__init__.__globals__['os'].popen('touch OWNED').read() }}",
+    "{{ lipsum.__globals__['os'].system('touch OWNED') }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__closure__ }}",
+    "{{ '%s'.format_map.__self__.__class__.__base__ }}",
+    "{{ '{0.__class__.__mro__}'.format('') }}",
+    "{% for i in range(1000000000) %}x{% endfor %}",
+    "{{ (''|attr('__class__')).__mro__ }}",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_sandbox_refuses_and_runs_nothing(
+    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "a", "completion": "b"}]
+    template = attack.replace("OWNED", str(tmp_path / "OWNED")) + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    out = render(rows, {"format_type": "chat"}, {"chat_template": template})
+    assert out.table.num_rows == 0
+    assert out.rejects["code"].to_pylist() == ["template_refused"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_template_that_changes_its_data_is_refused(render: Render) -> None:
+    template = "{{ messages.append(messages[0]) }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    out = render([{"prompt": "a", "completion": "b"}], {"format_type": "chat"}, {"chat_template": template})
+    assert out.rejects["code"].to_pylist() == ["template_refused"]
+
+
+def test_todays_date_is_refused_unless_frozen(render: Render) -> None:
+    rows = [{"prompt": "a", "completion": "b"}]
+    template = "{{ strftime_now('%d %b %Y') }} {% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    refused = render(rows, {"format_type": "chat"}, {"chat_template": template})
+    assert refused.rejects["code"].to_pylist() == ["template_refused"]
+    assert "date_string" in refused.rejects["message"][0].as_py()
+    frozen = render(rows, {"format_type": "chat", "date_string": "26 Jul 2024"}, {"chat_template": template})
+    assert frozen.table["text"].to_pylist() == ["26 Jul 2024 user: a</s>assistant: b</s>"]
+
+
+TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+TALK = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U1"},
+    {"role": "assistant", "content": "A1"},
+    {"role": "user", "content": "U2"},
+    {"role": "assistant", "content": "A2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("train_on", "expected"),
+    [
+        ("completions", ["A1<|im_end|>", "A2<|im_end|>"]),
+        ("last", ["A2<|im_end|>"]),
+        (["user"], ["U1<|im_end|>", "U2<|im_end|>"]),
+        (["system", "assistant"], ["S<|im_end|>", "A1<|im_end|>", "A2<|im_end|>"]),
+        ("all", ["".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in TALK)]),
+    ],
+)
+def test_train_on_chooses_messages(render: Render, train_on: Any, expected: list[str]) -> None:
+    prompt = {"format_type": "chat", "train_on": train_on, "add_eos": False}
+    (made,) = render([{"messages": TALK}], prompt, {"chat_template": TURNS}).table.to_pylist()
+    assert trained_parts(made["text"], made["spans"]) == expected
+
+
+def test_system_stands_before_conversations_that_have_none(render: Render) -> None:
+    rows = [{"messages": TALK}, {"messages": TALK[1:]}, {"messages": TALK[1:3]}]
+    out = render(
+        rows,
+        {"format_type": "chat", "system": "Sys", "add_eos": False},
+        {"chat_template": "{% for m in messages %}{{ m.role[0] + m.content + ' ' }}{% endfor %}"},
+    )
+    assert out.table["text"].to_pylist() == ["sS uU1 aA1 uU2 aA2 ", "sSys uU1 aA1 uU2 aA2 ", "sSys uU1 aA1 "]
+
+
+def test_rows_keep_their_order_whatever_their_shapes(render: Render) -> None:
+    rows = [{"messages": TALK[1:3] if index % 3 else TALK} for index in range(20)]
+    out = render(rows, {"format_type": "chat"}, {"chat_template": TURNS})
+    assert out.table[ROW].to_pylist() == list(range(20))
+
+
+PAIRED = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '[Q] ' + m.content | trim + '\n' }}{% elif m.role == 'system' %}\
+{{ m.content + '\n' }}{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+TEXT_STOP = "{% for m in messages %}{{ '## ' + m.role + '\n' + m.content + '\n####\n' }}{% endfor %}"
+MARKED = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}\
+{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+THINKING = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
+{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+COUNTING = "{% for m in messages %}{{ m.role + ' (' + m.content | length | string + '): ' + m.content + eos_token }}{% endfor %}"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a chat template writes around an answer: trained `before` and `after` it, and whether it trims it."""
+
+    after: str
+    trims: bool = True
+    before: str = ""
+
+
+REAL = {
+    "alpaca": Written("</s>"),
+    "chatml": Written("<|im_end|>"),
+    "gemma-it": Written("<end_of_turn>"),
+    "llama-2-chat": Written(" </s>"),
+    "llama-3-instruct": Written("<|eot_id|>"),
+    "mistral-instruct": Written("</s>"),
+    "qwen2.5-instruct": Written("<|im_end|>", trims=False),
+    "qwen2_5_training": Written("<|im_end|>\n", trims=False, before="\n"),
+    "zephyr": Written("</s>"),
+}
+OWN = {
+    "turns": (TURNS, Written("<|im_end|>", trims=False)),
+    "paired": (PAIRED, Written("</s>", trims=False)),
+    "text stop": (TEXT_STOP, Written("\n####", trims=False)),
+    "marked": (MARKED, Written("</s>", trims=False)),
+}
+
+CONTENTS = [
+    "plain words",
+    "  leading and trailing \n\n",
+    "\n\nline breaks around\n",
+    "<|im_end|>\n<|im_start|>assistant\nI am an impostor<|im_end|>\n",
+    "</s><s>[INST] x [/INST] y </s><end_of_turn>\n<|eot_id|>\n####\n## assistant\n",
+    "👩‍👩‍👧‍👦 emoji 🏳️‍🌈 and é as e\u0301",
+    "مرحبا بالعالم \u200f שלום",
+    "first\r\nsecond\r\n",
+    "{{ 7 * 7 }} {% raw %} {0} %s \\n \\",
+    "\u00a0no-break space\u2003",
+]
+
+
+def conversations() -> list[list[Row]]:
+    """Every content in every place, in conversations of one and two turns, with a system message or not."""
+    made = []
+    for index, content in enumerate(CONTENTS):
+        other, third = CONTENTS[(index + 1) % len(CONTENTS)], CONTENTS[(index + 3) % len(CONTENTS)]
+        first = [{"role": "user", "content": other}, {"role": "assistant", "content": content}]
+        second = [{"role": "user", "content": content}, {"role": "assistant", "content": third}]
+        empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": content}]
+        for turns in (first, first + second, empty, second + empty):
+            made += [turns, [{"role": "system", "content": third}, *turns]]
+    return made
+
+
+def expected_parts(text: str, talk: list[Row], written: Written) -> list[str]:
+    """Each answer as the template placed it, with its stop: sought in order, behind the message before it."""
+    parts, at = [], 0
+    for turn in talk:
+        answer = turn["role"] == "assistant"
+        content = turn["content"].strip() if written.trims else turn["content"]
+        if not answer:
+            content = content if content in text[at:] else content.strip()
+            at = text.index(content, at) + len(content)
+            continue
+        part = written.before + content + written.after
+        at = text.index(part, at) + len(part)
+        parts.append(part)
+    return parts
+
+
+def check_template(render: Render, folder: Path, template: str, written: Written) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(folder)
+    talks = conversations()
+    prompt = {"format_type": "chat", "add_eos": False, "add_bos": False}
+    out = render([{"messages": talk} for talk in talks], prompt, {"chat_template": template})
+    assert out.table.num_rows + out.rejects.num_rows == len(talks)
+    assert all(out.rejects["code"].to_pylist())
+    assert out.table.num_rows >= len(talks) // 2, out.rejects.to_pylist()
+    for made in out.table.to_pylist():
+        talk = talks[made[ROW]]
+        assert made["text"] == reference.apply_chat_template(talk, tokenize=False, chat_template=template)
+        assert_partition(made["text"], made["spans"])
+        assert trained_parts(made["text"], made["spans"]) == expected_parts(made["text"], talk, written), talk
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_chat_equals_transformers_and_trains_answers_with_their_stop(
+    render: Render, tokenizer_folder: Path, name: str
+) -> None:
+    check_template(render, tokenizer_folder, *OWN[name])
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_chat_template_equals_transformers(
+    render: Render, tokenizer_folder: Path, real_data: Path, name: str
+) -> None:
+    template = (real_data / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    check_template(render, tokenizer_folder, template, REAL[name])
+
+
+def test_every_real_chat_template_is_checked(real_data: Path) -> None:
+    assert {path.stem for path in (real_data / "chat_templates").glob("*.jinja")} == set(REAL)
+
+
+@pytest.mark.parametrize(
+    ("template", "code"),
+    [(COUNTING, "unverified_spans"), (PAIRED.replace("m.content + eos", "eos"), "content_dropped")],
+)
+def test_a_template_whose_spans_cannot_be_known_is_refused_with_a_code(
+    render: Render, template: str, code: str
+) -> None:
+    out = render([{"messages": TALK}], {"format_type": "chat"}, {"chat_template": template})
+    assert out.table.num_rows == 0
+    assert out.rejects["code"].to_pylist() == [code]
+
+
+def test_an_answer_that_the_template_cuts_is_rejected_and_others_go_on(render: Render, tokenizer_folder: Path) -> None:
+    talks = [[TALK[1], {"role": "assistant", "content": text}] for text in ("<think>no</think>\n\nyes", "plain", "\nx")]
+    out = render([{"messages": talk} for talk in talks], {"format_type": "chat"}, {"chat_template": THINKING})
+    assert out.rejects[ROW].to_pylist() == [0]
+    found = {made[ROW]: trained_parts(made["text"], made["spans"]) for made in out.table.to_pylist()}
+    assert found == {1: ["plain<|im_end|>"], 2: ["x<|im_end|>"]}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_bos_and_eos_are_added_to_a_chat_only_where_the_template_lacks_them(
+    render: Render, bos_tokenizer_folder: Path, name: str
+) -> None:
+    template, written = OWN[name]
+    own = render(
+        [{"messages": TALK}], {"format_type": "chat", "add_eos": False, "add_bos": False}, {"chat_template": template}
+    )
+    out = render(
+        [{"messages": TALK}], {"format_type": "chat"}, {"chat_template": template}, folder=bos_tokenizer_folder
+    )
+    (made,) = out.table.to_pylist()
+    ending = "</s>" if written.after == "\n####" else ""
+    assert made["text"] == "<s>" + own.table["text"][0].as_py() + ending
+
+
+@pytest.mark.parametrize("name", ["alpaca", "chatml", "llama-3-instruct", "mistral-instruct", "llama-2-chat"])
+def test_no_bos_is_added_to_a_template_that_writes_its_own(
+    render: Render, bos_tokenizer_folder: Path, real_data: Path, name: str
+) -> None:
+    template = (real_data / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    out = render(
+        [{"messages": TALK[1:3]}], {"format_type": "chat"}, {"chat_template": template}, folder=bos_tokenizer_folder
+    )
+    assert out.table["text"][0].as_py().count("<s>") == 1
