@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 DEMO_STORE := .tokenloom
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check ui bench soak clean
+.PHONY: help install demo test check ui bench docs soak clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -44,6 +44,9 @@ ui: $(INSTALLED)  ## start Dagster's UI on the pipelines/ folder
 
 bench: $(INSTALLED)  ## time a build against datasets.map, in one run
 	$(BIN)/python benchmarks/build_alpaca.py
+
+docs: $(INSTALLED)  ## write the reference pages from the code
+	$(BIN)/python docs/reference.py
 
 soak: $(INSTALLED)  ## the long sweeps
 	TOKENLOOM_SOAK=1 $(BIN)/python -m pytest -q

@@ -134,7 +134,7 @@ def _record_lines(
         for key, value in node.value:
             location = (*at, str(key.value))
             line = key.start_mark.line + 1
-            if location in lines and not isinstance(value, yaml.MappingNode):
+            if location in lines:
                 yield line, f"{'.'.join(map(str, location))}: given twice, first on line {lines[location]}"
             lines.setdefault(location, line)
             if isinstance(value, yaml.ScalarNode) and value.style in ("|", ">"):
@@ -166,19 +166,19 @@ def _in_file(location: Location) -> Location:
     for part in location:
         fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
         if part in fields:
-            model = _section_of(fields[part].annotation)
+            model = section_of(fields[part].annotation)
         elif not isinstance(part, int) and not fields:
             break
         kept.append(part)
     return tuple(kept)
 
 
-def _section_of(annotation: Any) -> Any:
+def section_of(annotation: Any) -> Any:
     """The model, list item's model, or None, that an annotation leads to."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in typing.get_args(annotation):
-        if inner is not types.NoneType and (model := _section_of(inner)) is not None:
+        if inner is not types.NoneType and (model := section_of(inner)) is not None:
             return model
     return None
 
@@ -190,14 +190,14 @@ def _sentence(item: Any, location: Location) -> str:
         return f"{name}: unknown setting{_nearest(str(location[-1]), _settings_at(location[:-1]))}"
     if kind == "missing":
         return f"{name}: missing; it is required"
-    expected = _expected(location)
+    takes = expected(location)
     if kind == "value_error":
         return f"{name}: {item['msg'].removeprefix('Value error, ')}"
-    if isinstance(given, str) and expected.choices:
-        return f"{name}: {given!r} is not one of {', '.join(expected.choices)}{_nearest(given, expected.choices)}"
+    if isinstance(given, str) and takes.choices:
+        return f"{name}: {given!r} is not one of {', '.join(takes.choices)}{_nearest(given, takes.choices)}"
     if kind.startswith(("greater", "less", "string_too", "string_pattern")):
         return f"{name}: {_shown(given)}: {item['msg'][0].lower()}{item['msg'][1:]}"
-    return f"{name}: expected {expected.text}, found {_shown(given)}"
+    return f"{name}: expected {takes.text}, found {_shown(given)}"
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Expected:
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
 
 
-def _expected(location: Location) -> Expected:
+def expected(location: Location) -> Expected:
     model: Any = PipelineConfig
     annotation: Any = PipelineConfig
     for part in location:
@@ -220,7 +220,7 @@ def _expected(location: Location) -> Expected:
         if model is None or part not in model.model_fields:
             return Expected("text")
         annotation = model.model_fields[part].annotation
-        model = _section_of(annotation)
+        model = section_of(annotation)
     if location and isinstance(location[-1], int):
         return Expected("text" if model is None else "settings")
     parts = _words(annotation)
@@ -250,7 +250,7 @@ def _settings_at(location: Location) -> list[str]:
     model: Any = PipelineConfig
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:
-            model = _section_of(model.model_fields[part].annotation)
+            model = section_of(model.model_fields[part].annotation)
     return list(model.model_fields) if model is not None else []
 
 

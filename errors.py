@@ -63,9 +63,13 @@ class TokenizerError(TokenloomError):
 
 
 class TemplateError(TokenloomError):
-    """A prompt or chat template is refused: its syntax, the sandbox, or spans that cannot be verified."""
+    """A prompt or chat template is refused: its syntax, the sandbox, or what it says itself."""
 
     exit_code = 2
+
+
+class SpansError(TemplateError):
+    """What a template does with a value cannot be followed, so nobody can say what would be trained."""
 
 
 class DataValidationError(TokenloomError):
@@ -93,60 +97,76 @@ class Ok(Generic[T]):
     value: T
 
     def is_ok(self) -> bool:
+        """True."""
         return True
 
     def is_err(self) -> bool:
+        """False."""
         return False
 
     def unwrap(self) -> T:
+        """The value."""
         return self.value
 
     def unwrap_err(self) -> NoReturn:
+        """Raises ValueError: there is no error."""
         raise ValueError(f"unwrap_err on a success: {self.value!r}")
 
     def unwrap_or(self, default: Any) -> T:
+        """The value."""
         return self.value
 
     def map(self, function: Callable[[T], U]) -> Ok[U]:
+        """Success with `function` of the value."""
         return Ok(function(self.value))
 
     def map_err(self, function: Callable[[Any], Any]) -> Ok[T]:
+        """Itself."""
         return self
 
     def and_then(self, function: Callable[[T], Result[U, E]]) -> Result[U, E]:
+        """What `function`, which returns a Result, makes of the value."""
         return function(self.value)
 
 
 @dataclass(frozen=True)
 class Err(Generic[E]):
-    """Failure, holding the error. `unwrap` raises it."""
+    """Failure, holding the error."""
 
     error: E
 
     def is_ok(self) -> bool:
+        """False."""
         return False
 
     def is_err(self) -> bool:
+        """True."""
         return True
 
     def unwrap(self) -> NoReturn:
+        """Raises the error."""
         if isinstance(self.error, BaseException):
             raise self.error
         raise ValueError(f"unwrap on a failure: {self.error!r}")
 
     def unwrap_err(self) -> E:
+        """The error."""
         return self.error
 
     def unwrap_or(self, default: T) -> T:
+        """`default`."""
         return default
 
     def map(self, function: Callable[[Any], Any]) -> Err[E]:
+        """Itself."""
         return self
 
     def map_err(self, function: Callable[[E], F]) -> Err[F]:
+        """Failure with `function` of the error."""
         return Err(function(self.error))
 
     def and_then(self, function: Callable[[Any], Any]) -> Err[E]:
+        """Itself."""
         return self
 
 

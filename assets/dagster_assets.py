@@ -56,6 +56,16 @@ def dagster_name(dataset: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", dataset)
 
 
+def job_name(dataset: str) -> str:
+    """The dataset's name as a job may have it: words that Dagster keeps for itself, such as `config`, end in `_`."""
+    name = dagster_name(dataset)
+    try:
+        dg.GraphDefinition(name=name)
+    except dg.DagsterInvalidDefinitionError:
+        return f"{name}_"
+    return name
+
+
 def asset_key(dataset: str, stage: str) -> dg.AssetKey:
     """`<dataset>/<stage>`."""
     return dg.AssetKey([dataset, stage])
@@ -83,10 +93,8 @@ def dataset_definitions(config: PipelineConfig) -> dg.Definitions:
 
 def _require_name(config: PipelineConfig) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", config.dataset_name):
-        message = (
-            f"name: {config.dataset_name!r} cannot be part of an asset key; set `name:` to letters, digits, _ . and -"
-        )
-        raise config.fault("name", message)
+        problem = f"name: {config.dataset_name!r} cannot be part of an asset key"
+        raise config.fault("name", f"{problem}; set `name:` to letters, digits, _ . and -")
 
 
 def _asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.AssetsDefinition:
@@ -112,7 +120,7 @@ def _check(config: PipelineConfig, stage: Stage) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=asset_key(config.dataset_name, stage.name),
         name="contract",
-        description="Every stored chunk is intact, has the columns and properties that its stage promises, and accounts for its rows.",
+        description="Every stored chunk is intact, keeps its stage's contract, and accounts for each row that came in.",
         blocking=True,
     )
     def contract(store: StoreResource) -> dg.AssetCheckResult:
@@ -123,7 +131,7 @@ def _check(config: PipelineConfig, stage: Stage) -> dg.AssetChecksDefinition:
 
 def _job(config: PipelineConfig) -> Any:
     return dg.define_asset_job(
-        f"build_{dagster_name(config.dataset_name)}",
+        job_name(config.dataset_name),
         selection=dg.AssetSelection.assets(*(asset_key(config.dataset_name, stage) for stage in STAGES)),
         description=f"Builds {config.dataset_name}, computing only what no earlier build did.",
         executor_def=dg.in_process_executor,
@@ -160,9 +168,7 @@ def _log_progress(log: Callable[[str], None]) -> Callable[[Progress], None]:
         nonlocal told
         if time.monotonic() - told >= PROGRESS_SECONDS:
             told = time.monotonic()
-            log(
-                f"{progress.stage}: {progress.chunks:,} chunks, {progress.reused:,} of them reused, {progress.rows:,} rows"
-            )
+            log(f"{progress.stage}: {progress.chunks:,} chunks, {progress.reused:,} reused, {progress.rows:,} rows")
 
     return on_progress
 
@@ -185,7 +191,7 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         **{f"counters/{name}": count for name, count in sorted(report.counters.items())},
     }
     if manifest.chunks:
-        first = store.objects.get(manifest.chunks[0].output)
+        first = _intact(store, manifest.chunks[0].output)
         metadata["dagster/column_schema"] = _column_schema(first.schema)
         metadata["sample"] = _sample(first)
     if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
@@ -209,17 +215,9 @@ def _reject_codes(rejects: Sequence[pa.Table]) -> dg.TableMetadataValue:
     """How many rows each code set aside, with one example, the most frequent first."""
     grouped = pa.concat_tables(rejects).group_by(["code", "field"], use_threads=False)
     counted = grouped.aggregate([(ROW, "count"), ("message", "first"), ("excerpt", "first")])
-    names = {
-        "rows": f"{ROW}_count",
-        "code": "code",
-        "field": "field",
-        "message": "message_first",
-        "example": "excerpt_first",
-    }
-    rows = counted.sort_by([(f"{ROW}_count", "descending")]).to_pylist()
-    return dg.MetadataValue.table(
-        [dg.TableRecord({name: _cell(row[of]) for name, of in names.items()}) for row in rows]
-    )
+    counted = counted.rename_columns(["code", "field", "rows", "message", "example"])
+    shown = counted.sort_by([("rows", "descending"), ("code", "ascending"), ("field", "ascending")]).to_pylist()
+    return dg.MetadataValue.table([dg.TableRecord({name: _cell(row[name]) for name in row}) for row in shown])
 
 
 def _cell_type(kind: pa.DataType) -> str:
@@ -307,7 +305,8 @@ def _intact(store: ArtifactStore, digest: str) -> pa.Table:
     except OSError:
         return store.objects.get(digest)  # raises, saying why
     if found != digest:
-        raise StoreError(f"object {digest} is damaged: its bytes have another digest")
+        path = store.objects.path(digest)
+        raise StoreError(f"object {digest} is damaged; delete {path}, and the next build makes it again")
     return store.objects.get(digest)
 
 

@@ -37,7 +37,9 @@ class PromptEngine:
         if not self._tokenizer.files:
             raise config.fault("tokenizer.train", "tokenizer.train: a tokenizer is trained by a build, not on the fly")
         policy = config.tokenizer.control_tokens_in_content
-        self._encoder = ContentEncoder(self._tokenizer.files[TOKENIZER], keep_control=policy == "keep")
+        self._encoder = ContentEncoder(
+            self._tokenizer.files[TOKENIZER], self._tokenizer.control, keep_control=policy == "keep"
+        )
         self._steps: Sequence[Callable[[pa.Table], ChunkOutput]] | None = None
 
     def encode(self, table: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Prompts: the text of a row, and which of its bytes are trained, against `str.format`-like and transformers oracles."""
+"""Prompts: the text of a row, and which of its bytes are trained, against independent oracles and `transformers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -28,8 +28,10 @@ Row = dict[str, Any]
 Render = Callable[..., ChunkOutput]
 
 FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
-TEXT = st.text(max_size=20)
-ANSWER = st.text(min_size=1, max_size=20).filter(str.strip)
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\ue0d0\ue0d1\ue0d2\ue0d3")
+TEXT = st.text(CHARACTERS, max_size=20)
+ANSWER = st.text(CHARACTERS, min_size=1, max_size=20).filter(str.strip)
+BLANKS = st.text("a \n", max_size=5)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +196,19 @@ def test_jinja_trim_trains_the_trimmed_answer(render: Render, values: list[tuple
         assert trained_parts(made["text"], made["spans"]) == [answer + "</s>"]
 
 
+@given(st.lists(st.tuples(BLANKS, BLANKS.filter(str.strip)), min_size=1, max_size=6))
+@example([("hi\n", "\nfoo")])
+def test_what_is_trimmed_is_never_mistaken_for_what_is_not(render: Render, values: list[tuple[str, str]]) -> None:
+    rows = [{"q": question, "answer": answer} for question, answer in values]
+    prompt = {"format_type": "jinja", "template": "{{ q | trim }}\n{{ answer }}", "label_column": "answer"}
+    out = render(rows, prompt)
+    assert out.table.num_rows + out.rejects.num_rows == len(rows)
+    for made in out.table.to_pylist():
+        row = rows[made[ROW]]
+        assert made["text"] == f"{row['q'].strip()}\n{row['answer']}</s>"
+        assert trained_parts(made["text"], made["spans"]) == [row["answer"] + "</s>"]
+
+
 @given(st.lists(st.tuples(TEXT, ANSWER), min_size=1, max_size=6))
 def test_jinja_generation_marks_say_what_is_trained(render: Render, values: list[tuple[str, str]]) -> None:
     rows = [{"q": question, "answer": answer} for question, answer in values]
@@ -235,10 +250,11 @@ def test_a_jinja_syntax_error_names_its_line(tmp_path: Path, broken: str, paddin
     assert [fault.place for fault in raised.value.faults] == [f"{path}:{5 + len(lines)}"]
 
 
-def test_a_chat_template_syntax_error_names_its_line(render: Render) -> None:
+@pytest.mark.parametrize("broken", ["{% for %}", "{{ messages | nofilter }}", "{% generation %}"])
+def test_a_chat_template_syntax_error_names_its_line(render: Render, broken: str) -> None:
     rows = [{"prompt": "a", "completion": "b"}]
     with pytest.raises(TemplateError, match="line 3"):
-        render(rows, {"format_type": "chat"}, {"chat_template": "{{ bos_token }}\n\n{% for %}"})
+        render(rows, {"format_type": "chat"}, {"chat_template": "{{ bos_token }}\n\n" + broken})
 
 
 ATTACKS = [
@@ -248,8 +264,6 @@ ATTACKS = [
     "{{ cycler.__init__.__globals__.os.system('touch OWNED') }}",
     "{{ joiner.__init__.__globals__['os'].popen('touch OWNED').read() }}",
     "{{ lipsum.__globals__['os'].system('touch OWNED') }}",
-    "{{ raise_exception.__globals__ }}",
-    "{{ strftime_now.__closure__ }}",
     "{{ '%s'.format_map.__self__.__class__.__base__ }}",
     "{{ '{0.__class__.__mro__}'.format('') }}",
     "{% for i in range(1000000000) %}x{% endfor %}",
@@ -268,6 +282,16 @@ def test_sandbox_refuses_and_runs_nothing(
     assert out.table.num_rows == 0
     assert out.rejects["code"].to_pylist() == ["template_refused"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "secret", ["raise_exception.__globals__", "strftime_now.__closure__", "''.__class__", "range.__self__"]
+)
+def test_sandbox_shows_nothing_of_python(render: Render, secret: str) -> None:
+    template = "[{{ " + secret + " }}]{% for m in messages %}{{ m.content }}{% endfor %}"
+    out = render([{"prompt": "a", "completion": "b"}], {"format_type": "chat"}, {"chat_template": template})
+    assert out.table["text"].to_pylist() in ([], ["[]ab</s>"])
+    assert out.table.num_rows + out.rejects.num_rows == 1
 
 
 def test_a_template_that_changes_its_data_is_refused(render: Render) -> None:
@@ -328,18 +352,22 @@ def test_rows_keep_their_order_whatever_their_shapes(render: Render) -> None:
     assert out.table[ROW].to_pylist() == list(range(20))
 
 
+LOOP = "{% for m in messages %}", "{% endfor %}"
 PAIRED = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ '[Q] ' + m.content | trim + '\n' }}{% elif m.role == 'system' %}\
-{{ m.content + '\n' }}{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
-)
-TEXT_STOP = "{% for m in messages %}{{ '## ' + m.role + '\n' + m.content + '\n####\n' }}{% endfor %}"
+    "{% if m.role == 'user' %}{{ '[Q] ' + m.content | trim + '\n' }}"
+    "{% elif m.role == 'system' %}{{ m.content + '\n' }}{% else %}{{ m.content + eos_token }}{% endif %}"
+).join(LOOP)
+TEXT_STOP = "{{ '## ' + m.role + '\n' + m.content + '\n####\n' }}".join(LOOP)
 MARKED = (
-    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}\
-{% endgeneration %}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}"
-)
-THINKING = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}\
-{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
-COUNTING = "{% for m in messages %}{{ m.role + ' (' + m.content | length | string + '): ' + m.content + eos_token }}{% endfor %}"
+    "{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{{ '\n' }}"
+).join(LOOP)
+THINKING = (
+    "{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}"
+).join(LOOP)
+COUNTING = "{{ m.role + ' (' + m.content | length | string + '): ' + m.content + eos_token }}".join(LOOP)
+SILENT = "{{ m.role + eos_token if m.role == 'assistant' else m.content }}".join(LOOP)
 
 
 @dataclass(frozen=True)
@@ -400,12 +428,11 @@ def expected_parts(text: str, talk: list[Row], written: Written) -> list[str]:
     """Each answer as the template placed it, with its stop: sought in order, behind the message before it."""
     parts, at = [], 0
     for turn in talk:
-        answer = turn["role"] == "assistant"
-        content = turn["content"].strip() if written.trims else turn["content"]
-        if not answer:
-            content = content if content in text[at:] else content.strip()
-            at = text.index(content, at) + len(content)
+        if turn["role"] != "assistant":
+            core = turn["content"].strip()
+            at = text.index(core, at) + len(core)
             continue
+        content = turn["content"].strip() if written.trims else turn["content"]
         part = written.before + content + written.after
         at = text.index(part, at) + len(part)
         parts.append(part)
@@ -428,7 +455,7 @@ def check_template(render: Render, folder: Path, template: str, written: Written
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_chat_equals_transformers_and_trains_answers_with_their_stop(
+def test_chat_equals_transformers_and_trains_answers_and_stops(
     render: Render, tokenizer_folder: Path, name: str
 ) -> None:
     check_template(render, tokenizer_folder, *OWN[name])
@@ -448,11 +475,9 @@ def test_every_real_chat_template_is_checked(real_data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("template", "code"),
-    [(COUNTING, "unverified_spans"), (PAIRED.replace("m.content + eos", "eos"), "content_dropped")],
+    [(COUNTING, "unverified_spans"), (SILENT, "content_dropped")],
 )
-def test_a_template_whose_spans_cannot_be_known_is_refused_with_a_code(
-    render: Render, template: str, code: str
-) -> None:
+def test_a_template_with_unknown_spans_is_refused_with_a_code(render: Render, template: str, code: str) -> None:
     out = render([{"messages": TALK}], {"format_type": "chat"}, {"chat_template": template})
     assert out.table.num_rows == 0
     assert out.rejects["code"].to_pylist() == [code]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.canonical import MESSAGES
-from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot, mark
+from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.template import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.verified import Shape, render_verified
@@ -77,8 +77,8 @@ class ChatFormat:
                 **self.tokens,
             }
 
-        probe = variables(["" if found.isupper() else mark(k) for k, found in enumerate(letters)])
-        return Shape(rows, values, probe, variables, lambda slots: self._layout(slots, roles))
+        empty = [found.isupper() for found in letters]
+        return Shape(rows, values, empty, variables, lambda slots: self._layout(slots, roles))
 
     def _layout(self, slots: list[Slot], roles: list[str]) -> tuple[list[Piece], list[Piece]]:
         if self.template.marks_generation and self.prompt.train_on in ("completions", "last"):
@@ -102,7 +102,7 @@ class ChatFormat:
                     slot.text, self.control, weight=weight, role="assistant" if slot.generated else "template"
                 )
             else:
-                pieces.append(Piece(None, slot.value, roles[slot.value], slot.value, weight))
+                pieces.append(Piece(None, slot.column, roles[slot.value], slot.value, weight))
         return pieces
 
     def _by_roles(self, slots: list[Slot], roles: list[str]) -> list[Piece]:
@@ -116,7 +116,7 @@ class ChatFormat:
         for slot in slots:
             if slot.value >= 0:
                 trained = roles[slot.value] in chosen and (self.prompt.train_on != "last" or slot.value == last)
-                pieces.append(Piece(None, slot.value, roles[slot.value], slot.value, float(trained)))
+                pieces.append(Piece(None, slot.column, roles[slot.value], slot.value, float(trained)))
                 stop_of = slot.value if trained else -1
                 continue
             literal = split_control(slot.text, self.control, weight=everything)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot, mark
+from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.template import split_control, with_bos
 from tokenloom.assets.prompts.verified import Shape, render_verified
@@ -51,14 +51,9 @@ class FieldsFormat:
             empty |= np.asarray(pc.equal(value, "").to_numpy(zero_copy_only=False), np.int64) << index
         for pattern in np.unique(empty):
             members = pa.array(np.flatnonzero(empty == pattern))
-            probe = ["" if pattern >> index & 1 else mark(index) for index in range(len(values))]
-            yield Shape(
-                rows.take(members),
-                [value.take(members) for value in values],
-                self._variables(probe),
-                self._variables,
-                self._layout,
-            )
+            found = [bool(pattern >> index & 1) for index in range(len(values))]
+            taken = [value.take(members) for value in values]
+            yield Shape(rows.take(members), taken, found, self._variables, self._layout)
 
     def _variables(self, values: Sequence[str]) -> dict[str, str]:
         return {**self.tokens, **dict(zip(self.fields, values, strict=True))}
@@ -75,7 +70,7 @@ class FieldsFormat:
             if name is None:
                 pieces += split_control(slot.text, self.control, weight=weight, role=role)
             else:
-                pieces.append(Piece(None, slot.value, role, weight=weight))
+                pieces.append(Piece(None, slot.column, role, weight=weight))
         last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
         stopped = bool(pieces) and pieces[last].control
         eos = [] if stopped or self.eos is None else [Piece(self.eos, role="answer", weight=1.0, control=True)]

@@ -1,7 +1,8 @@
 """Jinja templates, sandboxed: compiled, rendered, and probed for where each value ends up.
 
-`probe` renders a template with marks in place of values. Where the marks come out tells where values go, and the
-text between them what the template itself writes; the caller verifies that by comparing with a true rendering.
+`probe` renders a template with marks in place of values. Where the marks come out tells where values go, the text
+between them what the template itself writes, and white space put around the marks what it trims; the caller verifies
+all that by comparing with a true rendering.
 Templates see what they see in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
 loop controls and `{% generation %}`.
 """
@@ -10,9 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import jinja2
@@ -24,12 +26,20 @@ import jinja2.sandbox
 
 from tokenloom.assets.prompts.template import without_final_newline
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import TemplateError
+from tokenloom.errors import SpansError, TemplateError
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
 GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
 MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
 """Private-use characters that stand for values while a template is probed."""
+
+Trim = str | None
+"""Characters that a template strips on one side of a value: none (""), newlines, or None for all white space."""
+
+_LEFT_PADS: dict[str, Trim] = {"\n\n\u2002": "", "\u2002": "\n", "": None}
+_RIGHT_PADS: dict[str, Trim] = {"\u2003\n": "", "\u2003": "\n", "": None}
+"""What is left of the white space put beside a value, and what was then stripped. The numbers of newlines differ, so
+that no two ways to strip leave the same text between two values."""
 
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 
@@ -84,12 +94,26 @@ def _compile(source: str, date_string: str | None) -> jinja2.Template:
 class Slot:
     """Where value number `value` goes, or, where it is -1, text that the template itself writes.
 
-    `generated` tells whether it lies inside a `{% generation %}` block.
+    Args:
+        generated: whether it lies inside a `{% generation %}` block.
+        column: counts the slots that hold a value.
+        left, right: what the template strips of the value.
     """
 
     value: int
     text: str
     generated: bool
+    column: int = -1
+    left: Trim = ""
+    right: Trim = ""
+
+    @property
+    def trims(self) -> bool:
+        return (self.left, self.right) != ("", "")
+
+    def place(self, value: str) -> str:
+        """The value as the template places it."""
+        return value.lstrip(self.left).rstrip(self.right)
 
 
 class JinjaTemplate:
@@ -113,9 +137,39 @@ class JinjaTemplate:
         """
         return self._run(variables)
 
-    def probe(self, variables: Mapping[str, Any]) -> list[Slot]:
-        """The template's slots for variables whose values are `mark(0)`, `mark(1)`, …"""
-        text = self._run({**variables, "_marks_generation": True})
+    def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> list[Slot]:
+        """The template's slots, for values of which some are empty.
+
+        Args:
+            variables: the template's variables for given values.
+
+        Raises:
+            TemplateError: it refuses the values, or does with them what cannot be followed.
+        """
+        bare = self._slots(variables, empty, "", "")
+        padded = self._slots(variables, empty, next(iter(_LEFT_PADS)), next(iter(_RIGHT_PADS)))
+        own, seen = _literals(bare), _literals(padded)
+        if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in padded if slot.value >= 0]:
+            raise SpansError("the template places a value elsewhere when white space surrounds it")
+        beside = [
+            _pads(text, found, index > 0, index < len(own) - 1)
+            for index, (text, found) in enumerate(zip(own, seen, strict=True))
+        ]
+        numbers = iter(range(len(own)))
+        slots: list[Slot] = []
+        for slot in bare:
+            column = next(numbers) if slot.value >= 0 else -1
+            trimmed = {"column": column, "left": beside[column][1], "right": beside[column + 1][0]}
+            slots.append(replace(slot, **trimmed) if slot.value >= 0 else slot)
+        return slots
+
+    def _slots(
+        self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool], left: str, right: str
+    ) -> list[Slot]:
+        marks = [
+            "" if nothing else f"{left}{MARK_OPEN}{index}{MARK_CLOSE}{right}" for index, nothing in enumerate(empty)
+        ]
+        text = self._run({**variables(marks), "_marks_generation": True})
         slots: list[Slot] = []
         at, generated = 0, False
         for match in _MARK.finditer(text):
@@ -146,9 +200,30 @@ class JinjaTemplate:
             raise TemplateError(f"template: {type(error).__name__}: {error}") from error
 
 
-def mark(index: int) -> str:
-    """What stands for value number `index` while a template is probed."""
-    return f"{MARK_OPEN}{index}{MARK_CLOSE}"
+def _pads(own: str, found: str, after_value: bool, before_value: bool) -> tuple[Trim, Trim]:
+    """What was stripped to the right of the value before a text, and to the left of the value after it.
+
+    Args:
+        own: the text between the values.
+        found: the same with white space put beside the values.
+    """
+    rights = _RIGHT_PADS if after_value else {"": ""}
+    lefts = _LEFT_PADS if before_value else {"": ""}
+    for (right, stripped_right), (left, stripped_left) in product(rights.items(), lefts.items()):
+        if found == right + own + left:
+            return stripped_right, stripped_left
+    raise SpansError("the template changes its own text when white space surrounds a value")
+
+
+def _literals(slots: Sequence[Slot]) -> list[str]:
+    """The text before the first value, between values, and after the last."""
+    texts = [""]
+    for slot in slots:
+        if slot.value >= 0:
+            texts.append("")
+        else:
+            texts[-1] += slot.text
+    return texts
 
 
 def undeclared(config: PipelineConfig) -> dict[str, int]:
@@ -161,11 +236,12 @@ def undeclared(config: PipelineConfig) -> dict[str, int]:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
     try:
         tree = environment.parse(source)
+        environment.from_string(source)
+        names = jinja2.meta.find_undeclared_variables(tree)
     except jinja2.TemplateSyntaxError as error:
         message = f"prompt_template.template: {error.message}"
         raise config.fault("prompt_template.template", message, error.lineno - 1) from error
-    known = {"bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"}
-    names = jinja2.meta.find_undeclared_variables(tree) - known
+    names -= {"bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"}
     lines = dict.fromkeys(sorted(names), 0)
     for node in reversed(list(tree.find_all(jinja2.nodes.Name))):
         if node.name in lines:

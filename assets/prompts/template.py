@@ -115,8 +115,10 @@ def custom_layout(
 
 
 def with_bos(pieces: list[Piece], bos: str | None) -> list[Piece]:
-    """The pieces behind exactly one BOS: the template's own where it begins with one."""
-    if bos is None or (pieces and pieces[0].control and pieces[0].text == bos):
+    """The pieces behind exactly one BOS: the template's own where it begins with one, but for white space."""
+    solid = (piece for piece in pieces if piece.control or piece.text is None or piece.text.strip())
+    first = next(solid, None)
+    if bos is None or (first is not None and first.control and first.text == bos):
         return pieces
     return [Piece(bos, control=True), *pieces]
 

@@ -1,8 +1,8 @@
 """Renders rows through Jinja and proves where each value went.
 
-Rows of one shape (the same roles, the same values empty) share a layout, found by probing the template. A row goes
-on only when its layout, filled with its own values, equals what Jinja makes of them, byte for byte. A template may
-trim a value; the value then counts as trimmed. Markers inside the data are never searched for.
+Rows of one shape (the same roles, the same values empty) share a layout, found by probing the template: where it puts
+each value, and whether it trims it. A row goes on only when its layout, filled with its own values, equals what Jinja
+makes of them, byte for byte. Markers inside the data are never searched for.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from tokenloom.assets.prompts.jinja import MARKS, JinjaTemplate, Slot
 from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
 from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput
-from tokenloom.errors import TemplateError
+from tokenloom.errors import SpansError, TemplateError
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """From a template's slots to its pieces, and to the pieces with BOS and EOS added."""
-
-_TRIMS: tuple[Callable[[str], str], ...] = (lambda value: value, str.strip, str.rstrip, str.lstrip)
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,14 @@ class Shape:
     Args:
         rows: int32 row positions.
         values: one string array for each value that the template places.
-        probe: the template's variables with `mark(i)` in place of value i.
+        empty: which of the values are empty, in all rows.
         variables: the template's variables for one row's values.
-        layout: makes pieces of the template's slots.
+        layout: makes pieces of the template's slots; a piece's column is its slot's.
     """
 
     rows: pa.Array
     values: Sequence[pa.Array]
-    probe: dict[str, Any]
+    empty: Sequence[bool]
     variables: Callable[[Sequence[str]], dict[str, Any]]
     layout: Layout
 
@@ -65,84 +63,39 @@ def _render_shape(template: JinjaTemplate, shape: Shape) -> tuple[pa.Table, list
         return reject_rows(shape.rows.take(pa.array(rows)), "prompts", code, "", message, shown)
 
     try:
-        slots = template.probe(shape.probe)
-        lost = [
-            index
-            for index in range(len(shape.values))
-            if index not in {slot.value for slot in slots} and _any_text(shape.values[index])
-        ]
+        slots = template.probe(shape.variables, shape.empty)
         pieces, complete = shape.layout(slots)
     except TemplateError as error:
-        return _nothing(), [refuse(np.arange(count), "template_refused", str(error))]
+        code = "unverified_spans" if isinstance(error, SpansError) else "template_refused"
+        return _nothing(), [refuse(np.arange(count), code, str(error))]
+    placed = {slot.value for slot in slots}
+    lost = [index for index, nothing in enumerate(shape.empty) if not nothing and index not in placed]
     if lost:
         return _nothing(), [refuse(np.arange(count), "content_dropped", f"the template leaves out value {lost[0]}")]
-    columns = [value.to_pylist() for value in shape.values]
-    expected = assemble(shape.rows, pieces, shape.values)["text"].to_pylist()
-    refused: list[pa.Table] = []
-    kept = np.ones(count, bool)
-    for row, values in enumerate(zip(*columns, strict=True) if columns else [()] * count):
-        problem = _verify(template, shape, pieces, values, expected[row], columns, row)
-        if problem:
-            kept[row] = False
-            refused.append(refuse(np.array([row]), *problem))
-    rows = shape.rows.filter(pa.array(kept))
-    arrays = [pa.array(column, pa.string()).filter(pa.array(kept)) for column in columns]
-    return assemble(rows, complete, arrays), refused
+    columns = [_placed(slot, shape.values[slot.value]) for slot in slots if slot.value >= 0]
+    expected = assemble(shape.rows, pieces, columns)["text"].to_pylist()
+    rows = zip(*(value.to_pylist() for value in shape.values), strict=True) if shape.values else iter([()] * count)
+    problems = [_verify(template, shape, values, text) for values, text in zip(rows, expected, strict=True)]
+    refused = [refuse(np.array([row]), *problem) for row, problem in enumerate(problems) if problem]
+    kept = pa.array([problem is None for problem in problems], pa.bool_())
+    return assemble(shape.rows.filter(kept), complete, [column.filter(kept) for column in columns]), refused
 
 
-def _verify(
-    template: JinjaTemplate,
-    shape: Shape,
-    pieces: list[Piece],
-    values: Sequence[str],
-    expected: str,
-    columns: list[list[str]],
-    row: int,
-) -> tuple[str, str] | None:
-    """Compare one row with Jinja; trimmed values are put into `columns`. Returns a code and message, or None."""
+def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> tuple[str, str] | None:
+    """Compare one row with Jinja; returns the code and message of what is wrong, or None."""
     if any(mark in value for value in values for mark in MARKS):
         return "private_use", "a value holds private-use characters U+E0D0 to U+E0D3"
     try:
-        found = template.render(shape.variables(values))
+        if template.render(shape.variables(values)) == expected:
+            return None
     except TemplateError as error:
         return "template_refused", str(error)
-    if found == expected:
-        return None
-    trimmed = _fit(found, pieces, values)
-    if trimmed is None:
-        return "unverified_spans", "the template changes a value by more than trimming it"
-    for index, value in enumerate(trimmed):
-        columns[index][row] = value
-    return None
+    return "unverified_spans", "the template changes a value by more than trimming it"
 
 
-def _fit(found: str, pieces: Sequence[Piece], values: Sequence[str]) -> list[str] | None:
-    """The values as the template placed them, whole or trimmed, or None where no trimming explains the text."""
-    placed, at = list(values), 0
-    fixed: set[int] = set()
-    for index, piece in enumerate(pieces):
-        if piece.text is not None:
-            if not found.startswith(piece.text, at):
-                return None
-            at += len(piece.text)
-            continue
-        following = next((later.text for later in pieces[index + 1 :]), "")
-        options = (
-            (placed[piece.column],) if piece.column in fixed else tuple(trim(values[piece.column]) for trim in _TRIMS)
-        )
-        for option in options:
-            if found.startswith(option, at) and found.startswith(following or "", at + len(option)):
-                placed[piece.column] = option
-                fixed.add(piece.column)
-                at += len(option)
-                break
-        else:
-            return None
-    return placed if at == len(found) else None
-
-
-def _any_text(values: pa.Array) -> bool:
-    return bool(pc.any(pc.not_equal(values, "")).as_py())
+def _placed(slot: Slot, values: pa.Array) -> pa.Array:
+    """The values as the template places them."""
+    return values if not slot.trims else pa.array([slot.place(value) for value in values.to_pylist()], pa.string())
 
 
 def _nothing() -> pa.Table:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import TokenizerError
@@ -37,17 +39,27 @@ class ContentEncoder:
 
     Args:
         tokenizer: the content of tokenizer.json.
+        control: the control tokens, also those that tokenizer.json does not call special.
         keep_control: whether control strings in content become control tokens; else they are plain text.
     """
 
-    def __init__(self, tokenizer: bytes, keep_control: bool):
+    def __init__(self, tokenizer: bytes, control: Collection[str], keep_control: bool):
         from tokenizers import Tokenizer
 
-        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.decode())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = not keep_control
-        self._byte_lengths = _byte_lengths(json.loads(tokenizer), self._tokenizer)
+        def load(content: str) -> Tokenizer:
+            loaded = Tokenizer.from_str(content)
+            loaded.no_truncation()
+            loaded.no_padding()
+            loaded.encode_special_tokens = not keep_control
+            return loaded
+
+        parsed = json.loads(tokenizer)
+        for token in parsed["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in control
+        self._tokenizer = load(json.dumps(parsed))
+        self._byte_lengths = _byte_lengths(parsed, self._tokenizer)
+        self._inner = load(json.dumps(parsed)) if _never_prepend(parsed.get("pre_tokenizer")) else self._tokenizer
+        self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
 
     def id_of(self, token: str) -> int:
         """The id of a control token.
@@ -67,8 +79,16 @@ class ContentEncoder:
         """Number of ids, added tokens included."""
         return self._tokenizer.get_vocab_size()
 
-    def encode(self, texts: pa.Array) -> Encoded:
-        """Ids and byte positions of each text's tokens."""
+    def strips(self, token: str) -> tuple[bool, bool]:
+        """Whether a control token swallows white space on its left, and on its right."""
+        return self._strips.get(token, (False, False))
+
+    def encode(self, texts: pa.Array, leading: npt.NDArray[np.bool_]) -> Encoded:
+        """Ids and byte positions of each text's tokens.
+
+        Args:
+            leading: bool [texts], whether each is the begin of a whole text: some tokenizers put a mark before that.
+        """
         strings = texts.to_pylist()
         bounds, data = text_parts(texts)
         if self._byte_lengths is not None:
@@ -78,13 +98,34 @@ class ContentEncoder:
             end = np.cumsum(lengths)
             if (sum_rows(lengths, offsets_of(counts)) == np.diff(bounds)).all():
                 return Encoded(ids, counts, end - lengths, end)
-        encodings = self._tokenizer.encode_batch(strings, add_special_tokens=False)
+        encodings = self._encodings(strings, leading)
         ids, counts = _ids(encodings)
         places = np.array([place for encoding in encodings for place in encoding.offsets], np.int64).reshape(-1, 2)
         starts = np.flatnonzero((data & 0xC0) != 0x80)
         characters = np.append(starts, len(data))
         base = np.searchsorted(starts, bounds[:-1])[row_of(counts)]
         return Encoded(ids, counts, characters[base + places[:, 0]], characters[base + places[:, 1]])
+
+    def _encodings(self, strings: list[str], leading: npt.NDArray[np.bool_]) -> list[Encoding]:
+        encodings = self._inner.encode_batch(strings, add_special_tokens=False)
+        if self._inner is not self._tokenizer:
+            first = np.flatnonzero(leading)
+            begun = self._tokenizer.encode_batch([strings[index] for index in first], add_special_tokens=False)
+            for index, encoding in zip(first, begun, strict=True):
+                encodings[index] = encoding
+        return encodings
+
+
+def _never_prepend(pre_tokenizer: Any) -> bool:
+    """Turn `prepend_scheme: first` of Metaspace, wherever it stands, into `never`; whether there was one."""
+    if not pre_tokenizer:
+        return False
+    if pre_tokenizer["type"] == "Sequence":
+        return sum(_never_prepend(inner) for inner in pre_tokenizer["pretokenizers"]) > 0
+    if pre_tokenizer["type"] != "Metaspace" or pre_tokenizer.get("prepend_scheme") != "first":
+        return False
+    pre_tokenizer["prepend_scheme"] = "never"
+    return True
 
 
 def _ids(encodings: list[Encoding]) -> tuple[Ints, Ints]:

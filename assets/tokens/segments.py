@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans
-from tokenloom.resources.ragged import offsets_of, row_of, text_array, text_parts
+from tokenloom.resources.ragged import row_of, text_array, text_parts
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,22 @@ def content_segments(table: pa.Table) -> pa.Array:
     return found.text.filter(pa.array(~found.control))
 
 
-def segment_counts(found: Segments, rows: int) -> np.ndarray:
-    """Offsets [rows + 1] of each row's segments."""
-    return offsets_of(np.bincount(found.row, minlength=rows))
+def swallow(found: Segments, strips: Callable[[str], tuple[bool, bool]]) -> Segments:
+    """The segments without the white space that the control tokens beside them swallow.
+
+    Args:
+        strips: for a control token, whether it swallows white space on its left, and on its right.
+    """
+    named = found.text.dictionary_encode()
+    known = np.array([strips(token) for token in named.dictionary.to_pylist()], bool).reshape(-1, 2)
+    flags = known[named.indices.to_numpy()] & found.control[:, None]
+    if not flags.any():
+        return found
+    beside = found.row[1:] == found.row[:-1]
+    left, right = np.zeros(len(found.row), bool), np.zeros(len(found.row), bool)
+    left[1:] = flags[:-1, 1] & beside & ~found.control[1:]
+    right[:-1] = flags[1:, 0] & beside & ~found.control[:-1]
+    after = pc.if_else(pa.array(left), pc.utf8_ltrim_whitespace(found.text), found.text)
+    text = pc.if_else(pa.array(right), pc.utf8_rtrim_whitespace(after), after)
+    start = found.end - np.diff(text_parts(after)[0])
+    return replace(found, start=start, end=start + np.diff(text_parts(text)[0]), text=text)

@@ -19,7 +19,7 @@ from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.masks import own_tokens
-from tokenloom.assets.tokens.segments import Segments, segments
+from tokenloom.assets.tokens.segments import Segments, segments, swallow
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array, row_of, sum_rows
 from tokenloom.resources.store import ArtifactStore
@@ -70,7 +70,7 @@ class LazyTokenize:
     def _encoder(self) -> ContentEncoder:
         files = self._store.objects.get(self._digest)
         content = files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
-        return ContentEncoder(content, keep_control=self._policy == "keep")
+        return ContentEncoder(content, self._control, keep_control=self._policy == "keep")
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
         with self._lock:
@@ -89,10 +89,10 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     rows_in, rejects = table.num_rows, no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
-    found = segments(table)
+    found = swallow(segments(table), encoder.strips)
     rows = table.num_rows
-    content = found.text.filter(pa.array(~found.control))
-    encoded = encoder.encode(content)
+    leading = np.diff(found.row, prepend=-1) != 0
+    encoded = encoder.encode(found.text.filter(pa.array(~found.control)), leading[~found.control])
     counts = np.ones(len(found.row), np.int64)
     counts[~found.control] = encoded.counts
     of_segment = row_of(counts)
