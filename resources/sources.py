@@ -27,7 +27,7 @@ FORMATS = {
     ".text": "text",
     ".md": "text",
 }
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _DISK_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 

@@ -144,7 +144,7 @@ def _vocabulary(files: dict[str, bytes]) -> set[str]:
 
 
 def _from_hub(config: PipelineConfig, name: str) -> Path:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.endswith(".json"):
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", name) or name.endswith(".json"):
         raise config.fault("tokenizer.name_or_path", f"tokenizer.name_or_path: no such file or folder: {name}")
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError

@@ -1,0 +1,44 @@
+"""Small datasets that tests write to disk: YAML, rows and a tokenizer to train."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import yaml
+
+WORDS = "river stone lantern maple quiet orbit copper willow ember harbor meadow signal thread velvet 川 мост été 🌊".split()
+
+
+def rows(count: int, seed: int = 0, words: int = 30) -> list[dict[str, str]]:
+    """Instruction rows, all different."""
+    draw = random.Random(seed)
+
+    def say(length: int) -> str:
+        return " ".join(draw.choices(WORDS, k=length))
+
+    return [
+        {"instruction": f"{number}: {say(6)}?", "input": say(4) if number % 3 else "", "output": say(draw.randint(1, words))}
+        for number in range(count)
+    ]
+
+
+TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
+PROMPT = {"format_type": "custom", "template": TEMPLATE, "label_column": "output"}
+TOKENIZER = {
+    "train": {"vocab_size": 500, "min_frequency": 2},
+    "special_tokens": {"eos": "<|endoftext|>", "pad": "<|pad|>"},
+    "max_length": 256,
+}
+
+
+def write_dataset(folder: Path, count: int = 300, name: str = "small", seed: int = 0, **changes: object) -> Path:
+    """Write `count` rows and a YAML that declares them; `changes` replace sections. Returns the YAML's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(count, seed)]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings = {"dataset": {"name": f"{name}.jsonl"}, "tokenizer": TOKENIZER, "prompt_template": PROMPT} | changes
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path

@@ -1,0 +1,218 @@
+"""A build is a pure function of its inputs: same bytes cold, warm, after edits, on more workers, after being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+from blake3 import blake3
+from datasets_on_disk import TOKENIZER, write_dataset
+from tokenloom.assets.build import STAGES, Build, StageReport
+from tokenloom.assets.raw.cut import ChunkSize
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, DataValidationError
+from tokenloom.resources.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore
+
+SMALL = ChunkSize(target=24_000, minimum=6_000, maximum=96_000)
+KILLS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 20
+
+
+def build(config: Path, store: Path, workers: int = 2, size: ChunkSize = SMALL) -> dict[str, StageReport]:
+    made = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(workers), chunk_size=size)
+    return {report.name: report for report in made.run_all()}
+
+
+def digests(reports: dict[str, StageReport]) -> dict[str, str]:
+    return {name: report.digest for name, report in reports.items()}
+
+
+def test_rows_and_tokens_are_accounted_for_at_every_stage(tmp_path: Path) -> None:
+    reports = build(write_dataset(tmp_path), tmp_path / "store")
+    assert list(reports) == list(STAGES)
+    for report in reports.values():
+        assert report.rows_in == report.rows_out + report.rejected + report.filtered
+        assert report.chunks_reused == 0
+    assert reports["sequences"].rows_out == 300
+    assert reports["raw"].chunks > 1
+
+
+def test_a_second_build_computes_nothing(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path)
+    cold, warm = build(config, tmp_path / "store"), build(config, tmp_path / "store")
+    assert digests(cold) == digests(warm)
+    assert all(report.chunks_reused == report.chunks for report in warm.values())
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_number_of_workers_changes_no_byte(tmp_path: Path, workers: int) -> None:
+    config = write_dataset(tmp_path)
+    assert digests(build(config, tmp_path / "a", workers)) == digests(build(config, tmp_path / "b", 2))
+
+
+def test_a_store_elsewhere_and_a_config_elsewhere_give_the_same_bytes(tmp_path: Path) -> None:
+    first = build(write_dataset(tmp_path / "here"), tmp_path / "s1")
+    second = build(write_dataset(tmp_path / "there" / "deeper"), tmp_path / "s2")
+    assert digests(first) == digests(second)
+
+
+def test_an_appended_row_recomputes_its_chunk_alone(tmp_path: Path) -> None:
+    tokenizer = _frozen_tokenizer(tmp_path)
+    config = write_dataset(tmp_path, 600, tokenizer=tokenizer)
+    build(config, tmp_path / "store")
+    with (tmp_path / "small.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"instruction": "one more", "input": "", "output": "row"}) + "\n")
+    grown = build(config, tmp_path / "store")
+    for stage in ("raw", "columns", "prompts", "tokens", "sequences"):
+        assert grown[stage].chunks - grown[stage].chunks_reused <= 2, stage
+    assert digests(grown) == digests(build(config, tmp_path / "cold"))
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "missing"),
+    [
+        ("length", {"packing": "concat"}, {"sequences"}),
+        ("tokenizer", {"max_length": 128}, {"sequences"}),
+        ("dataloader", {"batch_size": 3}, set()),
+        ("validation", {"max_reject_fraction": 0.5}, set()),
+        ("tokenizer", {"padding": "longest"}, set()),
+        ("tokenizer", {"control_tokens_in_content": "keep"}, {"tokens"}),
+        ("prompt_template", {"add_eos": False}, {"prompts", "tokens", "sequences"}),
+    ],
+)
+def test_a_setting_recomputes_the_stages_that_read_it(
+    tmp_path: Path, section: str, change: dict[str, object], missing: set[str]
+) -> None:
+    config = write_dataset(tmp_path, tokenizer=_frozen_tokenizer(tmp_path))
+    before = build(config, tmp_path / "store")
+    settings = yaml.safe_load(config.read_text())
+    settings[section] = settings.get(section, {}) | change
+    config.write_text(yaml.safe_dump(settings))
+    after = build(config, tmp_path / "store")
+    assert {name for name, report in after.items() if report.chunks_reused == 0} == missing
+    changed = {name for name in STAGES if before[name].digest != after[name].digest}
+    assert changed - {"sequences"} <= missing
+
+
+def test_a_renamed_source_file_changes_no_digest(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path)
+    before = build(config, tmp_path / "store")
+    (tmp_path / "small.jsonl").rename(tmp_path / "renamed.jsonl")
+    config.write_text(config.read_text().replace("small.jsonl", "renamed.jsonl"))
+    after = build(config, tmp_path / "store")
+    assert digests(before) == digests(after)
+    assert all(report.chunks_reused == report.chunks for report in after.values())
+
+
+def test_a_missing_object_is_computed_again(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path)
+    cold = build(config, tmp_path / "store")
+    store = ArtifactStore(tmp_path / "store")
+    store.objects.path(store.manifest("small", "tokens").chunks[1].output).unlink()
+    healed = build(config, tmp_path / "store")
+    assert digests(healed) == digests(cold)
+    assert healed["tokens"].chunks_reused == healed["tokens"].chunks - 1
+
+
+def test_a_few_bad_rows_never_stop_a_build_and_never_vanish(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path, 400)
+    data = tmp_path / "small.jsonl"
+    lines = data.read_text().splitlines()
+    lines[7] = "{broken"
+    lines[200] = json.dumps({"instruction": "say nothing", "input": "", "output": "  "})
+    data.write_text("\n".join(lines) + "\n")
+    reports = build(config, tmp_path / "store")
+    assert (reports["raw"].rejected, reports["columns"].rejected, reports["sequences"].rows_out) == (1, 1, 398)
+    store = ArtifactStore(tmp_path / "store")
+    kept = [chunk.rejects for chunk in store.manifest("small", "columns").chunks if chunk.rejects]
+    found = pa.concat_tables([store.objects.get(digest) for digest in kept]).to_pylist()
+    assert [(reject["stage"], reject["code"], reject["field"]) for reject in found] == [("columns", "empty_answer", "output")]
+
+
+def test_too_many_bad_rows_fail_the_run_and_say_why(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path)
+    data = tmp_path / "small.jsonl"
+    data.write_text(data.read_text() + "{broken\n" * 20)
+    with pytest.raises(DataValidationError, match=r"raw: 20 of 320 rows rejected.*20 × invalid_json"):
+        build(config, tmp_path / "store")
+    assert "small" not in ArtifactStore(tmp_path / "store").datasets()
+
+
+def test_a_missing_column_is_named_at_the_templates_line(tmp_path: Path) -> None:
+    template = "Q: {instrution}\nA: {output}\n"
+    config = write_dataset(tmp_path)
+    block = "".join(f"    {line}\n" for line in template.splitlines())
+    config.write_text(
+        f"dataset: {{name: small.jsonl}}\ntokenizer: {json.dumps(TOKENIZER)}\n"
+        f"prompt_template:\n  template: |\n{block}  label_column: output\n"
+    )
+    with pytest.raises(ConfigError, match=r"small\.yaml:5: .*no column \{instrution\}.*did you mean instruction\?"):
+        build(config, tmp_path / "store")
+
+
+def test_a_limit_is_published_apart(tmp_path: Path) -> None:
+    config = PipelineConfig.from_file(write_dataset(tmp_path))
+    reports = list(Build(config, ArtifactStore(tmp_path / "store"), limit=10).run_all())
+    assert reports[-1].rows_out == 10
+    assert ArtifactStore(tmp_path / "store").datasets() == ["small@10"]
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from test_build import build
+build(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_build_killed_at_any_moment_goes_on_to_the_same_digests(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path, 1500)
+    started = time.monotonic()
+    command = [sys.executable, "-c", _KILLED, str(config)]
+    subprocess.run([*command, str(tmp_path / "whole"), str(Path(__file__).parent)], check=True)
+    whole = time.monotonic() - started
+    undisturbed = digests(build(config, tmp_path / "whole"))
+    draw = random.Random(11)
+    kills = 0
+    for attempt in range(KILLS):
+        store = tmp_path / f"killed{attempt // 5}"
+        process = subprocess.Popen([*command, str(store), str(Path(__file__).parent)])
+        try:
+            process.wait(timeout=draw.uniform(0.35, 1.0) * whole)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        _nothing_half_written(store)
+    assert kills > KILLS // 3
+    for store in tmp_path.glob("killed*"):
+        assert digests(build(config, store)) == undisturbed
+
+
+def _nothing_half_written(store: Path) -> None:
+    """Every object is what its name says, every action and pointer is whole."""
+    for path in store.glob("objects/*/*"):
+        assert blake3(path.read_bytes()).hexdigest() == path.stem
+    for path in [*store.glob("actions/*/*"), *store.glob("datasets/*/*")]:
+        json.loads(path.read_bytes())
+
+
+def _frozen_tokenizer(folder: Path) -> dict[str, object]:
+    """A tokenizer that does not depend on the rows: trained on others, then named by path."""
+    made = write_dataset(folder / "tokenizer", 200, name="other", seed=9)
+    build(made, folder / "tokenizer" / "store")
+    store = ArtifactStore(folder / "tokenizer" / "store")
+    path = store.tokenizer_folder(store.manifest("other", "tokenizer").facts["digest"])
+    return {"name_or_path": str(path), "max_length": 256}
+
+

@@ -1,0 +1,519 @@
+"""Raw rows: record bounds, parsing, rejects, encodings, validation split and content-defined chunks against oracles."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import random
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tokenloom.assets.build import Build
+from tokenloom.assets.raw import records
+from tokenloom.assets.raw.cut import ChunkSize, cut, cut_tables, hash_records
+from tokenloom.assets.raw.stage import source_chunks
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage import ChunkOutput, InputChunk
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import SourceError, TokenloomError
+from tokenloom.resources.store import ArtifactStore
+
+Row = dict[str, Any]
+
+
+def chunks_of(path: Path, size: ChunkSize | None = None, **dataset: Any) -> list[InputChunk]:
+    config = PipelineConfig.from_mapping({"dataset": {"name": str(path), **dataset}})
+    return list(source_chunks(config, size))
+
+
+def read(path: Path, size: ChunkSize | None = None, **dataset: Any) -> tuple[list[Row], list[Row], int]:
+    """All rows without positions, all rejects, and how many records were filtered; checks that counts add up."""
+    outputs: list[ChunkOutput] = [chunk.load() for chunk in chunks_of(path, size, **dataset)]
+    for output in outputs:
+        assert output.rows_in == output.table.num_rows + output.rejects.num_rows + output.filtered
+        positions = output.table[ROW].to_pylist()
+        assert positions == sorted(set(positions) - {*output.rejects[ROW].to_pylist()})
+    rows = [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
+    rejects = [row for output in outputs for row in output.rejects.to_pylist()]
+    return rows, rejects, sum(output.filtered for output in outputs)
+
+
+def pieces(data: bytes, bounds: Sequence[int]) -> list[bytes]:
+    return [data[begin:end] for begin, end in pairwise(bounds)]
+
+
+def as_array(data: bytes) -> Any:
+    return np.frombuffer(data, np.uint8)
+
+
+AWKWARD = st.sampled_from(
+    [
+        *"\"\r,\t\\\u2028\ufeff\x00#' ",
+        '\\"',
+        "[{",
+        "👩‍👩‍👧",
+        "مرحبا",
+        "=1+1",
+        "",
+        "2020-01-01",
+        "2020-01-01T00:00:00Z",
+        "12:30:00",
+        "007",
+        "1e5",
+        "null",
+        "NaN",
+        "NA",
+        "true",
+        '""',
+        "a\nb",
+        "a\r\nb",
+    ]
+)
+TEXT = st.one_of(st.text(max_size=12), AWKWARD, st.lists(AWKWARD, max_size=3).map("".join))
+TABLE = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.fixed_dictionaries({f"c{index}": TEXT for index in range(width)}), min_size=1, max_size=8)
+)
+
+
+@given(st.text(st.sampled_from("ab \n\r\"'"), max_size=40))
+def test_line_bounds_are_those_of_a_regular_expression(text: str) -> None:
+    data = text.encode()
+    assert pieces(data, records.line_bounds(as_array(data))) == re.findall(rb"[^\n]*\n|[^\n]+", data)
+
+
+@given(st.lists(st.lists(TEXT, min_size=2, max_size=3), max_size=6), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_quoted_line_bounds_keep_each_csv_record_whole(rows: list[list[str]], ending: str, final: bool) -> None:
+    written = []
+    for row in rows:
+        sink = io.StringIO(newline="")
+        csv.writer(sink, lineterminator=ending).writerow(row)
+        written.append(sink.getvalue().encode())
+    if written and not final:
+        written[-1] = written[-1].removesuffix(ending.encode())
+    data = b"".join(written)
+    assert pieces(data, records.quoted_line_bounds(as_array(data))) == written
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(st.lists(JSON, max_size=5), st.sampled_from([None, 0, 2]), st.booleans(), st.sampled_from(["", " ", "\r\n "]))
+def test_json_array_bounds_hold_one_element_each(
+    values: list[Any], indent: int | None, ascii_only: bool, pad: str
+) -> None:
+    data = (pad + json.dumps(values, indent=indent, ensure_ascii=ascii_only) + pad).encode()
+    bounds, cleaned = records.json_array_bounds(as_array(data), "x.json")
+    assert [json.loads(piece) for piece in pieces(cleaned.tobytes(), bounds)] == values
+    assert len(cleaned) == len(data)
+
+
+@given(st.text(st.sampled_from("ab \n"), max_size=40))
+def test_paragraph_bounds_begin_where_text_follows_a_blank_line(text: str) -> None:
+    found: list[str] = []
+    blank, begun = False, False
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        solid = bool(line.strip())
+        if not found or (solid and blank and begun):
+            found.append("")
+        found[-1] += line
+        begun, blank = begun or solid, not solid
+    assert pieces(text.encode(), records.paragraph_bounds(as_array(text.encode()))) == [
+        piece.encode() for piece in found
+    ]
+
+
+@pytest.mark.parametrize(
+    "broken", ['[{"a": "x"}', '[{"a": "x]', '[{"a": 1}] x', '[{"a": 1}]]', '[{"a": 1} {"a": 2}]', "{}", "3"]
+)
+def test_broken_json_is_an_error_that_names_the_file(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "bad.json").write_text(broken)
+    with pytest.raises(SourceError, match=r"bad\.json"):
+        read(tmp_path / "bad.json")
+
+
+def write_table(path: Path, rows: list[Row]) -> None:
+    """The rows, by Python's or Arrow's own writers."""
+    match path.suffix:
+        case ".json":
+            path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        case ".jsonl":
+            path.write_bytes("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        case ".csv" | ".tsv":
+            with path.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, rows[0], delimiter="," if path.suffix == ".csv" else "\t")
+                writer.writeheader()
+                writer.writerows(rows)
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        case ".arrow":
+            table = pa.Table.from_pylist(rows)
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+
+
+SUFFIXES = [".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@given(rows=TABLE)
+@example(rows=[{"c0": "2020-01-01"}, {"c0": "2021-12-31 10:00:00"}])
+def test_a_table_of_strings_comes_back_as_it_was(suffix: str, rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"rows{suffix}"
+        write_table(path, rows)
+        assert read(path) == (rows, [], 0)
+        assert read(path, ChunkSize(64, 16, 256))[0] == rows
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "messages": st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), max_size=3),
+                "n": st.integers(-(2**53), 2**53),
+                "x": st.floats(allow_nan=False, allow_infinity=False),
+                "b": st.booleans(),
+            }
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_nested_json_comes_back_as_it_was(rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for path in (Path(folder) / "rows.json", Path(folder) / "rows.jsonl"):
+            write_table(path, rows)
+            assert read(path) == (rows, [], 0)
+
+
+@pytest.mark.parametrize("make", [pa.table, lambda columns: pa.table(columns).slice(1)])
+def test_parquet_keeps_every_type_it_holds(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
+    columns = {
+        "text": ["a", None, "c"],
+        "tags": [["x"], None, []],
+        "vector": pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], pa.list_(pa.float32(), 2)),
+        "map": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int32())),
+        "blob": [b"\xff", b"", None],
+        "when": pa.array([0, 1, None], pa.timestamp("us")),
+        "kind": pa.array(["p", "q", None]).dictionary_encode(),
+        "nested": [{"a": {"b": [1]}}, None, {"a": None}],
+    }
+    pq.write_table(make(columns), tmp_path / "rows.parquet")
+    rows, rejects, _ = read(tmp_path / "rows.parquet")
+    assert rows == make(columns).to_pylist()
+    assert rejects == []
+
+
+GOOD = [{"q": f"question {index}", "tags": [str(index)], "n": index} for index in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b'{"q": "x", "n": }', "invalid_json"),
+        (b'{"q": "x"} {"q": "y"}', "invalid_json"),
+        (b'{"q": "\xff\xfe"}', "invalid_json"),
+        (b"\x0c", "invalid_json"),
+        (b'["a list"]', "not_an_object"),
+        (b'"text"', "not_an_object"),
+        (b'{"q": "half \\ud800 pair"}', "lone_surrogate"),
+        (b'{"q": ["a"], "n": 1}', "wrong_type"),
+        (b'{"q": "x", "n": "seven"}', "wrong_type"),
+        (b'{"q": "x", "tags": [7]}', None),
+        (b'{"q": "x", "n": NaN}', None),
+        (b'{"q": "x", "q": "y"}', None),
+        (b'{"q": "x", "n": 123456789012345678901234567890}', None),
+        (b'{"q": "x", "tags": ' + b"[" * 3000 + b"]" * 3000 + b"}", None),
+    ],
+)
+def test_one_bad_line_is_set_aside_and_the_others_go_on(tmp_path: Path, line: bytes, code: str | None) -> None:
+    lines = [json.dumps(row).encode() for row in GOOD]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([*lines[:20], line, *lines[20:]]) + b"\n")
+    rows, rejects, filtered = read(tmp_path / "rows.jsonl")
+    assert [row["q"] for row in rows if row["q"] not in ("x", "y")] == [row["q"] for row in GOOD]
+    assert len(rows) + len(rejects) + filtered == 51
+    if code:
+        assert [(reject[ROW], reject["stage"], reject["code"]) for reject in rejects] == [(20, "raw", code)]
+
+
+def test_one_bad_element_of_a_json_array_is_set_aside(tmp_path: Path) -> None:
+    values = [*GOOD[:20], ["x"], *GOOD[20:], {"q": "half \ud800 pair"}]
+    (tmp_path / "rows.json").write_text(json.dumps(values))
+    rows, rejects, _ = read(tmp_path / "rows.json")
+    assert rows == GOOD
+    assert [(reject[ROW], reject["code"]) for reject in rejects] == [(20, "not_an_object"), (51, "lone_surrogate")]
+
+
+@pytest.mark.parametrize("blank", ["", "\n"])
+def test_csv_records_with_another_number_of_fields_are_rejected(tmp_path: Path, blank: str) -> None:
+    text = f'a,b\n1,2\n3\n{blank}4,5,6\n"7\n8",9\n10,11\n'
+    (tmp_path / "rows.csv").write_text(text)
+    rows, rejects, _ = read(tmp_path / "rows.csv")
+    assert rows == [{"a": "1", "b": "2"}, {"a": "7\n8", "b": "9"}, {"a": "10", "b": "11"}]
+    assert [(reject["code"], reject["excerpt"]) for reject in rejects] == [
+        ("wrong_field_count", text) for text in ("3", "4,5,6")
+    ]
+
+
+def test_quotes_inside_unquoted_fields_are_text(tmp_path: Path) -> None:
+    lines = [f'{index}\ta 5" pipe and {index}' for index in range(60)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["id\ttext", *lines]) + "\n")
+    expected = [dict(zip(("id", "text"), line.split("\t"), strict=True)) for line in lines]
+    assert read(tmp_path / "rows.tsv")[0] == expected
+    both = [read_split(tmp_path / "rows.tsv", split, val_split=0.3) for split in ("train", "validation")]
+    assert sorted(row["text"] for rows in both for row in rows) == sorted(row["text"] for row in expected)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl"])
+def test_bytes_that_are_not_utf8_do_not_pass(tmp_path: Path, suffix: str) -> None:
+    write_table(tmp_path / f"rows{suffix}", [{"a": "x", "b": "caf\u00e9"}])
+    data = (tmp_path / f"rows{suffix}").read_bytes().replace(b"\\u00e9", b"\xe9").replace("é".encode(), b"\xe9")
+    (tmp_path / f"rows{suffix}").write_bytes(data)
+    try:
+        rows, rejects, _ = read(tmp_path / f"rows{suffix}")
+    except SourceError as error:
+        assert "rows" in str(error) and "encoding" in str(error)
+    else:
+        assert (rows, [reject["code"] for reject in rejects]) == ([], ["invalid_json"])
+
+
+def test_text_lines_that_are_not_utf8_or_blank_do_not_stop_others(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_bytes(b"first\r\n\n  \t\n\xff\xfebad\n last one \n\xc2\xa0\nno end")
+    rows, rejects, filtered = read(tmp_path / "rows.txt")
+    assert [row["text"] for row in rows] == ["first", " last one ", "no end"]
+    assert [(reject[ROW], reject["code"]) for reject in rejects] == [(3, "invalid_utf8")]
+    assert filtered == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("line", ["a", "b", "c", "d"]), ("paragraph", ["a\nb", "c\nd"]), ("file", ["a\nb\n\nc\nd"])]
+)
+def test_text_is_read_by_lines_paragraphs_or_files(tmp_path: Path, mode: str, expected: list[str]) -> None:
+    (tmp_path / "rows.txt").write_text("a\nb\n\nc\nd\n")
+    assert [row["text"] for row in read(tmp_path / "rows.txt", reader={"lines_per_row": mode})[0]] == expected
+
+
+COMPRESSORS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path, suffix: str) -> None:
+    noise = random.Random(0)
+    rows = [{"q": "".join(noise.choices("abcdefgh 1234567", k=200))} for _ in range(2000)]
+    data = COMPRESSORS[suffix]("".join(json.dumps(row) + "\n" for row in rows).encode())
+    path = tmp_path / f"rows.jsonl{suffix}"
+    path.write_bytes(data)
+    assert read(path) == (rows, [], 0)
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 0xFF
+    for damaged in (data[: len(data) // 2], data[:-3], bytes(flipped), b"not an archive at all"):
+        path.write_bytes(damaged)
+        with pytest.raises(SourceError, match=re.escape(path.name)):
+            read(path)
+
+
+ENCODINGS = [
+    ("utf-8-sig", "auto"),
+    ("utf-8-sig", "utf-8"),
+    ("utf-16", "auto"),
+    ("utf-16", "utf-16"),
+    ("latin-1", "latin-1"),
+    ("cp1252", "cp1252"),
+]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".tsv", ".txt"])
+@pytest.mark.parametrize(("encoding", "declared"), ENCODINGS)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_encodings_and_line_ends(tmp_path: Path, suffix: str, encoding: str, declared: str, ending: str) -> None:
+    texts = {".json": '[{"a": "né"},\n{"a": "b"}]', ".jsonl": '{"a": "né"}\n{"a": "b"}\n', ".txt": "né\nb\n"}
+    texts[".csv"] = texts[".tsv"] = "a\nné\nb\n"
+    (tmp_path / f"rows{suffix}").write_bytes(texts[suffix].replace("\n", ending).encode(encoding))
+    rows, rejects, _ = read(tmp_path / f"rows{suffix}", encoding=declared)
+    assert rows == [{"text" if suffix == ".txt" else "a": value} for value in ("né", "b")]
+    assert rejects == []
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-16", "hex", "rot13"])
+def test_a_declared_encoding_that_does_not_fit_is_an_error(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "rows.txt").write_bytes("né\nb".encode())
+    with pytest.raises(TokenloomError, match=r"rows\.txt|encoding"):
+        read(tmp_path / "rows.txt", encoding=encoding)
+
+
+def read_split(path: Path, split: str, **dataset: Any) -> list[Row]:
+    outputs = [
+        chunk.load() for chunk in chunks_of(path, ChunkSize(4096, 1024, 16384), **dataset) if chunk.split == split
+    ]
+    return [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".txt"])
+def test_val_split_puts_every_row_in_one_split_and_never_moves_it(tmp_path: Path, suffix: str) -> None:
+    name = "text" if suffix == ".txt" else "a"
+    values = [f"row number {index} {'x' * (index % 40)}" for index in range(3000)]
+    found = []
+    for part in (values[:2000], values, ["a new first row", *values[500:]]):
+        path = tmp_path / f"rows{suffix}"
+        write_table(path, [{name: value} for value in part])
+        if suffix == ".txt":
+            path.write_text("\n".join(part))
+        splits = {s: [row[name] for row in read_split(path, s, val_split=0.2)] for s in ("train", "validation")}
+        assert Counter(splits["train"] + splits["validation"]) == Counter(part)
+        assert [value for value in part if value in set(splits["train"])] == splits["train"]
+        assert 0.16 < len(splits["validation"]) / len(part) < 0.24
+        found.append(set(splits["validation"]))
+    assert found[0] == found[1] & set(values[:2000])
+    assert found[1] & set(values[500:]) == found[2] - {"a new first row"}
+
+
+def test_blank_csv_lines_move_no_row_to_another_split(tmp_path: Path) -> None:
+    lines = [f"row {index},{index}" for index in range(400)]
+    found = []
+    for text in ("\n".join(lines), "\n".join(line + "\n" * (index % 3) for index, line in enumerate(lines))):
+        (tmp_path / "rows.csv").write_text("a,b\n" + text + "\n")
+        found.append(read_split(tmp_path / "rows.csv", "validation", val_split=0.5))
+    assert found[0] == found[1]
+
+
+def test_columns_keeps_only_those_named(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        write_table(tmp_path / f"rows{suffix}", [{"a": "1", "b": "2", "c": "3"}])
+        rows, _, _ = read(tmp_path / f"rows{suffix}", columns=["c", "a"])
+        assert rows == [{"c": "3", "a": "1"}]
+
+
+def test_a_column_of_the_name_that_positions_use_is_no_crash(tmp_path: Path) -> None:
+    write_table(tmp_path / "rows.jsonl", [{ROW: "mine", "a": "1"}, {ROW: "too", "a": "2"}])
+    config = PipelineConfig.from_mapping({"dataset": {"name": str(tmp_path / "rows.jsonl")}})
+    try:
+        build = Build(config, ArtifactStore(tmp_path / "store"))
+        build.run("raw")
+        build.run("schema")
+    except TokenloomError as error:
+        assert ROW in str(error)
+    else:
+        table = build.store.objects.get(build.manifest("raw").chunks[0].output)
+        assert table["a"].to_pylist() == ["1", "2"]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 999, 1000, 5000])
+def test_limit_takes_the_first_rows_of_each_split(tmp_path: Path, limit: int) -> None:
+    write_table(tmp_path / "rows.jsonl", [{"a": f"row {index}"} for index in range(1000)])
+    config = PipelineConfig.from_mapping({"dataset": {"name": str(tmp_path / "rows.jsonl"), "val_split": 0.25}})
+    store, size = ArtifactStore(tmp_path / "store"), ChunkSize(2048, 512, 8192)
+    found = []
+    for build in (Build(config, store, chunk_size=size), Build(config, store, limit=limit, chunk_size=size)):
+        report = build.run("raw")
+        assert report.rows_in == report.rows_out + report.rejected + report.filtered
+        tables = [(chunk.split, store.objects.get(chunk.output)) for chunk in build.manifest("raw").chunks]
+        found.append(
+            {
+                split: [v for s, t in tables if s == split for v in t["a"].to_pylist()]
+                for split in ("train", "validation")
+            }
+        )
+    whole, limited = found
+    assert limited == {split: rows[:limit] for split, rows in whole.items()}
+    assert Build(config, store, limit=limit).name == f"dataset@{limit}"
+
+
+SMALL = ChunkSize(target=1024, minimum=256, maximum=4096)
+
+
+def cut_rows(rows: Sequence[bytes], size: ChunkSize = SMALL) -> list[bytes]:
+    data = b"".join(rows)
+    sizes = np.array([len(row) for row in rows], np.int64)
+    bounds = np.array([0, *np.cumsum(sizes)], np.int64)
+    found = cut(hash_records(as_array(data), bounds), sizes, size).tolist()
+    assert found == sorted(set(found)) and found[0] == 0 and found[-1] == len(rows)
+    return [b"".join(rows[begin:end]) for begin, end in pairwise(found)]
+
+
+def random_row(noise: random.Random) -> bytes:
+    return noise.randbytes(int(noise.choice((8, 40, 100, 300)) * (0.5 + noise.random()))) + b"\n"
+
+
+def test_one_edit_makes_at_most_two_new_chunks() -> None:
+    noise = random.Random(5)
+    counts: Counter[int] = Counter()
+    for _ in range(8):
+        rows = [random_row(noise) for _ in range(400)]
+        before = Counter(cut_rows(rows))
+        assert len(before) > 15
+        for _ in range(150):
+            edited, place = list(rows), noise.randrange(len(rows))
+            edited[place : place + noise.choice((0, 1))] = [random_row(noise)] if noise.random() < 0.7 else []
+            chunks = cut_rows(edited)
+            assert b"".join(chunks) == b"".join(edited)
+            counts[(Counter(chunks) - before).total()] += 1
+    assert max(counts) <= 3, counts
+    assert sum(count for new, count in counts.items() if new <= 2) >= 0.99 * counts.total(), counts
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=80), st.integers(1, 5))
+def test_chunks_are_the_input_and_none_passes_the_maximum(rows: list[bytes], times: int) -> None:
+    rows = [row + b"\n" for row in rows * times]
+    size = ChunkSize(target=200, minimum=50, maximum=400)
+    chunks = cut_rows(rows, size)
+    assert b"".join(chunks) == b"".join(rows)
+    assert all(len(chunk) <= size.maximum or chunk in rows for chunk in chunks)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7])
+def test_repeated_rows_make_no_tiny_chunks(period: int) -> None:
+    noise = random.Random(period)
+    for _ in range(200):
+        chunks = cut_rows([noise.randbytes(60) for _ in range(period)] * (600 // period))
+        assert min(len(chunk) for chunk in chunks[:-1]) >= SMALL.minimum
+        assert max(map(len, chunks)) <= SMALL.maximum
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@given(steps=st.lists(st.integers(1, 400), min_size=1, max_size=20), seed=st.integers(0, 50))
+def test_chunks_of_a_stream_do_not_depend_on_its_batches(repeated: bool, steps: list[int], seed: int) -> None:
+    noise = random.Random(seed)
+    values = [noise.randbytes(20).hex() for _ in range(40)] if repeated else []
+    table = pa.table({"a": [noise.choice(values) if values else noise.randbytes(20).hex() for _ in range(2000)]})
+    size = ChunkSize(target=1024, minimum=256, maximum=2048)
+    batches, at = [], 0
+    while at < table.num_rows:
+        step = steps[len(batches) % len(steps)]
+        batches.append(table.slice(at, step))
+        at += step
+    found = [chunk.to_pylist() for chunk in cut_tables(iter(batches), size)]
+    assert found == [chunk.to_pylist() for chunk in cut_tables(iter([table]), size)]
+    assert [row for chunk in found for row in chunk] == table.to_pylist()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_row_appended_to_a_file_changes_at_most_two_chunks(tmp_path: Path, suffix: str) -> None:
+    noise = random.Random(3)
+    rows = [{"a": noise.randbytes(noise.randrange(10, 80)).hex(), "b": str(index)} for index in range(1500)]
+    found = []
+    for part in (rows[:-1], rows):
+        write_table(tmp_path / f"rows{suffix}", part)
+        found.append([chunk.digest for chunk in chunks_of(tmp_path / f"rows{suffix}", ChunkSize(8192, 2048, 32768))])
+    assert len(found[0]) > 8
+    assert (Counter(found[1]) - Counter(found[0])).total() <= 2
