@@ -19,16 +19,23 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## materialize the quickstart through Dagster, preview it, train 30 steps on it
+demo: $(INSTALLED) .dagster/dagster.yaml  ## materialize the quickstart through Dagster, preview it, train 30 steps on it
 	@echo "== Materializing pipelines/quickstart.yaml through Dagster"
-	@mkdir -p .dagster
-	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) $(BIN)/dagster job execute -m tokenloom.definitions -j quickstart 2>&1 \
-	  | grep -vE 'DEBUG' | grep -E 'STEP_SUCCESS|RUN_SUCCESS|ASSET_CHECK|FAILURE|Error' ; test $${PIPESTATUS:-0} -eq 0
+	@DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) \
+	  $(BIN)/dagster job execute -m tokenloom.definitions -j quickstart > .dagster/demo.log 2>&1 || { tail -n 40 .dagster/demo.log; exit 1; }
+	@sed -nE 's/.* - (STEP_SUCCESS|RUN_SUCCESS) - (.*)/   \2/p' .dagster/demo.log
 	@echo "== What the model is trained on"
-	$(BIN)/tokenloom preview pipelines/quickstart.yaml --store $(DEMO_STORE) --row 0 3 5
+	@$(BIN)/tokenloom preview pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
 	@echo "== Training a tiny model on it"
-	$(BIN)/python examples/train_tiny.py quickstart --store $(DEMO_STORE) --steps 30
-	@echo "== Next: 'make ui' opens the assets in Dagster; README.md says how to declare your own dataset."
+	@$(BIN)/python examples/train_tiny.py quickstart --store $(DEMO_STORE) --steps 30
+	@echo "== Next"
+	@echo "   make ui                 the assets, checks and schedules in Dagster's UI"
+	@echo "   docs/prepare.md         declare your own dataset"
+	@echo "   docs/train.md           load it in training code"
+
+.dagster/dagster.yaml: dagster.yaml
+	@mkdir -p .dagster
+	@cp dagster.yaml $@
 
 test: $(INSTALLED)  ## run all tests
 	$(BIN)/python -m pytest -q
@@ -38,9 +45,8 @@ check: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-ui: $(INSTALLED)  ## start Dagster's UI on the pipelines/ folder
-	@mkdir -p .dagster
-	DAGSTER_HOME=$(CURDIR)/.dagster env --default-signal=INT,TERM,QUIT $(BIN)/dagster dev -w workspace.yaml
+ui: $(INSTALLED) .dagster/dagster.yaml  ## start Dagster's UI on the pipelines/ folder
+	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) env --default-signal=INT,TERM,QUIT $(BIN)/dagster dev -w workspace.yaml
 
 bench: $(INSTALLED)  ## time a build against datasets.map, in one run
 	$(BIN)/python benchmarks/build_alpaca.py

@@ -17,6 +17,7 @@ from tokenloom.errors import ConfigError, Fault
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
 
 
@@ -71,13 +72,14 @@ class DatasetConfig(Section):
     @field_validator("encoding")
     @classmethod
     def _known_encoding(cls, value: str) -> str:
-        import codecs
-
         if value != "auto":
             try:
-                codecs.lookup(value)
-            except LookupError:
-                raise ValueError(f"{value!r} is not an encoding that Python knows, such as utf-8 or latin-1") from None
+                b"".decode(value)
+                "".encode(value)
+            except (LookupError, UnicodeError):
+                raise ValueError(
+                    f"{value!r} is not a text encoding that Python knows, such as utf-8 or latin-1"
+                ) from None
         return value
 
 
@@ -265,7 +267,7 @@ class PipelineConfig(Section):
     """The only type; another one is refused."""
     version: Annotated[Literal["1.0"], BeforeValidator(_version_text)] = "1.0"
     """The only version; another one is refused."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")] | None = None
+    name: Annotated[str, Field(pattern=f"^{DATASET_NAME}$")] | None = None
     """In the store, asset keys and `open_dataset`; default: the file's stem."""
     dataset: DatasetConfig
     """Where the rows come from."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tokenloom.config import PipelineConfig
+from tokenloom.config import DATASET_NAME, PipelineConfig
 from tokenloom.errors import ConfigError, Fault
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -114,6 +115,9 @@ def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> Pipel
         found = sorted(_faults(error, origin), key=lambda pair: pair[0])
         raise ConfigError([fault for _, fault in found]) from None
     config._origin = origin
+    if not re.fullmatch(DATASET_NAME, config.dataset_name):
+        message = f"name: {config.dataset_name!r} is no dataset's name; set `name:` to letters, digits, _, . and -"
+        raise config.fault("name", message)
     refused = [
         config.fault(name, f"{name}: {_shown(value)} is not available in this version")
         for name, value in _unavailable(config)

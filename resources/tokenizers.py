@@ -72,6 +72,11 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
     return replace(spec, control=tuple(sorted(control, key=lambda token: (-len(token), token))))
 
 
+def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
+    """What the YAML says of special tokens and chat template, before any file is read."""
+    return config.tokenizer.model_dump(mode="json", include={"name_or_path", "special_tokens", "chat_template"})
+
+
 def _chat_template(config: PipelineConfig) -> str | None:
     """The YAML's chat template: the text itself, or the content of the file it names."""
     given = config.tokenizer.chat_template

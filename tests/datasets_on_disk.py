@@ -19,7 +19,11 @@ def rows(count: int, seed: int = 0, words: int = 30) -> list[dict[str, str]]:
         return " ".join(draw.choices(WORDS, k=length))
 
     return [
-        {"instruction": f"{number}: {say(6)}?", "input": say(4) if number % 3 else "", "output": say(draw.randint(1, words))}
+        {
+            "instruction": f"{number}: {say(6)}?",
+            "input": say(4) if number % 3 else "",
+            "output": say(draw.randint(1, words)),
+        }
         for number in range(count)
     ]
 

@@ -135,7 +135,9 @@ def test_a_few_bad_rows_never_stop_a_build_and_never_vanish(tmp_path: Path) -> N
     store = ArtifactStore(tmp_path / "store")
     kept = [chunk.rejects for chunk in store.manifest("small", "columns").chunks if chunk.rejects]
     found = pa.concat_tables([store.objects.get(digest) for digest in kept]).to_pylist()
-    assert [(reject["stage"], reject["code"], reject["field"]) for reject in found] == [("columns", "empty_answer", "output")]
+    assert [(reject["stage"], reject["code"], reject["field"]) for reject in found] == [
+        ("columns", "empty_answer", "output")
+    ]
 
 
 def test_too_many_bad_rows_fail_the_run_and_say_why(tmp_path: Path) -> None:
@@ -214,5 +216,3 @@ def _frozen_tokenizer(folder: Path) -> dict[str, object]:
     store = ArtifactStore(folder / "tokenizer" / "store")
     path = store.tokenizer_folder(store.manifest("other", "tokenizer").facts["digest"])
     return {"name_or_path": str(path), "max_length": 256}
-
-

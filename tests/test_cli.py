@@ -43,7 +43,18 @@ def test_json_is_one_object_and_all_else_goes_to_stderr(built: Path) -> None:
     assert [stage["name"] for stage in found["stages"]] == [
         "raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences",
     ]  # fmt: skip
-    wanted = {"name", "rows_in", "rows_out", "rejected", "filtered", "tokens", "chunks", "chunks_reused", "seconds", "digest"}
+    wanted = {
+        "name",
+        "rows_in",
+        "rows_out",
+        "rejected",
+        "filtered",
+        "tokens",
+        "chunks",
+        "chunks_reused",
+        "seconds",
+        "digest",
+    }
     assert all(wanted <= set(stage) for stage in found["stages"])
     assert all(stage["chunks"] == stage["chunks_reused"] for stage in found["stages"])
     assert "sequences" in done.stderr
@@ -88,7 +99,8 @@ def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[s
     ],
 )
 def test_a_wrong_yaml_exits_2_with_its_line(built: Path, change: str, message: str) -> None:
-    (built / "wrong.yaml").write_text(change + "\n")
+    trained = 'tokenizer: {train: {vocab_size: 300}, special_tokens: {eos: "<e>"}}\n'
+    (built / "wrong.yaml").write_text(change + "\n" + ("" if "tokenizer" in change + message else trained))
     done = run("build", "wrong.yaml", folder=built)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr

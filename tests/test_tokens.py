@@ -101,9 +101,7 @@ class Kit:
 
     @cached_property
     def plain(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self.content.decode())
-        tokenizer.encode_special_tokens = True
-        return tokenizer
+        return Tokenizer.from_str(self.content.decode())
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -157,29 +155,15 @@ def labels_of(row: dict[str, Any]) -> list[bool]:
 
 
 def expected(kit: Kit, pieces: list[Piece]) -> tuple[list[int], list[bool], int]:
-    """Ids, trained flags and straddles of one row: content from control token to control token, by `tokenizers`."""
-    tokenizer = kit.plain
-    ids: list[int] = []
-    flags: list[bool] = []
-    straddles = 0
-    content, wanted = "", b""
-    for text, trained, control in [*pieces, ("", False, True)]:
-        if not control:
-            content += text
-            wanted += bytes([trained]) * len(text.encode())
-            continue
-        encoding = tokenizer.encode(content, add_special_tokens=False) if content else None
-        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True) if encoding else ():
-            first, last = len(content[:begin].encode()), len(content[:end].encode())
-            covered = set(wanted[first : max(last, first + 1)])
-            ids.append(token)
-            flags.append(1 in covered)
-            straddles += len(covered) == 2
-        content, wanted = "", b""
-        if text:
-            ids.append(tokenizer.token_to_id(text))
-            flags.append(trained)
-    return ids, flags, straddles
+    """Ids, trained flags and straddles of one row, from the offsets of the whole text's tokens."""
+    text = "".join(piece[0] for piece in pieces)
+    trained = b"".join(bytes([piece[1]]) * len(piece[0].encode()) for piece in pieces)
+    encoding = kit.plain.encode(text, add_special_tokens=False)
+    covered = []
+    for begin, end in encoding.offsets:
+        first, last = len(text[:begin].encode()), len(text[:end].encode())
+        covered.append(set(trained[first : max(last, first + 1)]))
+    return encoding.ids, [1 in found for found in covered], sum(len(found) == 2 for found in covered)
 
 
 CONTENT = st.one_of(st.text(max_size=20), st.lists(st.sampled_from(WORDS), max_size=6).map("".join))
@@ -196,28 +180,25 @@ def test_ids_of_content_equal_transformers(kit: Kit, texts: list[str]) -> None:
     assert out.tokens == sum(map(len, reference))
 
 
+def rows_for(kit: Kit) -> st.SearchStrategy[list[list[Piece]]]:
+    """Rows of content without control strings, and control tokens."""
+    plain = FILLED.filter(lambda text: not set(text) & set("<>|[]"))
+    content = st.tuples(plain, st.booleans(), st.just(False))
+    control = st.tuples(st.sampled_from(kit.control), st.booleans(), st.just(True))
+    return st.lists(st.lists(st.one_of(content, control), min_size=1, max_size=6), min_size=1, max_size=4)
+
+
 @given(data=st.data())
 def test_ids_of_a_whole_row_equal_transformers(kit: Kit, data: st.DataObject) -> None:
-    plain = FILLED.filter(lambda text: not set(text) & set("<>|[]"))
-    piece = st.one_of(
-        st.tuples(plain, st.booleans(), st.just(False)),
-        st.tuples(st.sampled_from(kit.control), st.booleans(), st.just(True)),
-    )
-    rows = data.draw(st.lists(st.lists(piece, min_size=1, max_size=6), min_size=1, max_size=4))
-    out = kit.run(rows)
-    whole = ["".join(text for text, _, _ in pieces) for pieces in rows]
-    assert out.table["input_ids"].to_pylist() == [
-        kit.transformers.encode(text, add_special_tokens=False) for text in whole
-    ]
+    rows = data.draw(rows_for(kit))
+    texts = ["".join(text for text, _, _ in pieces) for pieces in rows]
+    reference = [kit.transformers.encode(text, add_special_tokens=False) for text in texts]
+    assert kit.run(rows).table["input_ids"].to_pylist() == reference
 
 
 @given(data=st.data())
 def test_a_token_that_overlaps_a_trained_byte_is_trained(kit: Kit, data: st.DataObject) -> None:
-    piece = st.one_of(
-        st.tuples(FILLED, st.booleans(), st.just(False)),
-        st.tuples(st.sampled_from(kit.control), st.booleans(), st.just(True)),
-    )
-    rows = data.draw(st.lists(st.lists(piece, min_size=1, max_size=6), min_size=1, max_size=4))
+    rows = data.draw(rows_for(kit))
     out = kit.run(rows)
     found = out.table.to_pylist()
     reference = [expected(kit, pieces) for pieces in rows]

@@ -14,7 +14,7 @@ from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import one_array
-from tokenloom.resources.tokenizers import TokenizerSpec
+from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -32,6 +32,9 @@ class PromptsStage(Stage):
         prompt = config.prompt_template
         read = ("format_type", "template", "label_column", "system", "train_on", "add_bos", "add_eos", "date_string")
         return prompt.model_dump(mode="json", include=set(read))
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        return {**self.settings(config), **declared_tokenizer(config)}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer

@@ -36,23 +36,27 @@ class ChunkSize:
     maximum: int = 16 << 20
 
 
-def cut(hashes: Hashes, sizes: Ints, size: ChunkSize) -> Ints:
+def cut(hashes: Hashes, sizes: Ints, size: ChunkSize, previous: int = 0) -> Ints:
     """Bounds [chunks + 1] in rows: chunk i holds rows bounds[i]:bounds[i + 1].
 
     Args:
         hashes: uint64 [rows], of each row's content.
         sizes: int64 [rows], bytes of each row.
+        previous: where, in bytes from the first row (so not above 0), the last candidate before it ended.
     """
-    rows = len(hashes)
-    if not rows:
+    if not len(hashes):
         return np.zeros(1, np.int64)
-    threshold = np.minimum(sizes, size.target).astype(np.uint64) * np.uint64((1 << 64) // (size.target + 1))
-    candidates = np.flatnonzero(hashes < threshold)
     position = np.cumsum(sizes)
-    apart = np.diff(position[candidates], prepend=0) >= size.minimum
-    ends = candidates[apart] + 1
-    bounds = np.unique(np.concatenate([[0], ends, [rows]]))
+    candidates = _candidates(hashes, sizes, size)
+    apart = np.diff(position[candidates], prepend=previous) >= size.minimum
+    bounds = np.unique(np.concatenate([[0], candidates[apart] + 1, [len(hashes)]]))
     return _force(bounds, np.concatenate([[0], position]), size.maximum)
+
+
+def _candidates(hashes: Hashes, sizes: Ints, size: ChunkSize) -> Ints:
+    """The rows whose content ends a chunk."""
+    threshold = np.minimum(sizes, size.target).astype(np.uint64) * np.uint64((1 << 64) // (size.target + 1))
+    return np.flatnonzero(hashes < threshold)
 
 
 def _force(bounds: Ints, offsets: Ints, maximum: int) -> Ints:
@@ -68,24 +72,21 @@ def _force(bounds: Ints, offsets: Ints, maximum: int) -> Ints:
     return np.unique(np.concatenate([bounds, *forced])) if forced else bounds
 
 
-def hash_records(data: npt.NDArray[np.uint8], bounds: Ints) -> Hashes:
+def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
     """uint64 [records]: a hash of each record's length and of 16 words spread evenly over it.
 
     It decides where to cut and which rows validate, so it must follow from content and spread well; it need not
     tell all records apart.
     """
-    starts, lengths = bounds[:-1], np.diff(bounds)
+    lengths = ends - starts
     hashes = _mix(lengths.astype(np.uint64))
     if not len(starts):
         return hashes
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
     span = np.maximum(lengths - 8, 0)
-    keep = np.where(
-        lengths < 8,
-        (np.uint64(1) << (np.minimum(lengths, 7) * 8).astype(np.uint64)) - np.uint64(1),
-        np.uint64(2**64 - 1),
-    )
+    short = (np.uint64(1) << (np.minimum(lengths, 7) * 8).astype(np.uint64)) - np.uint64(1)
+    keep = np.where(lengths < 8, short, np.uint64(2**64 - 1))
     for sample in range(SAMPLES):
         hashes = _mix(hashes ^ (words[starts + span * sample // (SAMPLES - 1)] & keep))
     return hashes
@@ -117,26 +118,34 @@ def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
             array.offset : array.offset + len(array) + 1
         ].astype(np.int64)
         values = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        return hash_records(values, bounds), np.diff(bounds)
+        return hash_records(values, bounds[:-1], bounds[1:]), np.diff(bounds)
     if pa.types.is_struct(kind):
         hashes, sizes = np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
         for field in array.flatten():
             field_hashes, field_sizes = _hash_array(field)
             hashes, sizes = _mix(hashes ^ field_hashes), sizes + field_sizes
         return hashes, sizes
+    if pa.types.is_fixed_size_list(kind):
+        return _hash_array(array.cast(pa.list_(kind.value_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        item_hashes, item_sizes = _hash_array(array.flatten())
-        place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
-        mixed = _mix(item_hashes ^ _mix(place.astype(np.uint64)))
-        totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
-        bytes_before = np.concatenate([[0], np.cumsum(item_sizes)])
-        hashes = _mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
-        return hashes, bytes_before[offsets[1:]] - bytes_before[offsets[:-1]]
+        return _hash_lists(array)
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
-    return _hash_array(array.cast(pa.string()).fill_null(""))
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
+        return _hash_array(array.cast(pa.string()).fill_null(""))
+    return _hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
+
+
+def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
+    lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    item_hashes, item_sizes = _hash_array(array.flatten())
+    place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
+    mixed = _mix(item_hashes ^ _mix(place.astype(np.uint64)))
+    totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
+    bytes_before = np.concatenate([[0], np.cumsum(item_sizes)])
+    hashes = _mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
+    return hashes, bytes_before[offsets[1:]] - bytes_before[offsets[:-1]]
 
 
 def _mix(words: Hashes) -> Hashes:
@@ -148,19 +157,35 @@ def _mix(words: Hashes) -> Hashes:
 def cut_tables(tables: Iterator[pa.Table], size: ChunkSize) -> Iterator[pa.Table]:
     """Cut a stream of tables into chunks, holding no more than a few chunks in memory."""
     pending: list[pa.Table] = []
-    held = 0
+    held, previous = 0, 0
     for table in tables:
         pending.append(table)
         held += table.nbytes
         if held > 4 * size.maximum:
-            *whole, rest = _chunks(pending, size)
-            yield from whole
-            pending, held = [rest], rest.nbytes
+            *whole, rest = _chunks(pending, size, previous)
+            yield from (chunk.table for chunk in whole)
+            pending, held, previous = [rest.table], rest.table.nbytes, rest.previous
     if pending:
-        yield from _chunks(pending, size)
+        yield from (chunk.table for chunk in _chunks(pending, size, previous))
 
 
-def _chunks(tables: list[pa.Table], size: ChunkSize) -> list[pa.Table]:
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk, and where the last candidate before it ended, in bytes from its first row."""
+
+    table: pa.Table
+    previous: int
+
+
+def _chunks(tables: list[pa.Table], size: ChunkSize, previous: int) -> list[_Chunk]:
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    bounds = cut(*hash_rows(table), size)
-    return [table.slice(begin, end - begin).combine_chunks() for begin, end in pairwise(bounds)]
+    hashes, sizes = hash_rows(table)
+    position = np.concatenate([[0], np.cumsum(sizes)])
+    ended = np.concatenate([[previous], position[_candidates(hashes, sizes, size) + 1]])
+    bounds = cut(hashes, sizes, size, previous)
+    starts = position[bounds[:-1]]
+    latest = ended[np.searchsorted(ended, starts, side="right") - 1] - starts
+    return [
+        _Chunk(table.slice(begin, end - begin).combine_chunks(), int(before))
+        for (begin, end), before in zip(pairwise(bounds), latest, strict=True)
+    ]

@@ -31,6 +31,8 @@ class Parsed:
     """A chunk's rows with their positions, what was set aside, and how many records were blank."""
 
     def __init__(self, table: pa.Table, rejects: Sequence[pa.Table] = (), filtered: int = 0, rows: Any = None):
+        if ROW in table.column_names:
+            raise SourceError(f"a column is named {ROW}, which holds row positions here; rename it in the source")
         positions = np.arange(table.num_rows) if rows is None else np.asarray(rows)
         self.table = table.append_column(ROW, pa.array(positions, pa.int32()))
         self.rejects = join_rejects(rejects)
@@ -102,13 +104,17 @@ def _undated(kind: pa.DataType) -> pa.DataType:
 
 def _parse_json_singly(data: bytes, rows: Ints, name: str, lines: bool, reason: Exception) -> Parsed:
     """The slow path for a chunk that holds a bad record: reject it, then read the others in one pass."""
+    records = list(_json_lines(data) if lines else _json_values(data, name))
+    if len(records) != len(rows):
+        raise SourceError(
+            f"{name}: {len(records)} values where {len(rows)} were expected: {_first_line(reason)}"
+        ) from reason
     values: list[tuple[int, dict[str, Any]]] = []
     rejects: list[pa.Table] = []
 
     def reject(row: int, code: str, field: str, message: str, excerpt: str) -> None:
         rejects.append(reject_rows(np.array([row]), "raw", code, field, message, [excerpt]))
 
-    records = _json_lines(data) if lines else _json_values(data, name)
     for row, (value, problem, excerpt) in zip(rows.tolist(), records, strict=True):
         if problem:
             reject(row, "invalid_json", "", problem, excerpt)
@@ -118,33 +124,34 @@ def _parse_json_singly(data: bytes, rows: Ints, name: str, lines: bool, reason: 
             reject(row, "lone_surrogate", "", "a string holds half of a surrogate pair", excerpt)
         else:
             values.append((row, value))
-    kinds: dict[str, Counter[str]] = {}
+    found: dict[str, Counter[str]] = {}
     for _, value in values:
-        for field, item in value.items():
-            if item is not None:
-                kinds.setdefault(field, Counter())[_kind(item)] += 1
-    usual = {field: counter.most_common(1)[0][0] for field, counter in kinds.items()}
+        for path, kind in _kinds(value):
+            found.setdefault(path, Counter())[kind] += 1
+    usual = {path: counter.most_common(1)[0][0] for path, counter in found.items()}
     kept: list[tuple[int, dict[str, Any]]] = []
     for row, value in values:
-        odd = next((f for f, item in value.items() if item is not None and _kind(item) != usual[f]), None)
+        odd = next(((path, kind) for path, kind in _kinds(value) if kind != usual[path]), None)
         if odd is None:
             kept.append((row, value))
         else:
-            message = f"{odd} is a {_kind(value[odd])}, elsewhere in this chunk a {usual[odd]}"
-            reject(row, "wrong_type", odd, message, json.dumps(value[odd], ensure_ascii=False))
-    if not rejects:
-        raise SourceError(f"{name}: {str(reason).splitlines()[0]}") from reason
+            message = f"a {odd[1]}, elsewhere in this chunk a {usual[odd[0]]}"
+            reject(row, "wrong_type", odd[0].lstrip("."), message, json.dumps(value, ensure_ascii=False))
     text = b"\n".join(json.dumps(value, ensure_ascii=False).encode() for _, value in kept)
     try:
         table = _read_json(text, multi_line=False) if kept else pa.table({})
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{name}: {str(error).splitlines()[0]}") from error
+        raise SourceError(f"{name}: {_first_line(error)}") from error
     return Parsed(table, rejects, rows=[row for row, _ in kept])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _json_lines(data: bytes) -> Iterator[tuple[Any, str, str]]:
     for line in data.split(b"\n"):
-        if not line.strip():
+        if not line.strip(b" \t\r\n"):
             continue
         excerpt = line[:400].decode(errors="replace")
         try:
@@ -181,17 +188,29 @@ def _has_surrogate(value: Any) -> bool:
     return False
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    return {str: "string", int: "number", float: "number", list: "list", dict: "object"}[type(value)]
+def _kinds(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """(path, kind) of everything in a JSON value but nulls."""
+    if isinstance(value, dict):
+        yield path, "object"
+        for key, item in value.items():
+            yield from _kinds(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        yield path, "list"
+        for item in value:
+            yield from _kinds(item, f"{path}[]")
+    elif value is not None:
+        yield path, "boolean" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
 
 
-def parse_csv(data: bytes, names: Sequence[str], delimiter: str, name: str) -> Parsed:
+def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, name: str) -> Parsed:
     """Delimited records without a header. Cells stay the strings they are: no types are guessed.
 
-    Records with another number of fields are rejected.
+    Records with another number of fields are rejected; empty lines are no rows.
+
+    Args:
+        bounds: int64 [records + 1] into `part`.
     """
+    data = part.tobytes()
     invalid: list[arrow_csv.InvalidRow] = []
 
     def keep(row: arrow_csv.InvalidRow) -> str:
@@ -200,18 +219,21 @@ def parse_csv(data: bytes, names: Sequence[str], delimiter: str, name: str) -> P
 
     try:
         table = arrow_csv.read_csv(
-            pa.BufferReader(data),
-            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=list(names)),
+            pa.BufferReader(BOM + data if data.startswith(BOM) else data),  # the reader takes the first one away
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 4, column_names=list(names)),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
             arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
         )
     except pa.ArrowInvalid as error:
         hint = "; set dataset.encoding" if "UTF8" in str(error) or "UTF-8" in str(error) else ""
-        raise SourceError(f"{name}: {str(error).splitlines()[0]}{hint}") from error
+        raise SourceError(f"{name}: {_first_line(error)}{hint}") from error
+    rows = np.flatnonzero(_holds_text(part, bounds))
+    if len(rows) != table.num_rows + len(invalid):
+        rows = np.arange(table.num_rows + len(invalid))
     bad = np.array([row.number - 1 for row in invalid], np.int64)
     rejects = [
         reject_rows(
-            np.array([row.number - 1]),
+            rows[[row.number - 1]],
             "raw",
             "wrong_field_count",
             "",
@@ -220,8 +242,14 @@ def parse_csv(data: bytes, names: Sequence[str], delimiter: str, name: str) -> P
         )
         for row in invalid
     ]
-    rows = np.setdiff1d(np.arange(table.num_rows + len(bad)), bad)
-    return Parsed(table, rejects, rows=rows)
+    return Parsed(table, rejects, rows=np.delete(rows, bad))
+
+
+def _holds_text(data: Bytes, bounds: Ints) -> Any:
+    """bool [records]: which records hold more than a line break."""
+    if len(bounds) < 2:
+        return np.zeros(0, bool)
+    return np.add.reduceat((data != 10) & (data != 13), bounds[:-1], dtype=np.int64) > 0
 
 
 def csv_header(data: bytes, delimiter: str, name: str) -> list[str]:

@@ -29,11 +29,35 @@ def line_bounds(data: Bytes) -> Ints:
     return _closed(np.flatnonzero(data == NEWLINE) + 1, len(data))
 
 
-def quoted_line_bounds(data: Bytes) -> Ints:
-    """One record a line, line breaks inside double quotes apart; a doubled quote stands for itself (RFC 4180)."""
+def quoted_line_bounds(data: Bytes, delimiter: str) -> Ints:
+    """One record a line, line breaks inside quoted fields apart.
+
+    A quote opens a field only at the field's begin, and a doubled one inside stands for itself (RFC 4180); anywhere
+    else quotes are text.
+    """
     ends = np.flatnonzero(data == NEWLINE) + 1
     quotes = np.flatnonzero(data == QUOTE)
-    return _closed(ends[np.searchsorted(quotes, ends) % 2 == 0], len(data))
+    before = np.append(data, NEWLINE)[quotes - 1]
+    begins_field = (before == NEWLINE) | (before == ord(delimiter)) | (quotes == 0)
+    regular = begins_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
+    edges = quotes if regular.all() else _quoted_fields(quotes, begins_field)
+    return _closed(ends[np.searchsorted(edges, ends) % 2 == 0], len(data))
+
+
+def _quoted_fields(quotes: Ints, begins_field: npt.NDArray[np.bool_]) -> Ints:
+    """Where quoted fields open and close, one after the other, in text that holds other quotes too."""
+    edges: list[int] = []
+    positions, opens = quotes.tolist(), begins_field.tolist()
+    index = 0
+    while index < len(positions):
+        if len(edges) % 2 == 0:
+            edges += [positions[index]] * opens[index]
+        elif index + 1 < len(positions) and positions[index + 1] == positions[index] + 1:
+            index += 1
+        else:
+            edges.append(positions[index])
+        index += 1
+    return np.array(edges, np.int64)
 
 
 def paragraph_bounds(data: Bytes) -> Ints:
@@ -50,6 +74,17 @@ def paragraph_bounds(data: Bytes) -> Ints:
 def is_solid(data: Bytes, bounds: Ints) -> npt.NDArray[np.bool_]:
     """bool [records]: which records hold more than white space."""
     return np.add.reduceat(~_SPACE[data], bounds[:-1], dtype=np.int64) > 0
+
+
+def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
+    """Where the content of each record begins and ends, without the white space (separators too) around it."""
+    starts, ends = bounds[:-1].copy(), bounds[1:].copy()
+    left = right = np.arange(len(starts))
+    while len(left := left[(starts[left] < ends[left])]) and len(left := left[_SPACE[data[starts[left]]]]):
+        starts[left] += 1
+    while len(right := right[(starts[right] < ends[right])]) and len(right := right[_SPACE[data[ends[right] - 1]]]):
+        ends[right] -= 1
+    return starts, ends
 
 
 def json_array_bounds(data: Bytes, name: str) -> tuple[Ints, Bytes]:

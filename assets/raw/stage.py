@@ -48,6 +48,10 @@ class RawStage(Stage):
             "val_split": dataset.val_split,
         }
 
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        dataset = config.dataset.model_dump(mode="json", include={"name", "config", "revision", "splits"})
+        return {**self.settings(config), **dataset}
+
     def prepare(self, context: Context) -> Work:
         return Work(limited(source_chunks(context.config, context.chunk_size), context.limit), lambda output: output)
 
@@ -81,7 +85,7 @@ def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize) -> I
         return
     data = np.frombuffer(parse.to_utf8(file.read(), config.dataset.encoding, file.name), np.uint8)
     data, bounds, facts, read = _record_reader(config, file, data)
-    hashes = hash_records(data, bounds)
+    hashes = hash_records(data, *records.trimmed(data, bounds))
     cuts = cut(hashes, np.diff(bounds), size)
     for begin, end in pairwise(cuts):
         part = data[bounds[begin] : bounds[end]]
@@ -89,7 +93,7 @@ def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize) -> I
         within = bounds[begin : end + 1] - bounds[begin]
 
         def parsed(part: Bytes = part, within: Ints = within) -> tuple[Parsed, np.ndarray]:
-            return read(part, within), hash_records(part, within)
+            return read(part, within), hash_records(part, *records.trimmed(part, within))
 
         yield from _parts(config, digest, TRAIN, file.name, parsed)
 
@@ -103,7 +107,7 @@ def _record_reader(config: PipelineConfig, file: SourceFile, data: Bytes) -> tup
     options, name = config.dataset.reader, file.name
     if file.format in ("csv", "tsv"):
         delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
-        bounds = records.quoted_line_bounds(data)
+        bounds = records.quoted_line_bounds(data, delimiter)
         first = data[: bounds[1]].tobytes() if len(bounds) > 1 else b""
         names = parse.csv_header(first, delimiter, name)
         if options.header:
@@ -111,7 +115,7 @@ def _record_reader(config: PipelineConfig, file: SourceFile, data: Bytes) -> tup
         else:
             names = [f"column_{index}" for index in range(len(names))]
         facts = {"names": names, "delimiter": delimiter}
-        return data, bounds, facts, lambda part, _: parse.parse_csv(part.tobytes(), names, delimiter, name)
+        return data, bounds, facts, lambda part, within: parse.parse_csv(part, within, names, delimiter, name)
     if file.format == "text":
         find = {"line": records.line_bounds, "paragraph": records.paragraph_bounds}.get(options.lines_per_row)
         bounds = find(data) if find else np.array([0, len(data)] if len(data) else [0], np.int64)
@@ -134,8 +138,10 @@ def _holds_lines(data: Bytes, name: str) -> bool:
     try:
         value = json.loads(first)
     except ValueError:
-        value = {}
-    if not value or (not rest.strip() and all(isinstance(item, dict | list) for item in value.values())):
+        value = None
+    if not isinstance(value, dict) or (
+        not rest.strip() and all(isinstance(item, dict | list) for item in value.values())
+    ):
         raise SourceError(f"{name}: expected a JSON array of objects, or one object a line")
     return True
 

@@ -12,7 +12,7 @@ from tokenloom.assets.tokenizer.train import train
 from tokenloom.assets.tokens.segments import content_segments
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.tokenizers import CONFIG, TEMPLATE, TOKENIZER, TokenizerSpec, export_config
+from tokenloom.resources.tokenizers import CONFIG, TEMPLATE, TOKENIZER, TokenizerSpec, declared_tokenizer, export_config
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -36,6 +36,9 @@ class TokenizerStage(Stage):
             "train": tokenizer.train.model_dump() if tokenizer.train else None,
             "special_tokens": tokenizer.special_tokens.model_dump(mode="json"),
         }
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        return {**self.settings(config), **declared_tokenizer(config)}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer

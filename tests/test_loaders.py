@@ -1,0 +1,428 @@
+"""Loaders: padding and labels against a per-row oracle, order over ranks and workers, opening, streaming."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom import DataPipeline, open_dataset
+from tokenloom.assets.build import Build
+from tokenloom.assets.raw.cut import ChunkSize
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, DatasetNotFoundError
+from tokenloom.loaders import BatchOrder, TokenDataset, TokenLoader
+from tokenloom.loaders.order import FILLER, permutation
+from tokenloom.resources.store import ArtifactStore
+
+IGNORED = -100
+LONGEST = 48
+SIZE = ChunkSize(target=2048, minimum=512, maximum=8192)
+PROMPT = {"template": "{q}\n{a}", "label_column": "a"}
+
+Row = tuple[tuple[int, ...], tuple[int, ...]]
+"""input_ids and labels of one row, unpadded."""
+
+
+def write_rows(path: Path, count: int, seed: int = 0) -> list[dict[str, str]]:
+    noise = random.Random(seed)
+    words = ["red", "blue", "the answer", "is", "naïve", "你好", "42", "because"]
+    rows = [
+        {"q": f"{n} {' '.join(noise.choices(words, k=n % 9))}", "a": " ".join(noise.choices(words, k=1 + n % 5))}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
+
+
+@pytest.fixture(scope="module")
+def settings(tokenizer_folder: Path) -> dict[str, Any]:
+    return {"tokenizer": {"name_or_path": str(tokenizer_folder), "max_length": LONGEST}, "prompt_template": PROMPT}
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], settings: dict[str, Any]
+) -> Path:
+    """A folder with a YAML and a store that holds `data` (two splits, many chunks) and `packed`."""
+    path = tmp_path_factory.mktemp("loaders")
+    write_rows(path / "rows.jsonl", 203)
+    dataset = {"name": "rows.jsonl", "val_split": 0.2}
+    store = ArtifactStore(path / "store")
+    for name, length in (("data", {}), ("packed", {"packing": "concat"})):
+        config = PipelineConfig.from_file(write_config(path, name, dataset=dataset, length=length, **settings))
+        list(Build(config, store, chunk_size=SIZE).run_all())
+    return path
+
+
+@pytest.fixture(scope="module")
+def dataset(folder: Path) -> TokenDataset:
+    return open_dataset("data", "train", folder / "store")
+
+
+@pytest.fixture(scope="module")
+def stored(folder: Path) -> list[dict[str, Any]]:
+    """The rows of the `train` split, as the store holds them."""
+    store = ArtifactStore(folder / "store")
+    chunks = store.manifest("data").of_split("train")
+    assert len(chunks) > 3
+    return [row for chunk in chunks for row in store.objects.get(chunk.output).to_pylist()]
+
+
+def lists(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def rows_of(batches: Iterable[dict[str, torch.Tensor]]) -> list[Row]:
+    """The rows of batches without their padding; rows that are all padding are left out."""
+    found = []
+    for batch in batches:
+        for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
+            if mask.any():
+                found.append((tuple(ids[mask == 1].tolist()), tuple(labels[mask == 1].tolist())))
+            assert (labels[mask == 0] == IGNORED).all()
+    return found
+
+
+def padded(rows: list[dict[str, Any]], padding: Any, side: str, pad: int) -> dict[str, Any]:
+    """A batch, row by row."""
+    longest = max(len(row["input_ids"]) for row in rows)
+    width = LONGEST if padding == "max_length" else longest
+    while isinstance(padding, int) and width % padding:
+        width += 1
+    batch: dict[str, Any] = {"input_ids": [], "attention_mask": [], "labels": []}
+    for row in rows:
+        ids, blank = row["input_ids"], width - len(row["input_ids"])
+        labels = [token if trained else IGNORED for token, trained in zip(ids, row["trained"], strict=True)]
+        for name, values, fill in (
+            ("input_ids", ids, pad),
+            ("attention_mask", [1] * len(ids), 0),
+            ("labels", labels, IGNORED),
+        ):
+            batch[name].append([fill] * blank + values if side == "left" else values + [fill] * blank)
+    return batch
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("padding", ["max_length", "longest", 1, 7, 16])
+def test_batches_are_rows_padded_one_by_one(
+    dataset: TokenDataset, stored: list[dict[str, Any]], padding: Any, side: Any
+) -> None:
+    loader = TokenLoader(dataset, batch_size=5, shuffle="none", padding=padding, padding_side=side)
+    found = list(loader)
+    assert len(found) == len(loader) == -(-len(stored) // 5)
+    for index, batch in enumerate(found):
+        assert lists(batch) == padded(stored[5 * index : 5 * index + 5], padding, side, dataset.pad_token_id)
+        assert {value.dtype for value in batch.values()} == {torch.int64}
+
+
+def test_a_dataset_gives_single_rows_unpadded(dataset: TokenDataset, stored: list[dict[str, Any]]) -> None:
+    assert len(dataset) == len(stored)
+    for index in (0, 1, len(stored) - 1, -1):
+        row = stored[index]
+        expected = padded([row], "longest", "right", 0)
+        assert lists(dataset[index]) == {name: values[0] for name, values in expected.items()}
+    for beyond in (len(stored), -len(stored) - 1):
+        with pytest.raises(IndexError):
+            dataset[beyond]
+
+
+def test_every_row_trains_its_answer_and_eos_alone(dataset: TokenDataset) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(dataset.tokenizer_path)
+    rows = write_rows(Path(dataset._store.root).parent / "rows.jsonl", 203)
+    answers = {f"{row['q']}\n{row['a']}</s>": f"{row['a']}</s>" for row in rows}
+    whole = 0
+    for ids, labels in rows_of(
+        [{name: value[None] for name, value in dataset[n].items()} for n in range(len(dataset))]
+    ):
+        text, answer = (tokenizer.decode([t for t in part if t != IGNORED]) for part in (ids, labels))
+        if text.endswith("</s>"):
+            whole += 1
+            assert answers[text] == answer.lstrip("\n")
+    assert whole > len(dataset) / 2
+
+
+def test_the_example_of_the_readme_has_the_shape_it_promises(folder: Path) -> None:
+    pipeline = DataPipeline.from_config(folder / "data.yaml", store=folder / "store").unwrap()
+    batch = next(iter(pipeline.get_dataloader("train", shuffle=True).unwrap()))
+    assert list(batch["input_ids"].shape) == [8, LONGEST]
+
+
+@given(st.integers(0, 300), st.integers(0, 3), st.integers(0, 3))
+def test_order_is_a_permutation_that_seed_epoch_and_dataset_choose(rows: int, seed: int, epoch: int) -> None:
+    found = permutation(rows, "d", seed, epoch)
+    assert sorted(found.tolist()) == list(range(rows))
+    assert permutation(rows, "d", seed, epoch).tolist() == found.tolist()
+    if rows > 20:
+        others = [
+            ("d", seed + 1, epoch),
+            ("d", seed, epoch + 1),
+            ("e", seed, epoch),
+            ("d", epoch + 5, seed),
+            ("d", epoch, seed + 9),
+        ]
+        assert all(permutation(rows, *other).tolist() != found.tolist() for other in others)
+
+
+def test_seeds_and_epochs_never_share_an_order() -> None:
+    orders = {tuple(permutation(40, "d", seed, epoch).tolist()) for seed in range(30) for epoch in range(30)}
+    assert len(orders) == 900
+
+
+def test_first_places_of_an_order_are_spread_evenly() -> None:
+    counts = Counter(int(permutation(10, "d", seed, 0)[0]) for seed in range(4000))
+    chi_square = sum((counts[row] - 400) ** 2 / 400 for row in range(10))
+    assert chi_square < 33.7, "beyond the 0.9999 quantile of 9 degrees of freedom"
+
+
+def test_order_is_the_same_in_another_process() -> None:
+    script = "from tokenloom.loaders.order import permutation; print(permutation(50, 'd', 3, 4).tolist())"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == permutation(50, "d", 3, 4).tolist()
+
+
+@pytest.mark.parametrize("shuffle", ["full", "none"])
+@pytest.mark.parametrize("batch", [1, 4, 7])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@given(rows=st.integers(0, 90), epoch=st.integers(0, 2), drop_last=st.booleans())
+def test_ranks_and_batch_sizes_only_divide_one_global_order(
+    shuffle: Any, batch: int, world: int, rows: int, epoch: int, drop_last: bool
+) -> None:
+    orders = [BatchOrder(rows, "d", batch, shuffle, 1, drop_last, rank, world) for rank in range(world)]
+    for order in orders:
+        order.set_epoch(epoch)
+    steps = [[found.tolist() for found in order] for order in orders]
+    assert len({len(found) for found in steps}) == 1
+    assert [len(order) for order in orders] == [len(found) for found in steps]
+    flat = [row for step in zip(*steps, strict=True) for part in step for row in part]
+    real = [row for row in flat if row != FILLER]
+    whole = permutation(rows, "d", 1, epoch).tolist() if shuffle == "full" else list(range(rows))
+    expected = whole[: rows - rows % (batch * world)] if drop_last else whole
+    assert real == expected
+    assert flat == real + [FILLER] * (len(flat) - len(real))
+    if world > 1 or drop_last:
+        assert {len(part) for found in steps for part in found} <= {batch}
+    else:
+        assert FILLER not in flat
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_loaders_of_all_ranks_together_hold_every_row_once(
+    dataset: TokenDataset, stored: list[dict[str, Any]], world: int
+) -> None:
+    loaders = [TokenLoader(dataset, batch_size=7, seed=3, rank=rank, world_size=world) for rank in range(world)]
+    found = [list(loader) for loader in loaders]
+    assert len({len(batches) for batches in found}) == 1
+    flat = [row for batches in found for row in rows_of(batches)]
+    assert Counter(flat) == Counter(rows_of([tensors(padded(stored, "longest", "right", 0))]))
+    step = [row for batches in zip(*found, strict=True) for row in rows_of(batches)]
+    assert step == rows_of(TokenLoader(dataset, batch_size=7 * world, seed=3))
+    for batch in (batch for batches in found for batch in batches):
+        empty = batch["attention_mask"].sum(1) == 0
+        assert (batch["labels"][empty] == IGNORED).all()
+
+
+def tensors(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(values) for name, values in batch.items()}
+
+
+def test_a_loader_moves_on_to_the_next_epoch_and_can_be_set_back(dataset: TokenDataset) -> None:
+    loader = TokenLoader(dataset, batch_size=16, seed=1)
+    first, second = rows_of(loader), rows_of(loader)
+    assert first != second
+    assert Counter(first) == Counter(second)
+    loader.set_epoch(0)
+    assert rows_of(loader) == first
+
+
+@pytest.mark.parametrize("name", ["data", "packed"])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes_change_no_batch(folder: Path, name: str, context: str) -> None:
+    opened = open_dataset(name, "train", folder / "store")
+    alone = TokenLoader(opened, batch_size=16, seed=2)
+    shared = TokenLoader(opened, batch_size=16, seed=2, num_workers=2, persistent_workers=False)
+    shared.multiprocessing_context = context
+    for _ in range(1 if context == "spawn" else 2):
+        assert [lists(batch) for batch in shared] == [lists(batch) for batch in alone]
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_a_pickled_dataset_is_the_same_dataset(folder: Path, read_first: bool) -> None:
+    opened = open_dataset("data", "train", folder / "store")
+    first = lists(opened[0]) if read_first else None
+    data = pickle.dumps(opened)
+    copy = pickle.loads(data)
+    assert len(data) < 20_000
+    assert (copy.name, copy.split, copy.digest, len(copy)) == ("data", "train", opened.digest, len(opened))
+    assert lists(copy[0]) == (first or lists(opened[0]))
+
+
+def test_packed_batches_carry_positions_and_document_bounds(folder: Path) -> None:
+    opened = open_dataset("packed", "train", folder / "store")
+    assert opened.packed
+    for batch in TokenLoader(opened, batch_size=4):
+        assert {name: str(value.dtype) for name, value in batch.items() if name != "max_seqlen"} == {
+            "input_ids": "torch.int64",
+            "attention_mask": "torch.int64",
+            "labels": "torch.int64",
+            "position_ids": "torch.int64",
+            "cu_seqlens": "torch.int32",
+        }
+        bounds = batch["cu_seqlens"].tolist()
+        assert batch["max_seqlen"] == int(np.diff(bounds).max())
+        positions, mask = batch["position_ids"].reshape(-1), batch["attention_mask"].reshape(-1)
+        for begin, end in pairwise(bounds):
+            if mask[begin]:
+                assert positions[begin:end].tolist() == list(range(end - begin))
+                assert batch["labels"].reshape(-1)[begin] == IGNORED
+            else:
+                assert not mask[begin:end].any()
+
+
+def test_opening_what_is_not_there_lists_what_is(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match=r"did you mean 'data'.*data, packed"):
+        open_dataset("dta", "train", folder / "store")
+    with pytest.raises(DatasetNotFoundError, match=r"did you mean 'validation'.*train, validation"):
+        open_dataset("data", "valid", folder / "store")
+    with pytest.raises(DatasetNotFoundError, match="nothing"):
+        open_dataset("data", "train", tmp_path / "nowhere")
+    for name in ("../data", "", ".."):
+        with pytest.raises(DatasetNotFoundError):
+            open_dataset(name, "train", folder / "store")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_loaders_loads_no_pipeline_library() -> None:
+    heavy = ("dagster", "datasets", "transformers", "pandera", "polars", "tokenizers", "jinja2")
+    script = f"import sys, tokenloom, tokenloom.loaders; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_rank_and_world_size_are_checked(dataset: TokenDataset) -> None:
+    with pytest.raises(ValueError, match="together"):
+        TokenLoader(dataset, rank=1)
+    with pytest.raises(ValueError, match="world size"):
+        TokenLoader(dataset, rank=2, world_size=2)
+
+
+@pytest.fixture(scope="module")
+def source(
+    tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], settings: dict[str, Any]
+) -> Path:
+    """A YAML over a folder of several files."""
+    path = tmp_path_factory.mktemp("streaming")
+    (path / "files").mkdir()
+    for number in range(5):
+        write_rows(path / "files" / f"{number}.jsonl", 40 + number, seed=number)
+    dataset = {"name": "files", "val_split": 0.2}
+    return write_config(path, "streamed", dataset=dataset, dataloader={"batch_size": 4}, **settings)
+
+
+def changed(source: Path, name: str, **changes: Any) -> Path:
+    """A copy of a YAML with other settings, beside it."""
+    sections = yaml.safe_load(source.read_text(encoding="utf-8"))
+    for section, values in changes.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    path = source.with_name(f"{name}.yaml")
+    path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def stream(source: Path, split: str = "train", rank: int = 0, world: int = 1) -> list[Row]:
+    """All rows of one rank of a loader with `streaming: true`."""
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    pipeline = DataPipeline.from_config(
+        changed(source, "streaming", dataset=dataset), store=source.parent / "unused"
+    ).unwrap()
+    found = rows_of(pipeline.get_dataloader(split, rank=rank, world_size=world).unwrap())
+    assert not (source.parent / "unused").exists()
+    return found
+
+
+def built(source: Path, split: str = "train") -> list[Row]:
+    pipeline = DataPipeline.from_config(source, store=source.parent / "store").unwrap()
+    return rows_of(pipeline.get_dataloader(split, shuffle=False).unwrap())
+
+
+@pytest.mark.parametrize("packing", ["none", "concat"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2])
+def test_streaming_yields_the_rows_of_the_built_dataset(source: Path, workers: int, world: int, packing: str) -> None:
+    config = changed(source, "both", dataloader={"num_workers": workers}, length={"packing": packing})
+    found = [stream(config, rank=rank, world=world) for rank in range(world)]
+    assert Counter(row for rows in found for row in rows) == Counter(built(config))
+    assert all(found)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_streaming_without_shuffling_keeps_the_order(source: Path, split: str) -> None:
+    config = changed(source, "ordered", dataloader={"shuffle": "none"})
+    assert stream(config, split) == built(config, split)
+
+
+def test_streaming_reads_a_column_that_only_later_files_have(
+    tmp_path: Path, write_config: Callable[..., Path], tokenizer_folder: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    rows = [{"q": "no more here", "a": "fine"}, {"q": "hello", "a": "there", "more": "m"}]
+    for number, row in enumerate(rows):
+        (tmp_path / "files" / f"{number}.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    config = write_config(
+        tmp_path,
+        dataset={"name": "files"},
+        tokenizer={"name_or_path": str(tokenizer_folder), "max_length": LONGEST},
+        prompt_template={"template": "{q} {more}\n{a}", "label_column": "a"},
+    )
+    assert Counter(stream(config)) == Counter(built(config))
+
+
+def test_streaming_a_split_that_is_not_there_or_a_trained_tokenizer_is_refused(source: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="test"):
+        stream(source, "test")
+    train = {"name_or_path": None, "train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>"}}
+    with pytest.raises(ConfigError, match="train"):
+        stream(changed(source, "trained", tokenizer=train))
+
+
+RANK = """
+import json, sys
+import torch.distributed as dist
+from tokenloom import DataPipeline
+rank, meeting, store, *configs = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
+for config in configs:
+    loader = DataPipeline.from_config(config, store=store).unwrap().get_dataloader("train").unwrap()
+    print(json.dumps([ids[mask == 1].tolist() for b in loader for ids, mask in zip(b["input_ids"], b["attention_mask"])]))
+"""
+
+
+def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path, tmp_path: Path) -> None:
+    expected = Counter(ids for ids, _ in built(source))
+    dataset = yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"]
+    configs = [source, changed(source, "streamed_by_rank", dataset={**dataset, "streaming": True})]
+    common = [str(tmp_path / "meeting"), str(source.parent / "store"), *map(str, configs)]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *common], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    printed = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
+    for number, config in enumerate(configs):
+        found = [tuple(ids) for lines in printed for ids in json.loads(lines[number]) if ids]
+        assert Counter(found) == expected, config.name
