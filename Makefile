@@ -53,6 +53,7 @@ bench: $(INSTALLED)  ## time a build against datasets.map, in one run
 
 docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/picture.py
 
 soak: $(INSTALLED)  ## the long sweeps
 	TOKENLOOM_SOAK=1 $(BIN)/python -m pytest -q

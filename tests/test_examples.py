@@ -1,0 +1,42 @@
+"""Examples run as their users would run them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tokenloom import DataPipeline
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
+    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=tmp_path).unwrap()
+    reports = {report.name: report for report in pipeline.build().unwrap()}
+    assert reports["sequences"].rows_out >= 500
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "train_tiny.py"),
+        "quickstart",
+        "--store",
+        str(tmp_path),
+        "--steps",
+        "30",
+    ]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "tokens/s" in printed
+    found = re.search(r"loss fell from ([\d.]+) to ([\d.]+)", printed)
+    assert found and float(found[2]) < float(found[1]) - 0.5
+
+
+def test_the_trained_tokenizer_loads_with_transformers(tmp_path: Path) -> None:
+    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=tmp_path).unwrap()
+    tokenizer = pipeline.get_tokenizer().unwrap()
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|end|>", "<|pad|>")
+    dataset = pipeline.get_dataset("validation").unwrap()
+    shown = tokenizer.decode(dataset[0]["input_ids"])
+    assert shown.startswith(("<|user|>", "<|system|>")) and shown.endswith("<|end|>")
+    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == "<|user|>2 + 2?<|assistant|>4<|end|>"

@@ -1,0 +1,132 @@
+"""The layout: what is installed, what imports what, and what a wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+SOURCES = [
+    path
+    for folder in ("assets", "console", "loaders", "resources")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+] + sorted(ROOT.glob("*.py"))  # fmt: skip
+
+LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "assets": 3, "console": 4}
+"""Imports only go down, and not from one room of a floor to another; the front doors stand above all."""
+
+FRONT_DOORS = 9
+
+
+def room(module: str) -> str:
+    """The folder or file at the top that a module is in; the config's schema and its reader share one."""
+    name = module.split(".")[1] if "." in module else ""
+    return "config" if name == "config_file" else name
+
+
+def layer(module: str) -> int:
+    return LAYERS.get(room(module), FRONT_DOORS)
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports when it is imported, and those it imports later."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def module_of(path: Path) -> str:
+    parts = ("tokenloom", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def test_every_folder_of_code_is_a_declared_package() -> None:
+    folders = {module_of(path.parent / "__init__.py") for path in SOURCES}
+    assert folders | {"tokenloom.pipelines"} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_only_go_down(path: Path) -> None:
+    own = module_of(path)
+    for module in imports(path):
+        if module.startswith("tokenloom.") and layer(own) < FRONT_DOORS:
+            assert layer(module) < layer(own) or room(module) == room(own), f"{own} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_dagster_stays_at_the_edge(path: Path) -> None:
+    if module_of(path) not in ("tokenloom.definitions", "tokenloom.assets.dagster_assets"):
+        assert not any(module.split(".")[0] == "dagster" for module in imports(path))
+
+
+def test_importing_the_loaders_stays_light() -> None:
+    heavy = "{'dagster', 'datasets', 'transformers', 'pandera', 'polars', 'pydantic', 'yaml', 'tokenizers', 'jinja2'}"
+    program = f"import sys, tokenloom.loaders; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_wheel_holds_every_module_and_the_quickstart(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in files:
+        source = ROOT / name
+        if source.is_symlink() or not source.is_file():
+            continue
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_bytes(source.read_bytes())
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        str(tmp_path),
+        str(checkout),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    wheel = next(tmp_path.glob("*.whl"))
+    held = set(zipfile.ZipFile(wheel).namelist())
+    expected = {f"tokenloom/{path.relative_to(ROOT)}" for path in SOURCES}
+    assert (
+        expected
+        | {"tokenloom/py.typed", "tokenloom/pipelines/quickstart.yaml", "tokenloom/pipelines/samples/quickstart.jsonl"}
+        <= held
+    )
+    assert not any(name.startswith(("tokenloom/tests", "tokenloom/docs")) for name in held)
+
+
+def test_type_checkers_see_every_part() -> None:
+    mirror = ROOT / ".src" / "tokenloom"
+    wanted = {path.name for path in ROOT.glob("*.py")} | {
+        "assets",
+        "console",
+        "loaders",
+        "pipelines",
+        "resources",
+        "py.typed",
+    }
+    assert {link.name for link in mirror.iterdir()} == wanted
+    assert all((mirror / name).resolve() == ROOT / name for name in wanted)
+
+
+def test_files_stay_small() -> None:
+    assert {path.name: lines for path in SOURCES if (lines := len(path.read_text().splitlines())) > 400} == {}
