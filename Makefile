@@ -49,7 +49,7 @@ ui: $(INSTALLED) .dagster/dagster.yaml  ## start Dagster's UI on the pipelines/ 
 	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) env --default-signal=INT,TERM,QUIT $(BIN)/dagster dev -w workspace.yaml
 
 bench: $(INSTALLED)  ## time a build against datasets.map, in one run
-	$(BIN)/python benchmarks/build_alpaca.py
+	$(BIN)/python benchmarks/build.py
 
 docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/reference.py

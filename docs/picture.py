@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from rich.terminal_theme import MONOKAI
 
 from tokenloom import DataPipeline
 from tokenloom.console.preview import print_preview
@@ -25,7 +24,7 @@ def main() -> None:
         reader = RowReader(pipeline.store, "quickstart")
         console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
         print_preview(console, "quickstart", [reader.read(row) for row in ROWS])
-    svg = console.export_svg(title="tokenloom preview pipelines/quickstart.yaml", theme=MONOKAI, unique_id="preview")
+    svg = console.export_svg(title="tokenloom preview pipelines/quickstart.yaml", unique_id="preview")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # no fonts from the network
     (ROOT / "docs" / "preview.svg").write_text(svg, encoding="utf-8")
 

@@ -24,8 +24,8 @@ class Encoder(Protocol):
 class StreamingDataset(IterableDataset[dict[str, Any]]):
     """Whole batches, for a `DataLoader` with `batch_size=None`.
 
-    Each rank and worker process encodes its own share of the rows of every chunk, or, where rows are packed within their
-    chunk, its own share of the chunks. Rows are shuffled within their chunk. Ranks may make different
+    Each rank and worker process encodes its own share of the rows of every chunk, or, where rows are packed within
+    their chunk, its own share of the chunks. Rows are shuffled within their chunk. Ranks may make different
     numbers of steps, for rejected rows are known only when they are met.
 
     Args:

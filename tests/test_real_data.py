@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def alpaca(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _build(folder: Path) -> dict[str, list[dict[str, int]]]:
+def _build(folder: Path) -> dict[str, list[dict[str, Any]]]:
     command = [str(TOKENLOOM), "build", "alpaca.yaml", "--json"]
     env = {**os.environ, "TOKENLOOM_STORE": str(folder / "store")}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
@@ -41,7 +42,7 @@ def _build(folder: Path) -> dict[str, list[dict[str, int]]]:
 
 
 def test_every_row_is_a_sequence_or_a_reject(alpaca: Path) -> None:
-    stages = {stage["name"]: stage for stage in _build(alpaca)["stages"]}  # type: ignore[index]
+    stages = {str(stage["name"]): stage for stage in _build(alpaca)["stages"]}
     assert stages["raw"]["rows_in"] == 52_002
     assert stages["columns"]["rejected"] == 28
     assert stages["sequences"]["rows_out"] == 52_002 - 28
@@ -74,7 +75,7 @@ def test_the_trained_tokens_are_the_answers_and_one_eos(alpaca: Path, real_data:
             assert torch.equal(trained, ids[labels != -100])
             assert trained[-1] == EOS and (trained == EOS).sum() == 1
             assert tokenizer.decode(trained[:-1]) == answers[seen]
-            whole = tokenizer.decode(ids[mask == 1])
+            whole = str(tokenizer.decode(ids[mask == 1]))
             assert whole.endswith(f"### Response:\n{answers[seen]}<|endoftext|>")
             seen += 1
         if seen >= 1000:

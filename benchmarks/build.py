@@ -1,0 +1,93 @@
+"""Times whole processes in turn: a cold build, a build in which nothing changed, and the `datasets.map` idiom.
+
+usage: build.py [--rows N] [--runs N]
+
+Rows are Alpaca's, repeated and made distinct, with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them; else
+those of the quickstart with the tokenizer trained on it. Prints medians, and ratios within the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from tokenloom import DataPipeline
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
+
+
+def source(folder: Path) -> tuple[list[dict[str, str]], str]:
+    """Rows, and the tokenizer's folder."""
+    real = os.environ.get("TOKENLOOM_REAL_DATA")
+    if real:
+        rows = json.loads((Path(real) / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))
+        return [row for row in rows if row["output"].strip()], str(Path(real) / "tokenizers" / "phi-2")
+    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=folder / "quickstart").unwrap()
+    tokenizer = pipeline.get_dataset().unwrap().tokenizer_path
+    lines = (ROOT / "pipelines" / "samples" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
+    talks = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
+    return [{"instruction": talk[-2], "input": "", "output": talk[-1]} for talk in talks], tokenizer
+
+
+def write(folder: Path, count: int) -> tuple[Path, Path, str]:
+    """Distinct rows as JSONL, a YAML that declares them, and the tokenizer's folder."""
+    rows, tokenizer = source(folder)
+    data, config = folder / "rows.jsonl", folder / "rows.yaml"
+    with data.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            row = rows[number % len(rows)]
+            distinct = {**row, "instruction": f"{number // len(rows)}. {row['instruction']}"}
+            file.write(json.dumps(distinct, ensure_ascii=False) + "\n")
+    settings = {
+        "dataset": {"name": data.name},
+        "tokenizer": {"name_or_path": tokenizer, "max_length": 2048},
+        "prompt_template": {"format_type": "custom", "template": TEMPLATE, "label_column": "output"},
+    }
+    config.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return data, config, tokenizer
+
+
+def timed(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=52_000)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    seconds: dict[str, list[float]] = {"cold": [], "unchanged": [], "datasets.map": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, config, tokenizer = write(folder, options.rows)
+        store, out = str(folder / "store"), str(folder / "out")
+        build = [str(BIN / "tokenloom"), "build", str(config), "--store", store]
+        peer = [sys.executable, str(ROOT / "benchmarks" / "datasets_map.py"), str(data), tokenizer, out, "2"]
+        for _ in range(options.runs):
+            shutil.rmtree(store, ignore_errors=True)
+            shutil.rmtree(out, ignore_errors=True)
+            seconds["cold"].append(timed(build))
+            seconds["unchanged"].append(timed(build))
+            seconds["datasets.map"].append(timed(peer))
+    median = {what: statistics.median(found) for what, found in seconds.items()}
+    print(f"{options.rows:,} rows, {options.runs} runs, {os.cpu_count()} cores; whole processes, medians")
+    for what, found in median.items():
+        print(f"{what:14} {found:7.2f} s   {median['datasets.map'] / found:6.1f} × as fast as datasets.map")
+
+
+if __name__ == "__main__":
+    main()
