@@ -310,7 +310,8 @@ class PipelineConfig(Section):
         """
         from tokenloom.config_file import load_config
 
-        return load_config(path)
+        loaded: Any = load_config(path)
+        return loaded
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> PipelineConfig:
@@ -321,7 +322,8 @@ class PipelineConfig(Section):
         """
         from tokenloom.config_file import check_config
 
-        return check_config(settings)
+        checked: Any = check_config(settings)
+        return checked
 
     @property
     def dataset_name(self) -> str:

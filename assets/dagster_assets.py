@@ -77,9 +77,8 @@ def dataset_definitions(config: PipelineConfig) -> dg.Definitions:
     Its assets need a resource `store`, a `StoreResource`.
 
     Raises:
-        ConfigError: the dataset's name or its schedule is none that Dagster takes.
+        ConfigError: the schedule is none that Dagster takes.
     """
-    _require_name(config)
     versions = code_versions(config)
     stages = [stage_named(name) for name in STAGES]
     job = _job(config)
@@ -89,12 +88,6 @@ def dataset_definitions(config: PipelineConfig) -> dg.Definitions:
         jobs=[job],
         schedules=[_schedule(config, config.schedule, job)] if config.schedule else [],
     )
-
-
-def _require_name(config: PipelineConfig) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", config.dataset_name):
-        problem = f"name: {config.dataset_name!r} cannot be part of an asset key"
-        raise config.fault("name", f"{problem}; set `name:` to letters, digits, _ . and -")
 
 
 def _asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.AssetsDefinition:

@@ -39,4 +39,5 @@ def main(rows: str, tokenizer_folder: str, out: str, processes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]) if len(sys.argv) > 4 else 2)  # pyright: ignore[reportArgumentType]
+    rows, tokenizer_folder, out = sys.argv[1:4]
+    main(rows, tokenizer_folder, out, int(sys.argv[4]) if len(sys.argv) > 4 else 2)

@@ -38,7 +38,8 @@ def main() -> None:
             max_position_embeddings=dataset.max_length,
             pad_token_id=dataset.pad_token_id,
         )
-    ).to(device)
+    )
+    model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     print(f"{dataset.name}: {len(dataset):,} rows; model: {model.num_parameters():,} parameters on {device}")
 

@@ -1,14 +1,13 @@
-"""Loaders: padding and labels against a per-row oracle, order over ranks and workers, opening, streaming."""
+"""Loaders: padding and labels against a per-row oracle, order over ranks and workers, opening."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,55 +15,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from loaded_rows import IGNORED, LONGEST, rows_of, settings, write_rows
 
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.build import Build
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, DatasetNotFoundError
+from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders import BatchOrder, TokenDataset, TokenLoader
 from tokenloom.loaders.order import FILLER, permutation
 from tokenloom.resources.store import ArtifactStore
 
-IGNORED = -100
-LONGEST = 48
 SIZE = ChunkSize(target=2048, minimum=512, maximum=8192)
-PROMPT = {"template": "{q}\n{a}", "label_column": "a"}
-
-Row = tuple[tuple[int, ...], tuple[int, ...]]
-"""input_ids and labels of one row, unpadded."""
-
-
-def write_rows(path: Path, count: int, seed: int = 0) -> list[dict[str, str]]:
-    noise = random.Random(seed)
-    words = ["red", "blue", "the answer", "is", "naïve", "你好", "42", "because"]
-    rows = [
-        {"q": f"{n} {' '.join(noise.choices(words, k=n % 9))}", "a": " ".join(noise.choices(words, k=1 + n % 5))}
-        for n in range(count)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return rows
 
 
 @pytest.fixture(scope="module")
-def settings(tokenizer_folder: Path) -> dict[str, Any]:
-    return {"tokenizer": {"name_or_path": str(tokenizer_folder), "max_length": LONGEST}, "prompt_template": PROMPT}
-
-
-@pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], settings: dict[str, Any]
-) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
     """A folder with a YAML and a store that holds `data` (two splits, many chunks) and `packed`."""
     path = tmp_path_factory.mktemp("loaders")
     write_rows(path / "rows.jsonl", 203)
     dataset = {"name": "rows.jsonl", "val_split": 0.2}
     store = ArtifactStore(path / "store")
     for name, length in (("data", {}), ("packed", {"packing": "concat"})):
-        config = PipelineConfig.from_file(write_config(path, name, dataset=dataset, length=length, **settings))
+        config = PipelineConfig.from_file(
+            write_config(path, name, dataset=dataset, length=length, **settings(tokenizer_folder))
+        )
         list(Build(config, store, chunk_size=SIZE).run_all())
     return path
 
@@ -85,17 +62,6 @@ def stored(folder: Path) -> list[dict[str, Any]]:
 
 def lists(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-
-
-def rows_of(batches: Iterable[dict[str, torch.Tensor]]) -> list[Row]:
-    """The rows of batches without their padding; rows that are all padding are left out."""
-    found = []
-    for batch in batches:
-        for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
-            if mask.any():
-                found.append((tuple(ids[mask == 1].tolist()), tuple(labels[mask == 1].tolist())))
-            assert (labels[mask == 0] == IGNORED).all()
-    return found
 
 
 def padded(rows: list[dict[str, Any]], padding: Any, side: str, pad: int) -> dict[str, Any]:
@@ -320,110 +286,3 @@ def test_rank_and_world_size_are_checked(dataset: TokenDataset) -> None:
         TokenLoader(dataset, rank=1)
     with pytest.raises(ValueError, match="world size"):
         TokenLoader(dataset, rank=2, world_size=2)
-
-
-@pytest.fixture(scope="module")
-def source(
-    tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], settings: dict[str, Any]
-) -> Path:
-    """A YAML over a folder of several files."""
-    path = tmp_path_factory.mktemp("streaming")
-    (path / "files").mkdir()
-    for number in range(5):
-        write_rows(path / "files" / f"{number}.jsonl", 40 + number, seed=number)
-    dataset = {"name": "files", "val_split": 0.2}
-    return write_config(path, "streamed", dataset=dataset, dataloader={"batch_size": 4}, **settings)
-
-
-def changed(source: Path, name: str, **changes: Any) -> Path:
-    """A copy of a YAML with other settings, beside it."""
-    sections = yaml.safe_load(source.read_text(encoding="utf-8"))
-    for section, values in changes.items():
-        sections[section] = {**sections.get(section, {}), **values}
-    path = source.with_name(f"{name}.yaml")
-    path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path
-
-
-def stream(source: Path, split: str = "train", rank: int = 0, world: int = 1) -> list[Row]:
-    """All rows of one rank of a loader with `streaming: true`."""
-    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
-    pipeline = DataPipeline.from_config(
-        changed(source, "streaming", dataset=dataset), store=source.parent / "unused"
-    ).unwrap()
-    found = rows_of(pipeline.get_dataloader(split, rank=rank, world_size=world).unwrap())
-    assert not (source.parent / "unused").exists()
-    return found
-
-
-def built(source: Path, split: str = "train") -> list[Row]:
-    pipeline = DataPipeline.from_config(source, store=source.parent / "store").unwrap()
-    return rows_of(pipeline.get_dataloader(split, shuffle=False).unwrap())
-
-
-@pytest.mark.parametrize("packing", ["none", "concat"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2])
-def test_streaming_yields_the_rows_of_the_built_dataset(source: Path, workers: int, world: int, packing: str) -> None:
-    config = changed(source, "both", dataloader={"num_workers": workers}, length={"packing": packing})
-    found = [stream(config, rank=rank, world=world) for rank in range(world)]
-    assert Counter(row for rows in found for row in rows) == Counter(built(config))
-    assert all(found)
-
-
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_streaming_without_shuffling_keeps_the_order(source: Path, split: str) -> None:
-    config = changed(source, "ordered", dataloader={"shuffle": "none"})
-    assert stream(config, split) == built(config, split)
-
-
-def test_streaming_reads_a_column_that_only_later_files_have(
-    tmp_path: Path, write_config: Callable[..., Path], tokenizer_folder: Path
-) -> None:
-    (tmp_path / "files").mkdir()
-    rows = [{"q": "no more here", "a": "fine"}, {"q": "hello", "a": "there", "more": "m"}]
-    for number, row in enumerate(rows):
-        (tmp_path / "files" / f"{number}.jsonl").write_text(json.dumps(row), encoding="utf-8")
-    config = write_config(
-        tmp_path,
-        dataset={"name": "files"},
-        tokenizer={"name_or_path": str(tokenizer_folder), "max_length": LONGEST},
-        prompt_template={"template": "{q} {more}\n{a}", "label_column": "a"},
-    )
-    assert Counter(stream(config)) == Counter(built(config))
-
-
-def test_streaming_a_split_that_is_not_there_or_a_trained_tokenizer_is_refused(source: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="test"):
-        stream(source, "test")
-    train = {"name_or_path": None, "train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>"}}
-    with pytest.raises(ConfigError, match="train"):
-        stream(changed(source, "trained", tokenizer=train))
-
-
-RANK = """
-import json, sys
-import torch.distributed as dist
-from tokenloom import DataPipeline
-rank, meeting, store, *configs = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
-for config in configs:
-    loader = DataPipeline.from_config(config, store=store).unwrap().get_dataloader("train").unwrap()
-    rows = [row for batch in loader for row in zip(batch["input_ids"], batch["attention_mask"])]
-    print(json.dumps([ids[mask == 1].tolist() for ids, mask in rows]))
-"""
-
-
-def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path, tmp_path: Path) -> None:
-    expected = Counter(ids for ids, _ in built(source))
-    dataset = yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"]
-    configs = [source, changed(source, "streamed_by_rank", dataset={**dataset, "streaming": True})]
-    common = [str(tmp_path / "meeting"), str(source.parent / "store"), *map(str, configs)]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *common], stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    printed = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
-    for number, config in enumerate(configs):
-        found = [tuple(ids) for lines in printed for ids in json.loads(lines[number]) if ids]
-        assert Counter(found) == expected, config.name

@@ -1,4 +1,4 @@
-"""Raw rows: record bounds, parsing, rejects, encodings, validation split and content-defined chunks against oracles."""
+"""Raw rows: record bounds, parsing, rejects, encodings, validation split and limit, against oracles."""
 
 from __future__ import annotations
 
@@ -12,55 +12,30 @@ import random
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
+from raw_rows import SUFFIXES, Row, as_array, read, read_split, write_table
 
 from tokenloom.assets.build import Build
 from tokenloom.assets.raw import records
-from tokenloom.assets.raw.cut import ChunkSize, cut, cut_tables, hash_records
-from tokenloom.assets.raw.stage import source_chunks
+from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, InputChunk
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
 
-Row = dict[str, Any]
-
-
-def chunks_of(path: Path, size: ChunkSize | None = None, **dataset: Any) -> list[InputChunk]:
-    config = PipelineConfig.from_mapping({"dataset": {"name": str(path), **dataset}})
-    return list(source_chunks(config, size))
-
-
-def read(path: Path, size: ChunkSize | None = None, **dataset: Any) -> tuple[list[Row], list[Row], int]:
-    """All rows without positions, all rejects, and how many records were filtered; checks that counts add up."""
-    outputs: list[ChunkOutput] = [chunk.load() for chunk in chunks_of(path, size, **dataset)]
-    for output in outputs:
-        assert output.rows_in == output.table.num_rows + output.rejects.num_rows + output.filtered
-        positions = output.table[ROW].to_pylist()
-        assert positions == sorted(set(positions) - {*output.rejects[ROW].to_pylist()})
-    rows = [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
-    rejects = [row for output in outputs for row in output.rejects.to_pylist()]
-    return rows, rejects, sum(output.filtered for output in outputs)
-
 
 def pieces(data: bytes, bounds: Iterable[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(bounds)]
-
-
-def as_array(data: bytes) -> Any:
-    return np.frombuffer(data, np.uint8)
 
 
 WORDS = '2020-01-01 2020-01-01T00:00:00Z 12:30:00 007 1e5 null NaN NA true "" \\" [{ 👩‍👩‍👧 مرحبا =1+1'
@@ -148,29 +123,6 @@ def test_broken_json_is_an_error_that_names_the_file(tmp_path: Path, broken: str
     (tmp_path / "bad.json").write_text(broken)
     with pytest.raises(SourceError, match=r"bad\.json"):
         read(tmp_path / "bad.json")
-
-
-def write_table(path: Path, rows: list[Row]) -> None:
-    """The rows, by Python's or Arrow's own writers."""
-    match path.suffix:
-        case ".json":
-            path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-        case ".jsonl":
-            path.write_bytes("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        case ".csv" | ".tsv":
-            with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, rows[0], delimiter="," if path.suffix == ".csv" else "\t")
-                writer.writeheader()
-                writer.writerows(rows)
-        case ".parquet":
-            pq.write_table(pa.Table.from_pylist(rows), path)
-        case ".arrow":
-            table = pa.Table.from_pylist(rows)
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-
-
-SUFFIXES = [".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -361,13 +313,6 @@ def test_a_declared_encoding_that_does_not_fit_is_an_error(tmp_path: Path, encod
         read(tmp_path / "rows.txt", encoding=encoding)
 
 
-def read_split(path: Path, split: str, **dataset: Any) -> list[Row]:
-    outputs = [
-        chunk.load() for chunk in chunks_of(path, ChunkSize(4096, 1024, 16384), **dataset) if chunk.split == split
-    ]
-    return [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
-
-
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".txt"])
 def test_val_split_puts_every_row_in_one_split_and_never_moves_it(tmp_path: Path, suffix: str) -> None:
     name = "text" if suffix == ".txt" else "a"
@@ -436,83 +381,3 @@ def test_limit_takes_the_first_rows_of_each_split(tmp_path: Path, limit: int) ->
     whole, limited = found
     assert limited == {split: rows[:limit] for split, rows in whole.items()}
     assert Build(config, store, limit=limit).name == f"dataset@{limit}"
-
-
-SMALL = ChunkSize(target=1024, minimum=256, maximum=4096)
-
-
-def cut_rows(rows: Sequence[bytes], size: ChunkSize = SMALL) -> list[bytes]:
-    data = b"".join(rows)
-    sizes = np.array([len(row) for row in rows], np.int64)
-    bounds = np.array([0, *np.cumsum(sizes)], np.int64)
-    found = cut(hash_records(as_array(data), bounds[:-1], bounds[1:]), sizes, size).tolist()
-    assert found == sorted(set(found)) and found[0] == 0 and found[-1] == len(rows)
-    return [b"".join(rows[begin:end]) for begin, end in pairwise(found)]
-
-
-def random_row(noise: random.Random) -> bytes:
-    return noise.randbytes(int(noise.choice((8, 40, 100, 300)) * (0.5 + noise.random()))) + b"\n"
-
-
-def test_one_edit_makes_at_most_two_new_chunks() -> None:
-    noise = random.Random(5)
-    counts: Counter[int] = Counter()
-    for _ in range(8):
-        rows = [random_row(noise) for _ in range(400)]
-        before = Counter(cut_rows(rows))
-        assert len(before) > 15
-        for _ in range(150):
-            edited, place = list(rows), noise.randrange(len(rows))
-            edited[place : place + noise.choice((0, 1))] = [random_row(noise)] if noise.random() < 0.7 else []
-            chunks = cut_rows(edited)
-            assert b"".join(chunks) == b"".join(edited)
-            counts[(Counter(chunks) - before).total()] += 1
-    assert max(counts) <= 3, counts
-    assert sum(count for new, count in counts.items() if new <= 2) >= 0.99 * counts.total(), counts
-
-
-@given(st.lists(st.binary(max_size=300), min_size=1, max_size=80), st.integers(1, 5))
-def test_chunks_are_the_input_and_none_passes_the_maximum(rows: list[bytes], times: int) -> None:
-    rows = [row + b"\n" for row in rows * times]
-    size = ChunkSize(target=200, minimum=50, maximum=400)
-    chunks = cut_rows(rows, size)
-    assert b"".join(chunks) == b"".join(rows)
-    assert all(len(chunk) <= size.maximum or chunk in rows for chunk in chunks)
-
-
-@pytest.mark.parametrize("period", [1, 2, 3, 7])
-def test_repeated_rows_make_no_tiny_chunks(period: int) -> None:
-    noise = random.Random(period)
-    for _ in range(200):
-        chunks = cut_rows([noise.randbytes(60) for _ in range(period)] * (600 // period))
-        assert min(len(chunk) for chunk in chunks[:-1]) >= SMALL.minimum
-        assert max(map(len, chunks)) <= SMALL.maximum
-
-
-@pytest.mark.parametrize("repeated", [False, True])
-@given(steps=st.lists(st.integers(1, 400), min_size=1, max_size=20), seed=st.integers(0, 50))
-def test_chunks_of_a_stream_do_not_depend_on_its_batches(repeated: bool, steps: list[int], seed: int) -> None:
-    noise = random.Random(seed)
-    values = [noise.randbytes(20).hex() for _ in range(40)] if repeated else []
-    table = pa.table({"a": [noise.choice(values) if values else noise.randbytes(20).hex() for _ in range(2000)]})
-    size = ChunkSize(target=1024, minimum=256, maximum=2048)
-    batches, at = [], 0
-    while at < table.num_rows:
-        step = steps[len(batches) % len(steps)]
-        batches.append(table.slice(at, step))
-        at += step
-    found = [chunk.to_pylist() for chunk in cut_tables(iter(batches), size)]
-    assert found == [chunk.to_pylist() for chunk in cut_tables(iter([table]), size)]
-    assert [row for chunk in found for row in chunk] == table.to_pylist()
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_row_appended_to_a_file_changes_at_most_two_chunks(tmp_path: Path, suffix: str) -> None:
-    noise = random.Random(3)
-    rows = [{"a": noise.randbytes(noise.randrange(10, 80)).hex(), "b": str(index)} for index in range(1500)]
-    found = []
-    for part in (rows[:-1], rows):
-        write_table(tmp_path / f"rows{suffix}", part)
-        found.append([chunk.digest for chunk in chunks_of(tmp_path / f"rows{suffix}", ChunkSize(8192, 2048, 32768))])
-    assert len(found[0]) > 8
-    assert (Counter(found[1]) - Counter(found[0])).total() <= 2

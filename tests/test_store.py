@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def chunk(output: str, split: str = "train") -> ManifestChunk:
-    return ManifestChunk(split, "a.jsonl", "k" * 64, output, None, 3, 3, 0, 0, 0)
+    return ManifestChunk(split=split, source="a.jsonl", key="k" * 64, output=output, rejects=None, **COUNTS)
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -35,12 +35,12 @@ def action_key(
     )
 
 
-@dataclass(frozen=True)
-class Action:
-    """The outcome of one action.
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one chunk.
 
-    `output` and `rejects` are object digests (`rejects` is None where no row was rejected);
-    rows_in = rows_out + rejected + filtered, except where a stage packs or splits rows and says so in `counters`.
+    `output` and `rejects` are object digests (`rejects` is None where no row was rejected), and
+    rows_in = rows_out + rejected + filtered; `tokens` counts those of the output.
     """
 
     output: str
@@ -50,6 +50,12 @@ class Action:
     rejected: int
     filtered: int
     tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action(Outcome):
+    """The outcome of one action, with the stage's further counts."""
+
     counters: dict[str, int] = field(default_factory=dict)
 
 

@@ -92,7 +92,7 @@ class ArtifactStore:
         """
         digest = self.objects.put(table, compressed)
         rejected = self.objects.put(rejects, compressed=True) if rejects.num_rows else None
-        action = Action(digest, rejected, **counts, counters=counters)
+        action = Action(output=digest, rejects=rejected, **counts, counters=counters)
         self.actions.put(key, action)
         return action
 

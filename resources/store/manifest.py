@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.actions import Outcome
 
 MANIFEST_VERSION = 1
 
@@ -31,23 +32,13 @@ _SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class ManifestChunk:
-    """One chunk of a stage's output.
-
-    `source` is the name of the raw file it came from, `key` its action's key, `output` and `rejects` object digests.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ManifestChunk(Outcome):
+    """One chunk of a stage's output: its outcome, the raw file that it came from, and its action's key."""
 
     split: str
     source: str
     key: str
-    output: str
-    rejects: str | None
-    rows_in: int
-    rows_out: int
-    rejected: int
-    filtered: int
-    tokens: int
 
 
 @dataclass(frozen=True)
