@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 import pyarrow as pa
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, SourceUnavailableError
+from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError
 
 COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
 FORMATS = {
@@ -164,32 +164,98 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> dict[str, An
     """Splits of a hub dataset, as `datasets.Dataset` by name.
 
     Raises:
-        ConfigError: it has several subsets and the YAML names none, or no such dataset exists.
+        ConfigError: no such dataset, revision or subset exists, or it has several subsets and the YAML names none.
         SourceUnavailableError: the hub does not answer.
+        SourceError: its files cannot be read.
     """
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
 
-    wanted, revision = config.dataset.config, config.dataset.revision
+    name, wanted, revision = source.name, config.dataset.config, config.dataset.revision
     try:
         if wanted is None:
-            names = datasets.get_dataset_config_names(source.name, revision=revision)
+            names = datasets.get_dataset_config_names(name, revision=revision)
             if len(names) > 1 and "default" not in names:
                 raise config.fault(
-                    "dataset.config", f"dataset.config: {source.name} has several: {', '.join(names)}; name one"
+                    "dataset.config", f"dataset.config: {name} has several: {', '.join(names)}; name one"
                 )
-        loaded: Any = datasets.load_dataset(source.name, wanted, revision=revision)
-    except (DatasetNotFoundError, FileNotFoundError) as error:
-        message = str(error).splitlines()[0]
-        raise config.fault(
-            "dataset.name", f"dataset.name: {source.name} is no local file, and on the hub: {message}"
-        ) from error
-    except (ConnectionError, OSError) as error:
-        message = str(error).splitlines()[0]
-        raise SourceUnavailableError(
-            f"{source.name}: no such local file, and the hub cannot be reached: {message}"
-        ) from error
+        loaded: Any = datasets.load_dataset(name, wanted, revision=revision)
+    except TokenloomError:
+        raise
+    except Exception as error:
+        raise _hub_error(config, name, error) from error
     return dict(loaded)
+
+
+def _hub_error(config: PipelineConfig, name: str, error: Exception) -> TokenloomError:
+    """What `datasets` met on the hub, as the error that names the YAML's line, the hub, or the data."""
+    import datasets
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
+
+    wanted, revision = config.dataset.config, config.dataset.revision
+    told = _first_line(error).rstrip(".")
+    if any(isinstance(cause, RevisionNotFoundError) for cause in _causes(error)):
+        return config.fault("dataset.revision", f"dataset.revision: {name} has no revision {revision} on the hub")
+    if is_hub_failure(error):
+        return hub_unavailable(name, error)
+    if isinstance(error, FileNotFoundError | HFValidationError):
+        remedy = "; check the spelling, or HF_TOKEN if it is private" if isinstance(error, DatasetNotFoundError) else ""
+        return config.fault("dataset.name", f"dataset.name: {name} is no local file, and on the hub: {told}{remedy}")
+    if isinstance(error, OSError):
+        return SourceUnavailableError(f"{name}: cannot be fetched from the hub: {told}")
+    if wanted is not None and isinstance(error, ValueError):
+        names = datasets.get_dataset_config_names(name, revision=revision)
+        if wanted not in names:
+            there = ", ".join(names)
+            return config.fault("dataset.config", f"dataset.config: {name} has no {wanted}; there are {there}")
+    told = _first_line(error.__cause__ or error).rstrip(".")
+    return SourceError(
+        f"{name}: datasets cannot load it: {told}; download its files and name them, then only bad rows are rejected"
+    )
+
+
+def is_hub_failure(error: BaseException) -> bool:
+    """Whether the hub did not answer, or answered with no more than a status."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # the HTTP client's, also of no answer at all
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    named = RepositoryNotFoundError, EntryNotFoundError
+    return any(
+        isinstance(cause, LocalEntryNotFoundError | HTTPError | ConnectionError | TimeoutError)
+        for cause in _causes(error)
+    )
+
+
+def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
+    """The error for a name that is not here, while the hub refuses to answer or cannot be reached."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+
+    status = next((cause.response.status_code for cause in _causes(error) if isinstance(cause, HfHubHTTPError)), None)
+    if constants.HF_HUB_OFFLINE:
+        told, remedy = "is not asked", "unset HF_HUB_OFFLINE"
+    elif status is None:
+        told, remedy = "cannot be reached", "try again"
+    else:
+        told, remedy = f"answers {status}", "check HF_TOKEN" if status in (401, 403) else "try again"
+    return SourceUnavailableError(
+        f"{name} is not here, and the hub at {constants.ENDPOINT} {told}; {remedy}, or name a local copy"
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def split_tables(splits: dict[str, Any], batch_rows: int = 10_000) -> Iterator[tuple[str, Any]]:

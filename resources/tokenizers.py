@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceUnavailableError, TokenizerError
-from tokenloom.resources.sources import local_path
+from tokenloom.errors import TokenizerError
+from tokenloom.resources.sources import hub_unavailable, is_hub_failure, local_path
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
@@ -152,19 +152,23 @@ def _from_hub(config: PipelineConfig, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", name) or name.endswith(".json"):
         raise config.fault("tokenizer.name_or_path", f"tokenizer.name_or_path: no such file or folder: {name}")
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[TOKENIZER, CONFIG, TEMPLATE]))
-    except RepositoryNotFoundError as error:
+    except GatedRepoError as error:
+        raise config.fault(
+            "tokenizer.name_or_path",
+            f"tokenizer.name_or_path: {name} is gated on the hub; set HF_TOKEN to a token of who may read it",
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
         raise config.fault(
             "tokenizer.name_or_path", f"tokenizer.name_or_path: {name} is no local folder, and not on the hub"
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        message = str(error).splitlines()[0]
-        raise SourceUnavailableError(
-            f"{name}: no such local folder, and the hub cannot be reached: {message}"
-        ) from error
+    except Exception as error:
+        if is_hub_failure(error):
+            raise hub_unavailable(name, error) from error
+        raise
 
 
 def export_config(spec: TokenizerSpec) -> bytes:
