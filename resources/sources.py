@@ -194,15 +194,15 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
 
     wanted, revision = config.dataset.config, config.dataset.revision
     told = _first_line(error).rstrip(".")
-    if any(isinstance(cause, RevisionNotFoundError) for cause in _causes(error)):
+    if isinstance(error.__cause__, RevisionNotFoundError):
         return config.fault("dataset.revision", f"dataset.revision: {name} has no revision {revision} on the hub")
-    if is_hub_failure(error):
+    if _is_hub_failure(error):
         return hub_unavailable(name, error)
     if isinstance(error, FileNotFoundError | HFValidationError):
-        remedy = "; check the spelling, or HF_TOKEN if it is private" if isinstance(error, DatasetNotFoundError) else ""
+        remedy = "; check its spelling, or HF_TOKEN where it is private" if isinstance(error, DatasetNotFoundError) else ""
         return config.fault("dataset.name", f"dataset.name: {name} is no local file, and on the hub: {told}{remedy}")
     if isinstance(error, OSError):
-        return SourceUnavailableError(f"{name}: cannot be fetched from the hub: {told}")
+        return hub_unavailable(name, error)
     if wanted is not None and isinstance(error, ValueError):
         names = datasets.get_dataset_config_names(name, revision=revision)
         if wanted not in names:
@@ -214,37 +214,36 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
     )
 
 
-def is_hub_failure(error: BaseException) -> bool:
-    """Whether the hub did not answer, or answered with no more than a status."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # the HTTP client's, also of no answer at all
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    named = RepositoryNotFoundError, EntryNotFoundError
-    return any(
-        isinstance(cause, LocalEntryNotFoundError | HTTPError | ConnectionError | TimeoutError)
-        for cause in _causes(error)
-    )
-
-
 def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
-    """The error for a name that is not here, while the hub refuses to answer or cannot be reached."""
+    """The error for a name that is not here, and that for no fault of the YAML's cannot be had from the hub."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-    status = next((cause.response.status_code for cause in _causes(error) if isinstance(cause, HfHubHTTPError)), None)
+    if not _is_hub_failure(error):
+        return SourceUnavailableError(f"{name} cannot be fetched from the hub: {_first_line(error)}")
+    refusals = [cause for cause in _causes(error) if isinstance(cause, HfHubHTTPError)]
+    statuses = [cause.response.status_code for cause in refusals if not isinstance(cause, EntryNotFoundError)]
     if constants.HF_HUB_OFFLINE:
         told, remedy = "is not asked", "unset HF_HUB_OFFLINE"
-    elif status is None:
+    elif not statuses:
         told, remedy = "cannot be reached", "try again"
     else:
-        told, remedy = f"answers {status}", "check HF_TOKEN" if status in (401, 403) else "try again"
+        told, remedy = f"answers {statuses[0]}", "check HF_TOKEN" if statuses[0] in (401, 403) else "try again"
     return SourceUnavailableError(
         f"{name} is not here, and the hub at {constants.ENDPOINT} {told}; {remedy}, or name a local copy"
     )
+
+
+def _is_hub_failure(error: BaseException) -> bool:
+    """Whether the hub gave no answer, or one that says nothing of what was asked for."""
+    from huggingface_hub.errors import (
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # of whichever HTTP client the hub's own uses
+        LocalEntryNotFoundError,
+    )
+
+    if isinstance(error, HTTPError | ConnectionError | TimeoutError):
+        return True
+    return any(isinstance(cause, LocalEntryNotFoundError) for cause in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -255,6 +254,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _first_line(error: BaseException) -> str:
+    """What an exception says first, or its type where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

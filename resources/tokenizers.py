@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.sources import hub_unavailable, is_hub_failure, local_path
+from tokenloom.resources.sources import hub_unavailable, local_path
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
@@ -159,16 +159,16 @@ def _from_hub(config: PipelineConfig, name: str) -> Path:
     except GatedRepoError as error:
         raise config.fault(
             "tokenizer.name_or_path",
-            f"tokenizer.name_or_path: {name} is gated on the hub; set HF_TOKEN to a token of who may read it",
+            f"tokenizer.name_or_path: {name} is gated on the hub; set HF_TOKEN to a token that may read it",
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise config.fault(
-            "tokenizer.name_or_path", f"tokenizer.name_or_path: {name} is no local folder, and not on the hub"
+            "tokenizer.name_or_path",
+            f"tokenizer.name_or_path: {name} is no local folder, and not on the hub; "
+            "check its spelling, or HF_TOKEN where it is private",
         ) from error
     except Exception as error:
-        if is_hub_failure(error):
-            raise hub_unavailable(name, error) from error
-        raise
+        raise hub_unavailable(name, error) from error
 
 
 def export_config(spec: TokenizerSpec) -> bytes:

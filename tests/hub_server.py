@@ -22,12 +22,11 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 class HubError(Exception):
     """An answer other than 200, as the hub gives it: a status, and a code that the clients tell errors apart by."""
 
-    def __init__(self, status: HTTPStatus, code: str, message: str, commit: str | None = None):
+    def __init__(self, status: HTTPStatus, code: str | None, message: str, commit: str | None = None):
         super().__init__(message)
         self.status = status
-        self.headers = {"X-Error-Code": code, "X-Error-Message": message}
-        if commit:
-            self.headers["X-Repo-Commit"] = commit
+        said = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
+        self.headers = {name: value for name, value in said.items() if value}
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class HubServer:
 
     Args:
         root: the folder.
-        token: who sends it sees the gated repositories.
+        token: who sends it reads the gated repositories, too; who sends another one reads nothing.
         gated: names of repositories, such as `org/name`.
     """
 
@@ -100,8 +99,6 @@ class HubServer:
         self.root, self.token, self.gated = root, token, gated
         self.requests: list[str] = []
         """What was asked, such as `HEAD /org/name/resolve/main/config.json`."""
-        self.down = False
-        """Whether every request fails, as on a bad day."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -151,15 +148,13 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.hub.requests.append(f"{self.command} {self.path}")
         try:
-            if self.hub.down:
-                raise HubError(HTTPStatus.SERVICE_UNAVAILABLE, "Unavailable", "The hub is down")
             url = urlsplit(self.path)
             if found := _API.fullmatch(url.path):
                 self._api(found, parse_qs(url.query), parse_qs(body.decode()))
             elif found := _RESOLVE.fullmatch(url.path):
                 self._resolve(found)
             else:
-                raise HubError(HTTPStatus.NOT_FOUND, "NotFound", "Sorry, we can't find the page you are looking for.")
+                raise HubError(HTTPStatus.NOT_FOUND, None, "Sorry, we can't find the page you are looking for.")
         except HubError as error:
             self._send(error.status, json.dumps({"error": str(error)}).encode(), error.headers)
 
@@ -174,13 +169,15 @@ class _Handler(BaseHTTPRequestHandler):
         elif what == "paths-info":
             answer = snapshot.paths(form.get("paths", []))
         else:
-            raise HubError(HTTPStatus.NOT_FOUND, "NotFound", f"no such call: {what}")
+            raise HubError(HTTPStatus.NOT_FOUND, None, f"no such call: {what}")
         self._send(HTTPStatus.OK, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, found: re.Match[str]) -> None:
         """`/<repo>/resolve/<revision>/<path>`, before which datasets have `/datasets`: a file, or a range of it."""
         kind = "datasets" if found["kind"] else "models"
         snapshot = self._snapshot(kind, found["repo"], unquote(found["revision"]))
+        if found["repo"] in self.hub.gated and "Authorization" not in self.headers:
+            raise HubError(HTTPStatus.UNAUTHORIZED, "GatedRepo", f"Access to {found['repo']} is restricted.")
         content = snapshot.files.get(unquote(found["path"]))
         if content is None:
             raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found", snapshot.commit)
@@ -193,13 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, content, headers)
 
     def _snapshot(self, kind: str, repo: str, revision: str) -> Snapshot:
-        """The repository, for who may see it."""
-        known = self.headers.get("Authorization") == f"Bearer {self.hub.token}"
-        snapshot = self.hub.snapshot(kind, repo, revision)
-        if repo in self.hub.gated and not known:
-            message = f"Access to {repo} is restricted. You must have access to it and be authenticated."
-            raise HubError(HTTPStatus.UNAUTHORIZED, "GatedRepo", message)
-        return snapshot
+        """The repository, for whom the hub knows or who says nothing."""
+        if self.headers.get("Authorization") not in (None, f"Bearer {self.hub.token}"):
+            raise HubError(HTTPStatus.UNAUTHORIZED, None, "Invalid credentials in Authorization header")
+        return self.hub.snapshot(kind, repo, revision)
 
     def _send(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -130,3 +130,14 @@ def test_type_checkers_see_every_part() -> None:
 
 def test_files_stay_small() -> None:
     assert {path.name: lines for path in SOURCES if (lines := len(path.read_text().splitlines())) > 400} == {}
+
+
+STAGE_ROOMS = ("templates", "raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
+
+
+@pytest.mark.parametrize("stage", STAGE_ROOMS)
+def test_a_stage_imports_only_stages_before_it(stage: str) -> None:
+    later = STAGE_ROOMS[STAGE_ROOMS.index(stage) + 1 :]
+    for path in (ROOT / "assets" / stage).glob("*.py"):
+        found = {module.split(".")[2] for module in imports(path) if module.startswith("tokenloom.assets.")}
+        assert not found & set(later), path

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tokenloom.assets.prompts import template
 from tokenloom.assets.schema import candidates
+from tokenloom.assets.templates.custom import field_names
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, Fault
 
@@ -52,7 +52,7 @@ def resolve(config: PipelineConfig, columns: Sequence[Mapping[str, Any]]) -> Col
         if column not in names
     ]
     if prompt.template:
-        fields = template.field_names(config)
+        fields = field_names(config)
         faults += [
             _missing(config, "prompt_template.template", mapping.get(field, field), names, line, field)
             for field, line in fields.items()

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.canonical import MESSAGES
-from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot
+from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.template import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.verified import Shape, render_verified
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.jinja import JinjaTemplate, Slot
+from tokenloom.assets.prompts.layout import split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.template import split_control, with_bos
 from tokenloom.assets.prompts.verified import Shape, render_verified
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.ragged import one_array
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.prompts import template as templates
+from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
+from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import one_array
@@ -74,7 +75,7 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     if form == "fields":
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
-            pieces = templates.custom_layout(config, fields, spec.control, bos, eos)
+            pieces = custom_layout(config, fields, spec.control, bos, eos)
             return lambda table: _assembled(table, pieces, fields)
         return _jinja(config, fields, spec, bos, eos)
     if _is_chat(config, mapping, spec):
@@ -93,7 +94,7 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
             ["prompt", "completion"],
         )
     ending = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
-    complete = templates.with_bos([*pieces, *ending], bos)
+    complete = with_bos([*pieces, *ending], bos)
     return lambda table: _assembled(table, complete, fields)
 
 
@@ -116,10 +117,10 @@ def _assembled(table: pa.Table, pieces: list[Piece], fields: list[str]) -> Chunk
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.fields import FieldsFormat
-    from tokenloom.assets.prompts.jinja import JinjaTemplate
+    from tokenloom.assets.templates.jinja import JinjaTemplate
 
     prompt = config.prompt_template
-    template = JinjaTemplate(templates.without_final_newline(prompt.template or ""), prompt.date_string)
+    template = JinjaTemplate(without_final_newline(prompt.template or ""), prompt.date_string)
     train_all = prompt.train_on == "all"
     if not (template.marks_generation or prompt.label_column or train_all):
         message = (
@@ -133,7 +134,7 @@ def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: 
 
 def _chat(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.prompts.jinja import JinjaTemplate
+    from tokenloom.assets.templates.jinja import JinjaTemplate
 
     prompt = config.prompt_template
     template = JinjaTemplate(spec.chat_template or "", prompt.date_string)

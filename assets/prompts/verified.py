@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.jinja import MARKS, JinjaTemplate, Slot
 from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
 from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.templates.jinja import MARKS, JinjaTemplate, Slot
 from tokenloom.errors import SpansError, TemplateError
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]

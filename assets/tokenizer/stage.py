@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from tokenloom.assets.prompts.segments import content_segments
 from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
 from tokenloom.assets.tokenizer.train import train
-from tokenloom.assets.tokens.segments import content_segments
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tokenizers import CONFIG, TEMPLATE, TOKENIZER, TokenizerSpec, declared_tokenizer, export_config

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.segments import Segments, segments, swallow
 from tokenloom.assets.prompts.spans import SPANS, flat_spans, span_lists, spans_cover
 from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.masks import own_tokens
-from tokenloom.assets.tokens.segments import Segments, segments, swallow
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array, row_of, sum_rows
 from tokenloom.resources.store import ArtifactStore

@@ -24,7 +24,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
-from tokenloom.assets.prompts.template import without_final_newline
+from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SpansError, TemplateError
 

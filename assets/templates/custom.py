@@ -1,12 +1,11 @@
-"""Templates of the YAML: `custom` ones with `{column}`, and which columns any template names."""
+"""Templates of the YAML: `custom` ones with `{column}` taken apart, and which columns any template names."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from tokenloom.assets.prompts.spans import Piece
-from tokenloom.config import PipelineConfig, PromptTemplateConfig
+from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
@@ -68,7 +67,7 @@ def field_names(config: PipelineConfig) -> dict[str, int]:
             message = f"the template holds {{{prompt.label_column}}} {len(labels)} times, not once"
             raise config.fault("prompt_template.label_column", f"prompt_template.label_column: {message}")
     else:
-        from tokenloom.assets.prompts.jinja import undeclared
+        from tokenloom.assets.templates.jinja import undeclared
 
         found = undeclared(config)
         if prompt.label_column and prompt.label_column not in found:
@@ -86,60 +85,3 @@ def field_names(config: PipelineConfig) -> dict[str, int]:
     if faults:
         raise ConfigError([fault.faults[0] for fault in faults])
     return found
-
-
-def custom_layout(
-    config: PipelineConfig, fields: list[str], control: tuple[str, ...], bos: str | None, eos: str | None
-) -> list[Piece]:
-    """The layout of a custom template: BOS, the parts, and EOS right after the answer.
-
-    Args:
-        fields: names of the columns, in the order in which `assemble` is given them.
-        control: the tokenizer's control tokens, which count as such in the template's own text.
-        bos, eos: tokens to add, or None.
-    """
-    prompt = config.prompt_template
-    everything = 1.0 if prompt.train_on == "all" else 0.0
-    pieces: list[Piece] = []
-    for part in parse_custom(config):
-        if not part.is_field:
-            pieces += split_control(part.text, control, weight=everything)
-        elif part.text == prompt.label_column:
-            pieces.append(Piece(None, fields.index(part.text), "answer", weight=1.0))
-            pieces += [Piece(eos, role="answer", weight=1.0, control=True)] * bool(eos)
-        else:
-            pieces.append(Piece(None, fields.index(part.text), "input", weight=everything))
-    if prompt.label_column is None and eos:
-        pieces.append(Piece(eos, weight=1.0, control=True))
-    return with_bos(pieces, bos)
-
-
-def with_bos(pieces: list[Piece], bos: str | None) -> list[Piece]:
-    """The pieces behind exactly one BOS: the template's own where it begins with one, but for white space."""
-    solid = (piece for piece in pieces if piece.control or piece.text is None or piece.text.strip())
-    first = next(solid, None)
-    if bos is None or (first is not None and first.control and first.text == bos):
-        return pieces
-    return [Piece(bos, control=True), *pieces]
-
-
-def split_control(text: str, control: tuple[str, ...], **attributes: float | int | str) -> list[Piece]:
-    """A literal of a template as pieces, its control tokens apart."""
-    if not control or not text:
-        return [Piece(text, **attributes)] * bool(text)  # pyright: ignore[reportArgumentType]
-    longest_first = "|".join(re.escape(token) for token in sorted(control, key=lambda token: (-len(token), token)))
-    names = set(control)
-    return [
-        Piece(part, control=part in names, **attributes)  # pyright: ignore[reportArgumentType]
-        for part in re.split(f"({longest_first})", text)
-        if part
-    ]
-
-
-def roles_trained(prompt: PromptTemplateConfig) -> frozenset[str]:
-    """Roles whose messages are trained, for `train_on` other than `last`."""
-    if prompt.train_on == "all":
-        return frozenset({"system", "user", "assistant", "tool"})
-    if isinstance(prompt.train_on, tuple):
-        return frozenset(prompt.train_on)
-    return frozenset({"assistant"})
