@@ -35,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TokenloomError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tokenloom"):
+            raise
+        print(f"error: {error.name} is not installed: pip install 'tokenloom[pipeline]' brings it", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; finished chunks are kept, the next build goes on from there", file=sys.stderr)
         return 130

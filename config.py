@@ -49,7 +49,7 @@ class DatasetConfig(Section):
     config: str | None = None
     """Hub subset."""
     revision: str | None = None
-    """Hub revision; the commit it resolves to is recorded."""
+    """Hub revision: a branch, a tag or a commit."""
     splits: Names | None = None
     """The splits to use; default: all. Bare files are split `train`."""
     val_split: Share = 0.0

@@ -199,8 +199,9 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
     if _is_hub_failure(error):
         return hub_unavailable(name, error)
     if isinstance(error, FileNotFoundError | HFValidationError):
-        remedy = "; check its spelling, or HF_TOKEN where it is private" if isinstance(error, DatasetNotFoundError) else ""
-        return config.fault("dataset.name", f"dataset.name: {name} is no local file, and on the hub: {told}{remedy}")
+        if isinstance(error, DatasetNotFoundError):
+            told += "; check its spelling, or HF_TOKEN where it is private"
+        return config.fault("dataset.name", f"dataset.name: {name} is no local file, and on the hub: {told}")
     if isinstance(error, OSError):
         return hub_unavailable(name, error)
     if wanted is not None and isinstance(error, ValueError):

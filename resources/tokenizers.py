@@ -103,7 +103,7 @@ def _read(config: PipelineConfig, name: str) -> TokenizerSpec:
     else:
         files = {entry: (path / entry).read_bytes() for entry in (TOKENIZER, CONFIG) if (path / entry).is_file()}
     if TOKENIZER not in files:
-        raise config.fault("tokenizer.name_or_path", f"tokenizer.name_or_path: the folder {name} holds no {TOKENIZER}")
+        raise config.fault("tokenizer.name_or_path", f"tokenizer.name_or_path: {name} holds no {TOKENIZER}")
     try:
         parsed, settings = json.loads(files[TOKENIZER]), json.loads(files.get(CONFIG, b"{}"))
         added = parsed["added_tokens"]

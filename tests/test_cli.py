@@ -162,6 +162,16 @@ def test_help_names_commands_and_exit_codes(tmp_path: Path) -> None:
     assert all(word in text for word in ("build", "preview", "schema", "exit codes"))
 
 
+def test_a_missing_extra_is_named(built: Path) -> None:
+    program = (
+        "import sys; sys.modules['rich'] = None; from tokenloom.cli import main; "
+        "sys.exit(main(['build', 'small.yaml']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=built, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "rich" in done.stderr and "tokenloom[pipeline]" in done.stderr
+
+
 def test_build_never_imports_dagster(built: Path) -> None:
     program = (
         "import sys; from tokenloom.cli import main; code = main(['build', 'small.yaml']); "

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]
+BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
+SPELLING = "check its spelling, or HF_TOKEN where it is private"
 TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
 SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
 SEVERAL = {
@@ -36,7 +38,6 @@ SEVERAL = {
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
 )
-CHAT = {"format_type": "chat", "train_on": "all"}
 
 
 @pytest.fixture(scope="module")
@@ -76,86 +77,182 @@ def _copy_tokenizer(source: Path, folder: Path) -> Path:
 
 
 @pytest.fixture
-def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> Any:
-    """Runs `tokenloom build` with a cache of its own; sections replace those of a dataset that trains a tokenizer."""
+def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
+    """Runs `tokenloom build NAME.yaml`, the hub's clients asking `url`; sections are the YAML's."""
 
-    def run(*options: str, name: str = "data", url: str = "", env: Row | None = None, **sections: Any) -> Any:
-        path = write_config(tmp_path, name, **{"tokenizer": TOKENIZER, "prompt_template": PROMPT, **sections})
-        command = [str(TOKENLOOM), "build", path.name, "--store", "store", "--json", *options]
-        kept = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
-        ours = {
-            "HF_ENDPOINT": url or hub.url,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
-            "COLUMNS": "200",
-            **(env or {}),
-        }
-        return subprocess.run(command, cwd=tmp_path, env=kept | ours, capture_output=True, text=True, timeout=120)
+    def run(
+        *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
+    ) -> subprocess.CompletedProcess[str]:
+        path = write_config(
+            tmp_path, name, **{"dataset": {}, "tokenizer": TOKENIZER, "prompt_template": PROMPT} | sections
+        )
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        ours = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "TOKENLOOM_STORE": "store"}
+        command = [str(TOKENLOOM), "build", path.name, "--json", *options]
+        environment = {**kept, **ours, **quiet, **(env or {})}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
     return run
 
 
 def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
     """The rows of a built dataset as found, by split."""
-    opened, found = ArtifactStore(store), {}
+    opened = ArtifactStore(store)
+    found: dict[str, list[Row]] = {}
     for chunk in opened.manifest(name, "raw").chunks:
         found.setdefault(chunk.split, []).extend(opened.objects.get(chunk.output).drop_columns([ROW]).to_pylist())
     return found
 
 
 def _stages(done: subprocess.CompletedProcess[str]) -> dict[str, Row]:
-    """What `--json` tells of a build that came to its end."""
+    """What `--json` tells of a build that came to its end, by stage."""
     assert done.returncode == 0, done.stderr
     return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
 
 
-def _refused(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The last line of a build that ended with an error, which is one line and no traceback."""
-    assert (done.returncode, "Traceback" in done.stderr, done.stdout) == (code, False, ""), done.stderr
-    assert TOKEN not in done.stderr
+def _error(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line that a build ended with."""
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False), done.stderr
     return done.stderr.strip().splitlines()[-1]
 
 
-def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: Any, tmp_path: Path) -> None:
+def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: BuildCommand, tmp_path: Path) -> None:
     stages = _stages(build(dataset={"name": "org/rows"}))
     assert (stages["sequences"]["rows_out"], stages["sequences"]["rejected"]) == (140, 0)
-    assert _raw_rows(tmp_path / "store") == {"train": TRAIN, "test": TEST}
     _write_rows(tmp_path / "local.jsonl", TRAIN)
     _stages(build("--stage", "raw", name="local", dataset={"name": "local.jsonl"}))
-    assert _raw_rows(tmp_path / "store", "local")["train"] == _raw_rows(tmp_path / "store")["train"]
+    local = _raw_rows(tmp_path / "store", "local")
+    assert _raw_rows(tmp_path / "store") == local | {"test": TEST} == {"train": TRAIN, "test": TEST}
 
 
-def test_one_split_is_picked_and_another_is_missed_by_name(build: Any, tmp_path: Path) -> None:
-    _stages(build("--stage", "raw", dataset={"name": "org/rows", "splits": ["test"]}))
-    assert _raw_rows(tmp_path / "store") == {"test": TEST}
-    told = _refused(build(dataset={"name": "org/rows", "splits": ["dev"]}), 2)
-    assert told.endswith("data.yaml:8: dataset.splits: no dev; there are train, test") or "dataset.splits: no dev" in told
-    assert "there are train, test" in told
-
-
-def test_of_several_subsets_the_yaml_names_one(build: Any, tmp_path: Path) -> None:
-    _stages(build("--stage", "raw", dataset={"name": "org/several", "config": "tiny"}))
-    assert _raw_rows(tmp_path / "store") == {"test": TINY}
+@pytest.mark.parametrize(
+    ("dataset", "found"),
+    [
+        ({"name": "org/rows", "splits": ["test"]}, {"test": TEST}),
+        ({"name": "org/rows", "revision": "v1"}, {"train": BRANCH}),
+        ({"name": "org/rows", "revision": "COMMIT"}, {"train": BRANCH}),
+        ({"name": "org/several", "config": "small"}, {"train": SMALL}),
+        ({"name": "org/several", "config": "tiny"}, {"test": TINY}),
+    ],
+)
+def test_splits_revisions_and_subsets_are_picked(
+    build: BuildCommand, hub: HubServer, tmp_path: Path, dataset: Row, found: dict[str, list[Row]]
+) -> None:
+    if dataset.get("revision") == "COMMIT":
+        dataset = dataset | {"revision": hub.snapshot("datasets", "org/rows", "v1").commit}
+    _stages(build("--stage", "raw", dataset=dataset))
+    assert _raw_rows(tmp_path / "store") == found
 
 
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ({"name": "org/several"}, "dataset.config: org/several has several: small, tiny; name one"),
-        ({"name": "org/several", "config": "huge"}, "dataset.config: org/several has no huge; there are small, tiny"),
-        ({"name": "org/rows", "config": "huge"}, "dataset.config: org/rows has no huge; there are default"),
-        ({"name": "org/rows", "revision": "v2"}, "dataset.revision: org/rows has no revision v2 on the hub"),
-        ({"name": "org/rows", "revision": "0" * 40}, f"dataset.revision: org/rows has no revision {'0' * 40} on the"),
-        ({"name": "org/none"}, "dataset.name: org/none is no local file, and on the hub: Dataset 'org/none' doesn't"),
-        ({"name": "org/gated"}, "You must be authenticated to access it; check its spelling, or HF_TOKEN where it"),
-        ({"name": "org/a..b"}, "dataset.name: org/a..b is no local file, and on the hub: Cannot have -- or .."),
+        ({"splits": ["test", "dev"]}, "3: dataset.splits: no dev; there are train, test"),
+        ({"name": "org/several"}, "1: dataset.config: org/several has several: small, tiny; name one"),
+        ({"name": "org/several", "config": "a"}, "3: dataset.config: org/several has no a; there are small, tiny"),
+        ({"config": "a"}, "3: dataset.config: org/rows has no a; there are default"),
+        ({"revision": "v2"}, "3: dataset.revision: org/rows has no revision v2 on the hub"),
+        ({"revision": "0" * 40}, f"3: dataset.revision: org/rows has no revision {'0' * 40} on the hub"),
+        (
+            {"name": "org/none"},
+            "2: dataset.name: org/none is no local file, and on the hub: Dataset 'org/none' doesn't exist on the Hub "
+            f"or cannot be accessed; {SPELLING}",
+        ),
+        (
+            {"name": "org/gated"},
+            "2: dataset.name: org/gated is no local file, and on the hub: Dataset 'org/gated' is a gated dataset on "
+            f"the Hub. You must be authenticated to access it; {SPELLING}",
+        ),
+        (
+            {"name": "org/a..b"},
+            "2: dataset.name: org/a..b is no local file, and on the hub: Cannot have -- or .. in repo_id: 'org/a..b'",
+        ),
     ],
 )
-def test_what_the_hub_does_not_have_is_told_at_its_line(build: Any, dataset: Row, message: str) -> None:
-    told = _refused(build(dataset={**dataset, "format": "hub"}), 2)
-    key = message.partition(":")[0].partition(".")[2] if message.startswith("dataset.") else "name"
-    line = list({"section": 0, **dataset}).index(key) + 1 if key in dataset else 1
-    assert message in told
-    assert "data.yaml:" in told and line
+def test_what_the_hub_does_not_have_is_told_at_its_line(build: BuildCommand, dataset: Row, message: str) -> None:
+    told = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
+    assert told == f"data.yaml:{message}"
+
+
+def test_a_dataset_whose_files_are_broken_is_told_as_data(build: BuildCommand) -> None:
+    told = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
+    assert told.startswith("error: org/broken: datasets cannot load it: JSON parse error")
+    assert told.endswith("; download its files and name them, then only bad rows are rejected")
+
+
+def test_a_hub_that_gives_no_answer_is_told_apart_from_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
+    refused = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_TOKEN": "hf_wrong"})
+    assert _error(refused, 1) == (
+        f"error: org/rows is not here, and the hub at {hub.url} answers 401; check HF_TOKEN, or name a local copy"
+    )
+    offline = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_HUB_OFFLINE": "1"})
+    assert _error(offline, 1) == (
+        f"error: org/rows is not here, and the hub at {hub.url} is not asked; "
+        "unset HF_HUB_OFFLINE, or name a local copy"
+    )
+
+
+def test_a_hub_that_refuses_connections_is_told(build: BuildCommand, tmp_path: Path) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    done = build(url=url, dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": "org/tok"})
+    assert _error(done, 1) == (
+        f"error: org/tok is not here, and the hub at {url} cannot be reached; try again, or name a local copy"
+    )
+
+
+def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: HubServer, tmp_path: Path) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    dataset = {"name": "data.jsonl", "column_mapping": {"prompt": "instruction", "completion": "output"}}
+    sections = {"dataset": dataset, "prompt_template": {"format_type": "chat"}}
+    before = len(hub.requests)
+    there = _stages(build(tokenizer={"name_or_path": "org/tok"}, **sections))
+    fetched = {asked.rpartition("/")[2] for asked in hub.requests[before:] if asked.startswith("GET /org/tok/resolve/")}
+    assert fetched == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    folder = str(hub.root / "models" / "org" / "tok")
+    here = _stages(build("--store", "elsewhere", tokenizer={"name_or_path": folder}, **sections))
+    assert here["sequences"]["rows_out"] == len(SMALL)
+    assert {name: stage["digest"] for name, stage in there.items()} == {
+        name: stage["digest"] for name, stage in here.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("org/none", f"is no local folder, and not on the hub; {SPELLING}"),
+        ("org/a..b", f"is no local folder, and not on the hub; {SPELLING}"),
+        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token that may read it"),
+        ("org/weights", "holds no tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
+    build: BuildCommand, tmp_path: Path, name: str, message: str
+) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    told = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
+    assert told == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
+
+
+def test_a_second_build_computes_nothing_and_no_token_is_kept(build: BuildCommand, tmp_path: Path) -> None:
+    sections = {"dataset": {"name": "org/gated"}, "tokenizer": {"name_or_path": "org/gated-tok"}}
+    cold = build(env={"HF_TOKEN": TOKEN}, **sections)
+    warm = build(env={"HF_TOKEN": TOKEN}, **sections)
+    assert all(stage["chunks_reused"] == stage["chunks"] > 0 for stage in _stages(warm).values())
+    assert [stage["digest"] for stage in _stages(warm).values()] == [
+        stage["digest"] for stage in _stages(cold).values()
+    ]
+    told = "".join(done.stdout + done.stderr for done in (cold, warm))
+    kept = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert kept and not any(TOKEN.encode() in content for content in [told.encode(), *kept])
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["Dataset", "DatasetDict"])
+def test_a_folder_that_save_to_disk_wrote_has_the_same_rows(build: BuildCommand, tmp_path: Path, several: bool) -> None:
+    train, test = datasets.Dataset.from_list(TRAIN), datasets.Dataset.from_list(TEST)
+    saved = datasets.DatasetDict({"train": train, "test": test}) if several else train
+    saved.save_to_disk(tmp_path / "saved")
+    _stages(build("--stage", "raw", dataset={"name": "saved"}, env={"HF_HUB_OFFLINE": "1"}))
+    assert _raw_rows(tmp_path / "store") == {"train": TRAIN} | ({"test": TEST} if several else {})
