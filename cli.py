@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, TokenloomError
+from tokenloom.errors import ConfigError, Fault, TokenloomError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader left; nothing more to say at exit
         return 0
+    except OSError as error:
+        print(f"error: {error.strerror or error}", file=sys.stderr)
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # what is still buffered cannot be written either
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,10 +93,9 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _version() -> str:
@@ -125,7 +128,7 @@ def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") 
     from tokenloom.resources.store import ArtifactStore
 
     if parsed.engine == "ray":
-        raise TokenloomError("--engine ray is not available in this version")
+        raise ConfigError([Fault("--engine", "ray is not available in this version")])
     last = getattr(parsed, "stage", None) or last
     if last not in STAGES:
         raise _wrong_choice("--stage", last, STAGES)
@@ -143,8 +146,6 @@ def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") 
 def _wrong_choice(option: str, given: str, choices: Sequence[str]) -> ConfigError:
     import difflib
 
-    from tokenloom.errors import Fault
-
     close = difflib.get_close_matches(given, choices, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return ConfigError([Fault(option, f"{given!r} is not one of {', '.join(choices)}{hint}")])
@@ -157,7 +158,6 @@ def _preview(parsed: argparse.Namespace) -> int:
 
     from tokenloom.console.preview import html_preview, print_preview
     from tokenloom.console.token_runs import RowReader
-    from tokenloom.errors import Fault
 
     build, _ = _run(parsed, Console(stderr=True, quiet=not sys.stderr.isatty()))
     reader = RowReader(build.store, build.name)
@@ -168,7 +168,10 @@ def _preview(parsed: argparse.Namespace) -> int:
         )
     rows = [reader.read(row) for row in wanted]
     if parsed.html:
-        Path(parsed.html).write_text(html_preview(build.name, rows), encoding="utf-8")
+        try:
+            Path(parsed.html).write_text(html_preview(build.name, rows), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError([Fault("--html", f"cannot write {parsed.html}: {error.strerror}")]) from error
         print(f"wrote {parsed.html}")
     else:
         print_preview(Console(), build.name, rows)

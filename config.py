@@ -7,6 +7,7 @@ built from a file by `PipelineConfig.from_file`, which names the line of every f
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -16,8 +17,10 @@ from tokenloom.errors import ConfigError, Fault
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
-DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
 
 
@@ -32,8 +35,8 @@ class ReaderConfig(Section):
 
     header: bool = True
     """CSV and TSV: the first record names the columns; without it they are `column_0`, `column_1`, …"""
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """CSV and TSV: the field separator; default: a comma, or a tab for `tsv`."""
+    delimiter: Annotated[str, Field(pattern=r"^[\t\x20-\x21\x23-\x7e]$")] | None = None
+    """CSV and TSV: the field separator, one ASCII character; default: a comma, or a tab for `tsv`."""
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: what one row is."""
     root: str | None = None
@@ -69,6 +72,13 @@ class DatasetConfig(Section):
     filters: Names = ()
     """Row conditions; what they drop is counted as filtered."""
 
+    @field_validator("columns")
+    @classmethod
+    def _no_column_twice(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (twice := [name for index, name in enumerate(value) if name in value[:index]]):
+            raise ValueError(f"{twice[0]} is listed twice")
+        return value
+
     @field_validator("encoding")
     @classmethod
     def _known_encoding(cls, value: str) -> str:
@@ -86,9 +96,9 @@ class DatasetConfig(Section):
 class TrainConfig(Section):
     """A tokenizer trained on this dataset's prompts: byte-level BPE."""
 
-    vocab_size: Annotated[int, Field(ge=257)] = 8000
+    vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 8000
     """Number of ids, special tokens included."""
-    min_frequency: Annotated[int, Field(ge=1)] = 2
+    min_frequency: Positive = 2
     """A pair seen less often is not merged."""
 
 
@@ -114,9 +124,9 @@ class TokenizerConfig(Section):
     """Hub id, folder, or tokenizer.json."""
     train: TrainConfig | None = None
     """Train a byte-level BPE on this dataset's prompts instead."""
-    max_length: Annotated[int, Field(ge=1)] = 2048
+    max_length: Positive = 2048
     """Longest sequence, in tokens."""
-    padding: Literal["max_length", "longest"] | Annotated[int, Field(ge=1)] = "max_length"
+    padding: Literal["max_length", "longest"] | Positive = "max_length"
     """What a loader pads to: `max_length`, `longest` (of the batch), or a multiple such as 64."""
     padding_side: Literal["left", "right"] = "right"
     """Which side of a row is padded."""
@@ -140,7 +150,7 @@ class TokenizerConfig(Section):
 class FewShotConfig(Section):
     """Worked examples before each prompt."""
 
-    count: Annotated[int, Field(ge=0)] = 0
+    count: Count = 0
     """Examples a row."""
     source: str | None = None
     """A file of examples; null: other rows of the same chunk and split."""
@@ -176,6 +186,14 @@ class PromptTemplateConfig(Section):
     date_string: str | None = None
     """A frozen date for templates that ask for one."""
 
+    @field_validator("train_on")
+    @classmethod
+    def _known_roles(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        roles = ("system", "user", "assistant", "tool")
+        if isinstance(value, tuple) and (unknown := [role for role in value if role not in roles]):
+            raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(roles)}")
+        return value
+
     @model_validator(mode="after")
     def _template_given(self) -> PromptTemplateConfig:
         if self.format_type == "jinja" and not self.template:
@@ -196,7 +214,7 @@ class LengthConfig(Section):
     """Which tokens an over-long row gives up; `drop` gives up the row, counted as filtered."""
     give_up: Names = ("context", "question", "system")
     """smart: which spans lose tokens first."""
-    stride: Annotated[int, Field(ge=0)] = 0
+    stride: Count = 0
     """split: overlap in tokens."""
     packing: Literal["none", "concat", "best_fit"] = "none"
     """Several rows in one sequence, within one chunk of tokens: joined and cut at max_length, or fitted whole."""
@@ -212,11 +230,11 @@ class ValidationConfig(Section):
 class DataLoaderConfig(Section):
     """How training code gets its batches."""
 
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    batch_size: Positive = 8
     """Rows a rank and batch."""
-    token_budget: Annotated[int, Field(ge=1)] | None = None
+    token_budget: Positive | None = None
     """Instead of batch_size: padded tokens a rank and batch."""
-    num_workers: Annotated[int, Field(ge=0)] = 0
+    num_workers: Count = 0
     """Worker processes."""
     shuffle: Literal["full", "block", "none"] = "full"
     """Order of training splits; other splits are never shuffled."""
@@ -226,7 +244,7 @@ class DataLoaderConfig(Section):
     """Leave out the last, smaller batch."""
     pin_memory: bool | None = None
     """null: chosen for the hardware."""
-    prefetch_factor: Annotated[int, Field(ge=1)] | None = None
+    prefetch_factor: Positive | None = None
     """null: chosen for the hardware."""
     persistent_workers: bool | None = None
     """null: chosen for the hardware."""
@@ -250,10 +268,27 @@ class ComputeConfig(Section):
 
     engine: Literal["local", "ray"] = "local"
     """This machine, or a Ray cluster."""
-    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    workers: Literal["auto"] | Positive = "auto"
     """Parallel chunks; `auto`: one a core."""
     address: str | None = None
     """Address of the Ray cluster."""
+
+
+_CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_CRON_NAMES = re.compile(r"(?i)jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat")
+
+
+def _is_cron(line: str) -> bool:
+    """Whether a line has five cron fields, each a list of `*`, numbers, names or ranges, with optional steps."""
+    fields = line.split()
+    if len(fields) != len(_CRON_RANGES):
+        return False
+    for field, (low, high) in zip(fields, _CRON_RANGES, strict=True):
+        for part in _CRON_NAMES.sub(str(low), field).split(","):
+            found = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/([1-9]\d*))?", part)
+            if not found or any(not low <= int(number) <= high for number in found.groups()[:2] if number):
+                return False
+    return True
 
 
 def _version_text(value: Any) -> Any:
@@ -297,7 +332,7 @@ class PipelineConfig(Section):
     @field_validator("schedule")
     @classmethod
     def _cron(cls, value: str | None) -> str | None:
-        if value is not None and len(value.split()) != 5:
+        if value is not None and not _is_cron(value):
             raise ValueError(f"{value!r} is not a cron line of five fields, such as 0 3 * * *")
         return value
 

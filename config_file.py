@@ -192,6 +192,10 @@ def _sentence(item: Any, location: Location) -> str:
     kind, given = item["type"], item.get("input")
     if kind == "extra_forbidden":
         return f"{name}: unknown setting{_nearest(str(location[-1]), _settings_at(location[:-1]))}"
+    if kind == "invalid_key":
+        return f"{name}: names of settings are text"
+    if kind == "string_pattern_mismatch" and name == "dataset.reader.delimiter":
+        return f"{name}: {_shown(given)} is not one ASCII character, other than a quote or a line break"
     if kind == "missing":
         return f"{name}: missing; it is required"
     takes = expected(location)

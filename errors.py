@@ -84,6 +84,12 @@ class StoreError(TokenloomError):
     exit_code = 4
 
 
+class StoreAddressError(StoreError):
+    """The store's address is none that this version can open."""
+
+    exit_code = 2
+
+
 class DatasetNotFoundError(StoreError):
     """The store holds no such dataset, split or stage; the message lists what it holds."""
 

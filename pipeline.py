@@ -109,10 +109,8 @@ class DataPipeline:
         return attempt(loaded)
 
     def _streaming(self, split: str, shuffle: bool, rank: int | None, world_size: int | None) -> DataLoader[Any]:
-        from torch.utils.data import DataLoader
-
         from tokenloom.assets.prompt_engine import PromptEngine
-        from tokenloom.loaders import PaddingPolicy, StreamingDataset
+        from tokenloom.loaders import PaddingPolicy, StreamingDataset, StreamingLoader
 
         settings, tokenizer = self.config.dataloader, self.config.tokenizer
         heads = _heads(self.config, split)
@@ -134,7 +132,7 @@ class DataPipeline:
             rank,
             world_size,
         )
-        return DataLoader(dataset, batch_size=None, num_workers=settings.num_workers)
+        return StreamingLoader(dataset, num_workers=settings.num_workers)
 
 
 def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:

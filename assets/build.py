@@ -142,6 +142,8 @@ class Build:
             chunks.append(ManifestChunk(split=chunk.split, source=chunk.source, key=key, **counts))
             self._on_progress(Progress(name, len(chunks), reused, sum(done.rows_in for done in chunks)))
         manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters))
+        if not manifest.total("rows_in"):
+            raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
         self._check_rejects(stage, manifest)
         manifest = replace(manifest, facts=stage.facts(self, manifest))
         self.store.put_manifest(manifest)

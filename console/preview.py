@@ -19,6 +19,10 @@ _STYLES = {
 }
 
 
+_HARMLESS = "\n\t\u200c\u200d"
+"""Shown as they are although not printable: line breaks, tabs, and the joiners inside emoji and Indic words."""
+
+
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
     """Print rows in colour, under a legend."""
     legend = Text.assemble(
@@ -46,7 +50,7 @@ def _style(run: Run) -> str:
 
 def _shown(run: Run) -> str:
     """The run's text with control characters made visible, so that data cannot steer the terminal."""
-    return "".join(char if char in "\n\t" or char.isprintable() else f"\\u{ord(char):04x}" for char in run.text)
+    return "".join(char if char in _HARMLESS or char.isprintable() else f"\\u{ord(char):04x}" for char in run.text)
 
 
 _PAGE = """<!doctype html>

@@ -3,7 +3,15 @@
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
 from tokenloom.loaders.order import BatchOrder
-from tokenloom.loaders.streaming import StreamingDataset
+from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.token_loader import TokenLoader
 
-__all__ = ["BatchOrder", "PaddingPolicy", "StreamingDataset", "TokenDataset", "TokenLoader", "open_dataset"]
+__all__ = [
+    "BatchOrder",
+    "PaddingPolicy",
+    "StreamingDataset",
+    "StreamingLoader",
+    "TokenDataset",
+    "TokenLoader",
+    "open_dataset",
+]

@@ -37,6 +37,13 @@ class PaddingPolicy:
     max_length: int
     packed: bool
 
+    def __post_init__(self) -> None:
+        whole = isinstance(self.padding, int) and not isinstance(self.padding, bool) and self.padding > 0
+        if not whole and self.padding not in ("max_length", "longest"):
+            raise ValueError(f"padding {self.padding!r} is not 'max_length', 'longest' or a multiple of at least 1")
+        if self.side not in ("left", "right"):
+            raise ValueError(f"padding side {self.side!r} is not 'left' or 'right'")
+
     def width(self, lengths: Ints) -> int:
         """The length that rows of these lengths are padded to."""
         if self.padding == "max_length":

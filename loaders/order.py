@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import Ints
 
-Shuffle = Literal["full", "none"]
+Shuffle = Literal["full", "none"] | bool
 FILLER = -1
 """Stands for a row of padding, without loss, in the last batch of ranks that have fewer rows."""
 
@@ -40,6 +40,7 @@ class BatchOrder(Sampler[Ints]):
         rows: rows of the dataset.
         digest: the dataset's content digest.
         batch_size: rows a rank and batch.
+        shuffle: `full` or True, `none` or False.
         drop_last: leave out a last global batch that is not full.
     """
 
@@ -56,8 +57,12 @@ class BatchOrder(Sampler[Ints]):
     ):
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not within world size {world_size}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size {batch_size} is not at least 1")
+        if shuffle not in (True, False, "full", "none"):
+            raise ValueError(f"shuffle {shuffle!r} is not 'full', 'none', True or False")
         self.rows, self.digest, self.batch_size = rows, digest, batch_size
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffled, self.seed, self.drop_last = shuffle in (True, "full"), seed, drop_last
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
 
@@ -70,8 +75,9 @@ class BatchOrder(Sampler[Ints]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Ints]:
-        shuffled = self.shuffle == "full"
-        order = permutation(self.rows, self.digest, self.seed, self.epoch) if shuffled else np.arange(self.rows)
+        order = np.arange(self.rows)
+        if self.shuffled:
+            order = permutation(self.rows, self.digest, self.seed, self.epoch)
         stride = self.batch_size * self.world_size
         for step in range(len(self)):
             begin = step * stride + self.rank * self.batch_size

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
 from tokenloom.loaders.order import permutation
@@ -22,7 +22,7 @@ class Encoder(Protocol):
 
 
 class StreamingDataset(IterableDataset[dict[str, Any]]):
-    """Whole batches, for a `DataLoader` with `batch_size=None`.
+    """Whole batches, for a `StreamingLoader`.
 
     Each rank and worker process encodes its own share of the rows of every chunk, or, where rows are packed within
     their chunk, its own share of the chunks. Rows are shuffled within their chunk. Ranks may make different
@@ -85,6 +85,22 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             rows, held.rows = held.rows[: self._batch_size], held.rows[self._batch_size :]
             yield to_tensors(reader.batch(rows, self._policy))
         held.forget_finished()
+
+
+class StreamingLoader(DataLoader[Any]):
+    """A DataLoader over a `StreamingDataset`; a finished epoch moves on to the next, as `TokenLoader`'s does."""
+
+    def __init__(self, dataset: StreamingDataset, num_workers: int = 0):
+        super().__init__(dataset, batch_size=None, num_workers=num_workers)
+        self._stream = dataset
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        yield from super().__iter__()
+        self._stream.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration makes."""
+        self._stream.set_epoch(epoch)
 
 
 class _Held:

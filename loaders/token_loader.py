@@ -41,7 +41,7 @@ class TokenLoader(DataLoader[Any]):
     Args:
         dataset: what to read.
         batch_size: rows a rank and batch.
-        shuffle: `full` or `none`.
+        shuffle: `full` or True, `none` or False.
         seed: chooses the order, together with the dataset's digest and the epoch.
         drop_last: leave out a last global batch that is not full.
         padding: `max_length`, `longest`, or a multiple.

@@ -29,7 +29,6 @@ FORMATS = {
     ".feather": "arrow",
     ".txt": "text",
     ".text": "text",
-    ".md": "text",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _DISK_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
@@ -53,7 +52,7 @@ class SourceFile:
             with self.open() as file:
                 return file.read()
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            raise SourceError(f"{self.name}: cannot be read: {error}") from error
+            raise SourceError(f"{self.name}: cannot be read: {str(error).replace(self.path, self.name)}") from error
 
     def open(self) -> IO[bytes]:
         """The file, decompressed, opened for reading."""
@@ -88,23 +87,62 @@ def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDatase
     if declared == "hub":
         return HubDataset(name)
     if "://" in name:
+        _require_protocol(config, name)
         return [_file(config, name, name.rpartition("/")[2].partition("?")[0])]
     for base in _bases(config):
-        path = base / Path(name).expanduser()
+        path = base / _expanded(name)
         if path.is_dir():
             if any((path / mark).exists() for mark in _DISK_MARKS):
                 return DiskDataset(path)
-            found = sorted(entry for entry in path.rglob("*") if entry.is_file() and _format_of(entry.name))
+            found = _data_files(config, path)
             if not found:
                 raise config.fault("dataset.name", f"dataset.name: the folder {name} holds no file of a known format")
             return [_file(config, str(entry), str(entry.relative_to(path))) for entry in found]
         if path.is_file():
             return [_file(config, str(path), path.name)]
-        if glob.has_magic(name) and (matches := sorted(glob.glob(str(path), recursive=True))):  # noqa: PTH207  # ** too
-            return [_file(config, match, Path(match).name) for match in matches]
+        if glob.has_magic(name) and (matches := _matches(path)):
+            return [_file(config, str(match), match.name) for match in matches]
     if _HUB_ID.fullmatch(name) and not _format_of(name):
         return HubDataset(name)
     raise config.fault("dataset.name", f"dataset.name: no such file: {name}{_nearest(config, name)}")
+
+
+def _expanded(name: str) -> Path:
+    """`~` as the home folder, where there is one."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """The files that a glob names, in order; `**` goes through folders."""
+    found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207  # pathlib has no globs from the root
+    return sorted(path for path in map(Path, found) if path.is_file())
+
+
+def _data_files(config: PipelineConfig, folder: Path) -> list[Path]:
+    """The files below a folder whose format is known, hidden ones apart, in order."""
+    try:
+        entries = [entry for entry in folder.rglob("*") if _format_of(entry.name) and entry.is_file()]
+    except OSError as error:
+        message = f"dataset.name: the folder {config.dataset.name} cannot be read: {error.strerror}"
+        raise config.fault("dataset.name", message) from error
+    return sorted(
+        entry for entry in entries if not any(part.startswith(".") for part in entry.relative_to(folder).parts)
+    )
+
+
+def _require_protocol(config: PipelineConfig, name: str) -> None:
+    import fsspec
+
+    protocol = name.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise config.fault("dataset.name", f"dataset.name: {protocol}:// needs a package: {error}") from error
+    except ValueError:
+        raise config.fault("dataset.name", f"dataset.name: {protocol}:// is no protocol that fsspec knows") from None
 
 
 def _bases(config: PipelineConfig) -> list[Path]:
@@ -114,7 +152,7 @@ def _bases(config: PipelineConfig) -> list[Path]:
 def local_path(config: PipelineConfig, name: str) -> Path | None:
     """A file or folder that the YAML names, sought from the YAML's folder and the working directory."""
     for base in _bases(config):
-        if (path := base / Path(name).expanduser()).exists():
+        if (path := base / _expanded(name)).exists():
             return path
     return None
 
@@ -139,9 +177,11 @@ def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:
 
 def _nearest(config: PipelineConfig, name: str) -> str:
     for base in _bases(config):
-        folder = (base / Path(name).expanduser()).parent
+        folder = (base / _expanded(name)).parent
         if folder.is_dir():
-            close = difflib.get_close_matches(Path(name).name, [entry.name for entry in folder.iterdir()], n=1)
+            close = difflib.get_close_matches(
+                Path(name).name, [entry.name for entry in folder.iterdir() if entry.is_file()], n=1
+            )
             if close:
                 return f"; did you mean {Path(name).parent / close[0]}?"
         elif folder.parent.is_dir():

@@ -25,7 +25,7 @@ class TokenizerSpec:
         bos, eos, pad, unk: special tokens, or None.
         control: all control tokens, longest first.
         chat_template: its text, or None.
-        adds_bos: whether the tokenizer itself puts BOS before a text.
+        prepended: the special token that the tokenizer itself puts before a text, or None.
     """
 
     files: dict[str, bytes] = field(repr=False)
@@ -35,7 +35,12 @@ class TokenizerSpec:
     unk: str | None
     control: tuple[str, ...]
     chat_template: str | None
-    adds_bos: bool
+    prepended: str | None
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer itself puts BOS before a text."""
+        return self.bos is not None and self.prepended == self.bos
 
     def tokens(self) -> dict[str, str]:
         """bos_token, eos_token, pad_token and unk_token, as templates read them; those that exist."""
@@ -54,7 +59,7 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
     given = tokenizer.special_tokens
     named = {role: token for role in SPECIAL_ROLES if (token := getattr(given, role)) is not None}
     if tokenizer.train is not None:
-        own = TokenizerSpec({}, None, None, None, None, (), None, given.bos is not None)
+        own = TokenizerSpec({}, None, None, None, None, (), None, given.bos)
     elif tokenizer.name_or_path is not None:
         own = _read(config, tokenizer.name_or_path)
     else:
@@ -107,14 +112,16 @@ def _read(config: PipelineConfig, name: str) -> TokenizerSpec:
     try:
         parsed, settings = json.loads(files[TOKENIZER]), json.loads(files.get(CONFIG, b"{}"))
         added = parsed["added_tokens"]
+        if not isinstance(settings, dict):
+            raise TypeError(f"{CONFIG} is no JSON object")
     except (ValueError, KeyError, TypeError) as error:
         raise TokenizerError(f"{name}: not a tokenizer: {error}") from error
     special = {role: _token(settings.get(f"{role}_token")) for role in SPECIAL_ROLES}
     control = tuple(token["content"] for token in added if token["special"])
     template_file = path / TEMPLATE
     template = template_file.read_text(encoding="utf-8") if template_file.is_file() else _own_template(settings)
-    adds_bos = bool(special["bos"]) and (_first_special(parsed.get("post_processor")) == special["bos"])
-    return TokenizerSpec(files, **special, control=control, chat_template=template, adds_bos=adds_bos)
+    prepended = _first_special(parsed.get("post_processor"))
+    return TokenizerSpec(files, **special, control=control, chat_template=template, prepended=prepended)
 
 
 def _token(value: Any) -> str | None:

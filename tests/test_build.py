@@ -20,7 +20,7 @@ from datasets_on_disk import TOKENIZER, write_dataset
 from tokenloom.assets.build import STAGES, Build, StageReport
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, DataValidationError
+from tokenloom.errors import ConfigError, DataValidationError, SourceError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
@@ -148,6 +148,51 @@ def test_too_many_bad_rows_fail_the_run_and_say_why(tmp_path: Path) -> None:
     with pytest.raises(DataValidationError, match=r"raw: 20 of 320 rows rejected.*20 × invalid_json"):
         build(config, tmp_path / "store")
     assert "small" not in ArtifactStore(tmp_path / "store").datasets()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("e.csv", "a,b\n"), ("e.json", "[]"), ("e.jsonl", ""), ("e.txt", " \n\n")]
+)
+def test_a_source_without_rows_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    config = write_dataset(tmp_path, dataset={"name": name}, prompt_template={"format_type": "text"})
+    with pytest.raises(DataValidationError, match=f"there are no rows left of {name}"):
+        build(config, tmp_path / "store")
+
+
+def test_a_quote_that_never_closes_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "open.csv").write_text('instruction,output\na,b\nc,"unclosed\n' + "d,e\n" * 100)
+    config = write_dataset(tmp_path, dataset={"name": "open.csv"})
+    with pytest.raises(SourceError, match=r"open\.csv: the quote that opens a field on line 3 never closes"):
+        build(config, tmp_path / "store")
+
+
+def test_columns_that_are_not_kept_reject_no_row(tmp_path: Path) -> None:
+    config = write_dataset(
+        tmp_path, 100, dataset={"name": "small.jsonl", "columns": ["instruction", "input", "output"]}
+    )
+    lines = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
+    odd = [{**row, "id": number if number % 2 else str(number)} for number, row in enumerate(lines)]
+    (tmp_path / "small.jsonl").write_text("\n".join(map(json.dumps, odd)) + "\n")
+    assert build(config, tmp_path / "store")["sequences"].rows_out == 100
+
+
+def test_hidden_files_of_a_folder_are_not_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", 60)
+    for hidden in (".hidden.jsonl", ".tokenloom/x.jsonl"):
+        (tmp_path / "data" / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / "data" / hidden).write_text("{not json")
+    (tmp_path / "data" / "small.yaml").unlink()
+    config = write_dataset(tmp_path, dataset={"name": "data"})
+    assert build(config, tmp_path / "store")["raw"].rows_out == 60
+
+
+def test_a_role_that_nothing_reads_is_named(tmp_path: Path) -> None:
+    mapping = {"promt": "instruction", "completion": "output"}
+    dataset = {"name": "small.jsonl", "column_mapping": mapping}
+    config = write_dataset(tmp_path, dataset=dataset, prompt_template={"format_type": "completion"})
+    with pytest.raises(ConfigError, match=r"column_mapping\.promt: no such role; did you mean prompt\?"):
+        build(config, tmp_path / "store")
 
 
 def test_a_missing_column_is_named_at_the_templates_line(tmp_path: Path) -> None:

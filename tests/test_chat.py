@@ -11,7 +11,7 @@ from rendered_prompts import Render, Row, assert_partition, renders, trained_par
 from transformers import PreTrainedTokenizerFast
 
 from tokenloom.assets.rejects import ROW
-from tokenloom.errors import TemplateError
+from tokenloom.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def render(tokenizer_folder: Path) -> Render:
 @pytest.mark.parametrize("broken", ["{% for %}", "{{ messages | nofilter }}", "{% generation %}"])
 def test_a_chat_template_syntax_error_names_its_line(render: Render, broken: str) -> None:
     rows = [{"prompt": "a", "completion": "b"}]
-    with pytest.raises(TemplateError, match="line 3"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.chat_template: template, line 3"):
         render(rows, {"format_type": "chat"}, {"chat_template": "{{ bos_token }}\n\n" + broken})
 
 
@@ -261,19 +261,26 @@ def test_an_answer_that_the_template_cuts_is_rejected_and_others_go_on(render: R
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_bos_and_eos_are_added_to_a_chat_only_where_the_template_lacks_them(
+def test_bos_is_added_to_a_chat_and_no_eos_where_the_template_stops_answers_itself(
     render: Render, bos_tokenizer_folder: Path, name: str
 ) -> None:
-    template, written = OWN[name]
+    template, _ = OWN[name]
     own = render(
         [{"messages": TALK}], {"format_type": "chat", "add_eos": False, "add_bos": False}, {"chat_template": template}
     )
     out = render(
         [{"messages": TALK}], {"format_type": "chat"}, {"chat_template": template}, folder=bos_tokenizer_folder
     )
+    assert out.table["text"][0].as_py() == "<s>" + own.table["text"][0].as_py()
+
+
+def test_eos_follows_the_last_answer_where_a_template_puts_no_stop(render: Render) -> None:
+    bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    out = render([{"messages": TALK[1:3]}], {"format_type": "chat"}, {"chat_template": bare})
     (made,) = out.table.to_pylist()
-    ending = "</s>" if written.after == "\n####" else ""
-    assert made["text"] == "<s>" + own.table["text"][0].as_py() + ending
+    question, answer = TALK[1]["content"], TALK[2]["content"]
+    assert made["text"] == f"user: {question}\nassistant: {answer}</s>\n"
+    assert trained_parts(made["text"], made["spans"]) == [f"{answer}</s>"]
 
 
 @pytest.mark.parametrize("name", ["alpaca", "chatml", "llama-3-instruct", "mistral-instruct", "llama-2-chat"])
@@ -285,3 +292,17 @@ def test_no_bos_is_added_to_a_template_that_writes_its_own(
         [{"messages": TALK[1:3]}], {"format_type": "chat"}, {"chat_template": template}, folder=bos_tokenizer_folder
     )
     assert out.table["text"][0].as_py().count("<s>") == 1
+
+
+def test_a_stop_is_trained_also_where_the_conversation_ends_with_a_question(render: Render) -> None:
+    out = render([{"messages": TALK[1:4]}], {"format_type": "chat"}, {"chat_template": TEXT_STOP})
+    (made,) = out.table.to_pylist()
+    assert trained_parts(made["text"], made["spans"]) == ["A1\n####"]
+
+
+def test_no_eos_is_trained_where_no_answer_is(render: Render) -> None:
+    bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    out = render([{"messages": TALK}], {"format_type": "chat", "train_on": ["user"]}, {"chat_template": bare})
+    (made,) = out.table.to_pylist()
+    assert "</s>" not in made["text"]
+    assert [part.strip() for part in trained_parts(made["text"], made["spans"])] == ["U1", "U2"]

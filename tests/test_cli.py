@@ -73,7 +73,7 @@ def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
     [
         (["build", "smal.yaml"], "smal.yaml: no such file; did you mean small.yaml?"),
         (["build", "small.yaml", "--stage", "tokns"], "--stage: 'tokns' is not one of raw, schema, columns"),
-        (["build", "small.yaml", "--workers", "0"], "must be at least 1"),
+        (["build", "small.yaml", "--workers", "0"], "'0' is not a whole number of at least 1"),
         (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is outside of the"),
         (["bild", "small.yaml"], "invalid choice: 'bild'"),
     ],

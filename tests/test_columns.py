@@ -114,7 +114,7 @@ prompt_template:
   template: |
     Do this.
 
-    {instructon} and {nothing_like_it}
+    {instructon}, {prompt}, {completion} and {nothing_like_it}
     {output}
 """
 
@@ -127,7 +127,7 @@ def test_every_missing_column_is_one_fault_with_its_line_and_the_nearest_name(tm
     found = {fault.place: fault.message for fault in raised.value.faults}
     lines = FAULTY.splitlines()
     mapped, listed = lines.index("    prompt: instructoin") + 1, lines.index("    - instrution") + 1
-    used = lines.index("    {instructon} and {nothing_like_it}") + 1
+    used = lines.index("    {instructon}, {prompt}, {completion} and {nothing_like_it}") + 1
     assert len(raised.value.faults) == 4
     assert {place.removeprefix(f"{path}:") for place in found} <= {str(n) for n in (mapped, listed, listed - 1, used)}
     for name, line in (("instructoin", mapped), ("instructon", used)):

@@ -89,12 +89,16 @@ def test_a_name_and_defaults_are_enough(tmp_path: Path) -> None:
         ("schedule: daily", "1: schedule: 'daily' is not a cron line of five fields, such as 0 3 * * *"),
         ("tokenizer: {train: {}}", 'train needs special_tokens; for example {eos: "<|endoftext|>", pad: "<|pad|>"}'),
         ("prompt_template: {format_type: jinja}", "1: prompt_template: format_type jinja needs a template"),
+        ("schedule: '61 3 * * *'", "is not a cron line"),
+        ("name: a/b", "name: 'a/b': string should match pattern"),
+        ("tokenizer: {max_length: 99999999999999999999}", "input should be less than or equal to 2147483647"),
+        ("1: x", "names of settings are text"),
         ("dataset: {name: y}", "2: dataset: given twice, first on line 1"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_line_and_remedy(tmp_path: Path, line: str, found: str) -> None:
     (fault, *_) = faults(tmp_path, f"{line}\ndataset: {{name: x}}\n")
-    assert re.match(r"\d+: [a-z_.]+: ", fault)
+    assert re.match(r"\d+: [a-z_.0-9]+: ", fault)
     assert found in fault
 
 

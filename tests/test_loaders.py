@@ -286,3 +286,28 @@ def test_rank_and_world_size_are_checked(dataset: TokenDataset) -> None:
         TokenLoader(dataset, rank=1)
     with pytest.raises(ValueError, match="world size"):
         TokenLoader(dataset, rank=2, world_size=2)
+
+
+@pytest.mark.parametrize(("given", "shuffled"), [(True, True), ("full", True), (False, False), ("none", False)])
+def test_shuffle_is_a_word_or_a_truth_value(dataset: TokenDataset, given: Any, shuffled: bool) -> None:
+    rows = np.concatenate(list(BatchOrder(len(dataset), dataset.digest, 4, shuffle=given)))
+    assert (rows.tolist() != list(range(len(dataset)))) == shuffled
+    assert sorted(rows.tolist()) == list(range(len(dataset)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shuffle": "fulll"},
+        {"shuffle": "block"},
+        {"batch_size": 0},
+        {"padding": "longst"},
+        {"padding": 0},
+        {"padding_side": "lft"},
+        {"rank": 0},
+        {"rank": 2, "world_size": 2},
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(dataset: TokenDataset, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).replace("_", "[_ ]")):
+        TokenLoader(dataset, **wrong)

@@ -63,7 +63,7 @@ def test_quoted_line_bounds_keep_each_csv_record_whole(rows: list[list[str]], en
     if written and not final:
         written[-1] = written[-1].removesuffix(ending.encode())
     data = b"".join(written)
-    assert pieces(data, records.quoted_line_bounds(as_array(data), ",")) == written
+    assert pieces(data, records.quoted_line_bounds(as_array(data), ",", "data.csv")) == written
 
 
 @pytest.mark.parametrize("header", ["h", "h,i", "h\ti"])

@@ -121,3 +121,15 @@ def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Pa
     for number, config in enumerate(configs):
         found = [tuple(ids) for lines in printed for ids in json.loads(lines[number]) if ids]
         assert Counter(found) == expected, config.name
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_finished_epoch_moves_on_to_another_order_of_the_same_rows(source: Path, workers: int) -> None:
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    config = changed(source, "epochs", dataset=dataset, dataloader={"num_workers": workers})
+    loader: Any = DataPipeline.from_config(config, store=source.parent / "unused").unwrap().get_dataloader().unwrap()
+    first, second = rows_of(loader), rows_of(loader)
+    loader.set_epoch(0)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert rows_of(loader) == first

@@ -113,7 +113,7 @@ def _messages(table: pa.Table, column: str) -> ChunkOutput:
         first = flags & ~taken
         taken |= flags
         if first.any():
-            shown = [str(value)[:400] for value in array.filter(pa.array(first)).to_pylist()]
+            shown = [_told(value, code) for value in array.filter(pa.array(first)).to_pylist()]
             rejects.append(reject_rows(rows.filter(pa.array(first)), "columns", code, "messages", message, shown))
     keep = ~taken
     kept = pa.array(keep[within])
@@ -121,6 +121,15 @@ def _messages(table: pa.Table, column: str) -> ChunkOutput:
     messages = list_array(offsets_of(lengths[keep]), struct).cast(MESSAGES)
     out = pa.table({ROW: rows.filter(pa.array(keep)), "messages": messages})
     return ChunkOutput(out, table.num_rows, join_rejects(rejects))
+
+
+def _told(messages: list[dict[str, object] | None] | None, code: str) -> str:
+    """What a rejected conversation is shown as: its unknown roles, or its begin."""
+    if code == "unknown_role":
+        known = [message or {} for message in messages or ()]
+        spoken = [str(next((m[name] for name in ROLE_FIELDS if m.get(name)), None)) for m in known]
+        return ", ".join(dict.fromkeys(role for role in spoken if role.lower() not in ROLE_NAMES))
+    return str(messages)[:400]
 
 
 def _field(flat: pa.Array, names: tuple[str, ...]) -> pa.Array:

@@ -41,10 +41,12 @@ def resolve(config: PipelineConfig, columns: Sequence[Mapping[str, Any]]) -> Col
     """
     names = [column["column"] for column in columns]
     prompt, mapping = config.prompt_template, dict(config.dataset.column_mapping)
-    faults = [
+    known = list(field_names(config)) if prompt.template else list(candidates.ALIASES)
+    faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
+    faults += [
         _missing(config, f"dataset.column_mapping.{role}", column, names)
         for role, column in mapping.items()
-        if column not in names
+        if column not in names and role in known
     ]
     faults += [
         _missing(config, "dataset.columns", column, names)
@@ -69,15 +71,22 @@ def resolve(config: PipelineConfig, columns: Sequence[Mapping[str, Any]]) -> Col
     return found
 
 
+def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fault:
+    close = difflib.get_close_matches(role, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    setting = f"dataset.column_mapping.{role}"
+    return config.fault(setting, f"{setting}: no such role; {hint}").faults[0]
+
+
 def _by_form(config: PipelineConfig, columns: Sequence[Mapping[str, Any]], mapping: dict[str, str]) -> ColumnMapping:
     roles = candidates.roles([dict(column) for column in columns], mapping)
     wanted = {"completion": "completion", "text": "text"}.get(config.prompt_template.format_type)
     form = wanted or candidates.form(roles)
     needed = candidates.FORMS.get(form or "", ())
     if form is None or any(role not in roles for role in needed):
-        names = ", ".join(column["column"] for column in columns)
+        names = _listed([column["column"] for column in columns])
         lacking = ", ".join(role for role in needed if role not in roles) or "messages, prompt and completion, or text"
-        example = f"{{prompt: {columns[0]['column']}}}" if columns else "{prompt: question}"
+        example = f"{{prompt: {_listed([columns[0]['column']])}}}"
         message = (
             f"dataset.column_mapping: no column found for {lacking}; the columns are {names}; map one, e.g. {example}"
         )
@@ -109,5 +118,11 @@ def _missing(
     close = difflib.get_close_matches(column, names, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     subject = f"{{{field}}} in the template" if field else column
-    fault = config.fault(setting, f"{setting}: no column {subject}; {hint}the data has {', '.join(names)}", line)
+    fault = config.fault(setting, f"{setting}: no column {subject}; {hint}the data has {_listed(names)}", line)
     return fault.faults[0]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Column names for a message: long ones shortened, at most twenty."""
+    shown = [name if len(name) <= 40 else f"{name[:39]}…" for name in names[:20]]
+    return ", ".join(shown) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

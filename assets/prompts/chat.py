@@ -65,29 +65,40 @@ class ChatFormat:
     def _shape(self, rows: pa.Array, letters: str, values: Sequence[pa.Array]) -> Shape:
         roles = [next(role for role, letter in _LETTERS.items() if letter == found.lower()) for found in letters]
 
-        def variables(contents: Sequence[str]) -> dict[str, Any]:
-            said = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-            dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
-            return {
-                "messages": said,
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": False,
-                **dated,
-                **self.tokens,
-            }
-
         empty = [found.isupper() for found in letters]
-        return Shape(rows, values, empty, variables, lambda slots: self._layout(slots, roles))
+        return Shape(
+            rows,
+            values,
+            empty,
+            lambda contents: self._variables(roles, contents),
+            lambda slots: self._layout(slots, roles),
+        )
+
+    def _closing(self, roles: Sequence[str]) -> str:
+        """What the template writes behind the answer of a conversation that ends with it."""
+        if not roles:
+            return ""
+        slots = self.template.probe(lambda contents: self._variables(roles, contents), [False] * len(roles))
+        return slots[-1].text.rstrip() if slots and slots[-1].value < 0 else ""
+
+    def _variables(self, roles: Sequence[str], contents: Sequence[str]) -> dict[str, Any]:
+        said = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
+        return {
+            "messages": said,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": False,
+            **dated,
+            **self.tokens,
+        }
 
     def _layout(self, slots: list[Slot], roles: list[str]) -> tuple[list[Piece], list[Piece]]:
         if self.template.marks_generation and self.prompt.train_on in ("completions", "last"):
             pieces = self._by_marks(slots, roles)
         else:
             pieces = self._by_roles(slots, roles)
-        stopped = any(piece.control and piece.weight for piece in _after_last_answer(pieces))
-        eos = [] if stopped or self.eos is None else [Piece(self.eos, role="assistant", weight=1.0, control=True)]
-        return pieces, with_bos(pieces, self.bos) + eos
+        return pieces, with_bos(_with_stop(pieces, self.eos), self.bos)
 
     def _by_marks(self, slots: list[Slot], roles: list[str]) -> list[Piece]:
         """Trained is what lies inside the template's generation blocks."""
@@ -110,7 +121,7 @@ class ChatFormat:
         chosen = roles_trained(self.prompt)
         last = max((index for index, role in enumerate(roles) if role == "assistant"), default=-1)
         everything = float(self.prompt.train_on == "all")
-        closing = slots[-1].text.rstrip() if slots and slots[-1].value < 0 and roles[-1] == "assistant" else ""
+        closing = self._closing(roles[: last + 1])
         pieces: list[Piece] = []
         stop_of = -1
         for slot in slots:
@@ -144,9 +155,14 @@ def _split_stop(text: str, literal: list[Piece], closing: str) -> tuple[list[Pie
     return [], literal
 
 
-def _after_last_answer(pieces: list[Piece]) -> list[Piece]:
+def _with_stop(pieces: list[Piece], eos: str | None) -> list[Piece]:
+    """The pieces with EOS right behind the last answer, where that is trained and the template puts no stop there."""
     places = [index for index, piece in enumerate(pieces) if piece.text is None and piece.role == "assistant"]
-    return pieces[places[-1] + 1 :] if places else []
+    after = places[-1] + 1 if places else len(pieces)
+    stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
+    if eos is None or stopped or (places and not pieces[places[-1]].weight):
+        return pieces
+    return [*pieces[:after], Piece(eos, role="assistant", weight=1.0, control=True), *pieces[after:]]
 
 
 def _as_messages(table: pa.Table) -> pa.Array:

@@ -13,11 +13,13 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import TemplateError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import one_array
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
+    from tokenloom.assets.templates.jinja import JinjaTemplate
     from tokenloom.resources.store import Manifest
 
 
@@ -117,10 +119,9 @@ def _assembled(table: pa.Table, pieces: list[Piece], fields: list[str]) -> Chunk
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.fields import FieldsFormat
-    from tokenloom.assets.templates.jinja import JinjaTemplate
 
     prompt = config.prompt_template
-    template = JinjaTemplate(without_final_newline(prompt.template or ""), prompt.date_string)
+    template = _compiled(config, "prompt_template.template", without_final_newline(prompt.template or ""))
     train_all = prompt.train_on == "all"
     if not (template.marks_generation or prompt.label_column or train_all):
         message = (
@@ -134,8 +135,16 @@ def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: 
 
 def _chat(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.templates.jinja import JinjaTemplate
 
     prompt = config.prompt_template
-    template = JinjaTemplate(spec.chat_template or "", prompt.date_string)
+    template = _compiled(config, "tokenizer.chat_template", spec.chat_template or "")
     return ChatFormat(template, prompt, spec.tokens(), spec.control, bos, eos).render
+
+
+def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
+    from tokenloom.assets.templates.jinja import JinjaTemplate
+
+    try:
+        return JinjaTemplate(source, config.prompt_template.date_string)
+    except TemplateError as error:
+        raise config.fault(setting, f"{setting}: {error}") from error

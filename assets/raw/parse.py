@@ -55,11 +55,12 @@ def to_utf8(data: bytes, encoding: str, name: str) -> bytes:
         raise SourceError(f"{name}: not {encoding} text: {error}; set dataset.encoding") from error
 
 
-def parse_json(part: Bytes, bounds: Ints, name: str, lines: bool) -> Parsed:
+def parse_json(part: Bytes, bounds: Ints, name: str, lines: bool, columns: Sequence[str] | None = None) -> Parsed:
     """JSON values, one a line when `lines`, else one after the other; blank records are no rows.
 
     Args:
         bounds: int64 [records + 1] into `part`.
+        columns: those that matter; what others hold rejects no row.
 
     Raises:
         SourceError: a value cannot be read and no line break tells where the next one begins.
@@ -76,7 +77,11 @@ def parse_json(part: Bytes, bounds: Ints, name: str, lines: bool) -> Parsed:
         problem: Exception = SourceError(f"{table.num_rows} values in {len(rows)} records")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         problem = error
-    return _parse_json_singly(data, rows, name, lines, problem)
+    records = list(_json_lines(data) if lines else _json_values(data, name))
+    if len(records) != len(rows):
+        reason = _first_line(problem)
+        raise SourceError(f"{name}: {len(records)} values where {len(rows)} were expected: {reason}") from problem
+    return _parse_json_singly(records, rows, name, columns)
 
 
 def _read_json(data: bytes, multi_line: bool) -> pa.Table:
@@ -102,13 +107,14 @@ def _undated(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _parse_json_singly(data: bytes, rows: Ints, name: str, lines: bool, reason: Exception) -> Parsed:
-    """The slow path for a chunk that holds a bad record: reject it, then read the others in one pass."""
-    records = list(_json_lines(data) if lines else _json_values(data, name))
-    if len(records) != len(rows):
-        raise SourceError(
-            f"{name}: {len(records)} values where {len(rows)} were expected: {_first_line(reason)}"
-        ) from reason
+def _parse_json_singly(
+    records: Sequence[tuple[Any, str, str]], rows: Ints, name: str, columns: Sequence[str] | None
+) -> Parsed:
+    """The slow path for a chunk that holds a bad record: reject it, then read the others in one pass.
+
+    Args:
+        records: each one's value, what is wrong with it if anything, and an excerpt.
+    """
     values: list[tuple[int, dict[str, Any]]] = []
     rejects: list[pa.Table] = []
 
@@ -120,10 +126,12 @@ def _parse_json_singly(data: bytes, rows: Ints, name: str, lines: bool, reason: 
             reject(row, "invalid_json", "", problem, excerpt)
         elif not isinstance(value, dict):
             reject(row, "not_an_object", "", f"expected an object, found {type(value).__name__}", excerpt)
-        elif _has_surrogate(value):
-            reject(row, "lone_surrogate", "", "a string holds half of a surrogate pair", excerpt)
         else:
-            values.append((row, value))
+            kept_fields = {field: item for field, item in value.items() if columns is None or field in columns}
+            if (code := _unreadable(kept_fields)) is not None:
+                reject(row, code, "", _UNREADABLE[code], excerpt)
+            else:
+                values.append((row, kept_fields))
     found: dict[str, Counter[str]] = {}
     for _, value in values:
         for path, kind in _kinds(value):
@@ -135,7 +143,7 @@ def _parse_json_singly(data: bytes, rows: Ints, name: str, lines: bool, reason: 
         if odd is None:
             kept.append((row, value))
         else:
-            message = f"a {odd[1]}, elsewhere in this chunk a {usual[odd[0]]}"
+            message = f"{odd[1]} here, {usual[odd[0]]} elsewhere in this chunk"
             reject(row, "wrong_type", odd[0].lstrip("."), message, json.dumps(value, ensure_ascii=False))
     text = b"\n".join(json.dumps(value, ensure_ascii=False).encode() for _, value in kept)
     try:
@@ -180,12 +188,23 @@ def _json_values(data: bytes, name: str) -> Iterator[tuple[Any, str, str]]:
         at = end
 
 
-def _has_surrogate(value: Any) -> bool:
+_UNREADABLE = {
+    "lone_surrogate": "a string holds half of a surrogate pair",
+    "nested_too_deeply": "lists and objects nest too deeply",
+}
+
+
+def _unreadable(value: Any) -> str | None:
+    """Why Arrow could not read a JSON value, as a code of `_UNREADABLE`, or None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
+        for _ in _kinds(value):
+            pass
     except UnicodeEncodeError:
-        return True
-    return False
+        return "lone_surrogate"
+    except RecursionError:
+        return "nested_too_deeply"
+    return None
 
 
 def _kinds(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -29,11 +29,14 @@ def line_bounds(data: Bytes) -> Ints:
     return _closed(np.flatnonzero(data == NEWLINE) + 1, len(data))
 
 
-def quoted_line_bounds(data: Bytes, delimiter: str) -> Ints:
+def quoted_line_bounds(data: Bytes, delimiter: str, name: str) -> Ints:
     """One record a line, line breaks inside quoted fields apart.
 
     A quote opens a field only at the field's begin, and a doubled one inside stands for itself (RFC 4180); anywhere
     else quotes are text.
+
+    Raises:
+        SourceError: a quoted field never closes; `name` names the file.
     """
     returns = data == RETURN
     returns[:-1] &= data[1:] != NEWLINE
@@ -43,6 +46,9 @@ def quoted_line_bounds(data: Bytes, delimiter: str) -> Ints:
     begins_field = (before == NEWLINE) | (before == RETURN) | (before == ord(delimiter)) | (quotes == 0)
     regular = begins_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
     edges = quotes if regular.all() else _quoted_fields(quotes, begins_field)
+    if len(edges) % 2:
+        line = int(np.searchsorted(ends, edges[-1], side="right")) + 1
+        raise SourceError(f"{name}: the quote that opens a field on line {line} never closes")
     return _closed(ends[np.searchsorted(edges, ends) % 2 == 0], len(data))
 
 

@@ -107,7 +107,7 @@ def _record_reader(config: PipelineConfig, file: SourceFile, data: Bytes) -> tup
     options, name = config.dataset.reader, file.name
     if file.format in ("csv", "tsv"):
         delimiter = options.delimiter or ("\t" if file.format == "tsv" else ",")
-        bounds = records.quoted_line_bounds(data, delimiter)
+        bounds = records.quoted_line_bounds(data, delimiter, name)
         first = data[: bounds[1]].tobytes() if len(bounds) > 1 else b""
         names = parse.csv_header(first, delimiter, name)
         if options.header:
@@ -126,7 +126,7 @@ def _record_reader(config: PipelineConfig, file: SourceFile, data: Bytes) -> tup
     else:
         bounds = records.line_bounds(data)
     facts = {"format": "json", "lines": lines}
-    return data, bounds, facts, lambda part, within: parse.parse_json(part, within, name, lines)
+    return data, bounds, facts, lambda part, within: parse.parse_json(part, within, name, lines, config.dataset.columns)
 
 
 def _holds_lines(data: Bytes, name: str) -> bool:

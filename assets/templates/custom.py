@@ -75,13 +75,21 @@ def field_names(config: PipelineConfig) -> dict[str, int]:
                 "prompt_template.label_column",
                 f"prompt_template.label_column: the template does not use {prompt.label_column}",
             )
-    faults = [
-        config.fault(
-            "prompt_template.input_columns", f"prompt_template.input_columns: the template does not use {name}"
-        )
-        for name in prompt.input_columns or ()
-        if name not in found
-    ]
+    return _listed_inputs(config, found)
+
+
+def _listed_inputs(config: PipelineConfig, found: dict[str, int]) -> dict[str, int]:
+    """`found`, held against `input_columns` where those are given."""
+    prompt = config.prompt_template
+    if prompt.input_columns is None:
+        return found
+    unused = [name for name in prompt.input_columns if name not in found]
+    setting = "prompt_template.input_columns"
+    faults = [config.fault(setting, f"{setting}: the template does not use {name}") for name in unused]
+    setting = "prompt_template.template"
+    for name, line in found.items():
+        if name not in prompt.input_columns and name != prompt.label_column:
+            faults.append(config.fault(setting, f"{setting}: {name} is not among input_columns", line))
     if faults:
         raise ConfigError([fault.faults[0] for fault in faults])
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tokenloom.errors import DatasetNotFoundError, StoreError
+from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.manifest import Manifest
@@ -43,7 +43,7 @@ class ArtifactStore:
     def __init__(self, root: str | os.PathLike[str] | None = None):
         address = os.fspath(root) if root is not None else default_store()
         if "://" in address:
-            raise StoreError(
+            raise StoreAddressError(
                 f"{address.partition('://')[0]}:// stores are not available in this version; name a folder"
             )
         self.root = Path(address).expanduser().resolve()
