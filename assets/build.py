@@ -16,7 +16,7 @@ from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
 from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DatasetNotFoundError, DataValidationError
+from tokenloom.errors import DataValidationError, StoreError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import Action, ArtifactStore, Manifest, ManifestChunk, action_key
@@ -97,7 +97,7 @@ class Build:
         """The facts of the stage's latest manifest in the store, or none."""
         try:
             return self.store.manifest(self.name, stage).facts
-        except DatasetNotFoundError:
+        except StoreError:
             return {}
 
     @property
@@ -111,7 +111,10 @@ class Build:
         """The output chunks of an upstream stage, as input."""
         for chunk in self.manifest(stage).chunks:
             yield InputChunk(
-                chunk.output, chunk.split, chunk.source, lambda digest=chunk.output: self.store.objects.get(digest)
+                chunk.output,
+                chunk.split,
+                chunk.source,
+                lambda digest=chunk.output: self.store.objects.get_verified(digest),
             )
 
     def run_all(self, last: str = "sequences") -> Iterator[StageReport]:

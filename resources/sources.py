@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import glob
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -89,12 +90,26 @@ def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDatase
     if "://" in name:
         _require_protocol(config, name)
         return [_file(config, name, name.rpartition("/")[2].partition("?")[0])]
+    try:
+        found = _local(config, name)
+    except OSError as error:
+        message = f"dataset.name: {name} cannot be read: {error.strerror}"
+        raise config.fault("dataset.name", message) from error
+    if found is not None:
+        return found
+    if _HUB_ID.fullmatch(name) and not _format_of(name):
+        return HubDataset(name)
+    raise config.fault("dataset.name", f"dataset.name: no such file: {name}{_nearest(config, name)}")
+
+
+def _local(config: PipelineConfig, name: str) -> list[SourceFile] | DiskDataset | None:
+    """The files or the `save_to_disk` folder that a path or glob names, or None where there are none."""
     for base in _bases(config):
         path = base / _expanded(name)
         if path.is_dir():
             if any((path / mark).exists() for mark in _DISK_MARKS):
                 return DiskDataset(path)
-            found = _data_files(config, path)
+            found = _data_files(path)
             if not found:
                 raise config.fault("dataset.name", f"dataset.name: the folder {name} holds no file of a known format")
             return [_file(config, str(entry), str(entry.relative_to(path))) for entry in found]
@@ -102,9 +117,7 @@ def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDatase
             return [_file(config, str(path), path.name)]
         if glob.has_magic(name) and (matches := _matches(path)):
             return [_file(config, str(match), match.name) for match in matches]
-    if _HUB_ID.fullmatch(name) and not _format_of(name):
-        return HubDataset(name)
-    raise config.fault("dataset.name", f"dataset.name: no such file: {name}{_nearest(config, name)}")
+    return None
 
 
 def _expanded(name: str) -> Path:
@@ -121,16 +134,17 @@ def _matches(pattern: Path) -> list[Path]:
     return sorted(path for path in map(Path, found) if path.is_file())
 
 
-def _data_files(config: PipelineConfig, folder: Path) -> list[Path]:
+def _data_files(folder: Path) -> list[Path]:
     """The files below a folder whose format is known, hidden ones apart, in order."""
-    try:
-        entries = [entry for entry in folder.rglob("*") if _format_of(entry.name) and entry.is_file()]
-    except OSError as error:
-        message = f"dataset.name: the folder {config.dataset.name} cannot be read: {error.strerror}"
-        raise config.fault("dataset.name", message) from error
-    return sorted(
-        entry for entry in entries if not any(part.startswith(".") for part in entry.relative_to(folder).parts)
-    )
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent) / name for name in names if _format_of(name) and not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
 
 
 def _require_protocol(config: PipelineConfig, name: str) -> None:

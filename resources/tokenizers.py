@@ -97,6 +97,13 @@ def _read(config: PipelineConfig, name: str) -> TokenizerSpec:
     path = local_path(config, name)
     if path is None:
         path = _from_hub(config, name)
+    try:
+        return _read_files(config, name, path)
+    except OSError as error:
+        raise TokenizerError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def _read_files(config: PipelineConfig, name: str, path: Path) -> TokenizerSpec:
     if path.is_file():
         if path.suffix != ".json":
             raise config.fault(

@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def chunk(output: str, split: str = "train") -> ManifestChunk:
-    return ManifestChunk(split=split, source="a.jsonl", key="k" * 64, output=output, rejects=None, **COUNTS)
+    return ManifestChunk(split=split, source="a.jsonl", key="k" * 64, output=output, bytes=9, rejects=None, **COUNTS)
 
 
 @pytest.mark.parametrize("compressed", [True, False])

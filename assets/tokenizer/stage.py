@@ -62,13 +62,12 @@ class TokenizerStage(Stage):
         """Digest, size, and the ids of special tokens; also publishes the files for `from_pretrained`."""
         from tokenizers import Tokenizer
 
-        table = context.store.objects.get(manifest.chunks[0].output)
-        files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         digest = manifest.chunks[0].output
-        previous = context.known_facts(self.name)
-        if previous.get("digest") == digest and context.store.tokenizer_folder(digest).is_dir():
-            return previous
+        table = context.store.objects.get_verified(digest)
+        files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         context.store.publish_tokenizer(digest, files)
+        if (previous := context.known_facts(self.name)).get("digest") == digest:
+            return previous
         tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
         spec = context.tokenizer
         ids = {name: tokenizer.token_to_id(token) for name, token in spec.tokens().items()}

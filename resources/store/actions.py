@@ -39,11 +39,12 @@ def action_key(
 class Outcome:
     """What became of one chunk.
 
-    `output` and `rejects` are object digests (`rejects` is None where no row was rejected), and
-    rows_in = rows_out + rejected + filtered; `tokens` counts those of the output.
+    `output` and `rejects` are object digests (`rejects` is None where no row was rejected), `bytes` the output's size,
+    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output.
     """
 
     output: str
+    bytes: int
     rejects: str | None
     rows_in: int
     rows_out: int
@@ -71,9 +72,10 @@ class ActionStore:
     def get(self, key: str) -> Action | None:
         """The action, or None where there is none or it cannot be read (it is then computed again)."""
         try:
-            return Action(**json.loads(self._path(key).read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
+            action = Action(**json.loads(self._path(key).read_bytes()))
+        except (OSError, ValueError, TypeError):
             return None
+        return action if isinstance(action.output, str) and isinstance(action.rejects, str | None) else None
 
     def put(self, key: str, action: Action) -> None:
         publish(self._path(key), canonical_json(asdict(action)), self._scratch)

@@ -41,7 +41,7 @@ class ArtifactStore:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None):
-        address = os.fspath(root) if root is not None else default_store()
+        address = os.fspath(root or default_store())
         if "://" in address:
             raise StoreAddressError(
                 f"{address.partition('://')[0]}:// stores are not available in this version; name a folder"
@@ -54,7 +54,7 @@ class ArtifactStore:
 
     def _check_format(self) -> None:
         try:
-            found = (self.root / "FORMAT").read_text()
+            found = (self.root / "FORMAT").read_bytes().decode(errors="replace")
         except FileNotFoundError:
             return
         except OSError as error:
@@ -69,11 +69,11 @@ class ArtifactStore:
         sweep(self._scratch)
 
     def find_action(self, key: str) -> Action | None:
-        """The action under `key` if all its objects are there; None means: compute it."""
+        """The action under `key` if all its objects are there and whole; None means: compute it."""
         action = self.actions.get(key)
-        if action is None or not self.objects.exists(action.output):
+        if action is None or self.objects.size(action.output) != action.bytes:
             return None
-        return action if action.rejects is None or self.objects.exists(action.rejects) else None
+        return action if action.rejects is None or self.objects.size(action.rejects) else None
 
     def put_action(
         self,
@@ -92,7 +92,9 @@ class ArtifactStore:
         """
         digest = self.objects.put(table, compressed)
         rejected = self.objects.put(rejects, compressed=True) if rejects.num_rows else None
-        action = Action(output=digest, rejects=rejected, **counts, counters=counters)
+        action = Action(
+            output=digest, bytes=self.objects.size(digest) or 0, rejects=rejected, **counts, counters=counters
+        )
         self.actions.put(key, action)
         return action
 
@@ -100,7 +102,7 @@ class ArtifactStore:
         """Store a manifest and make it the dataset's latest for its stage; returns the manifest object's digest."""
         digest = self.objects.put(manifest.to_table(), compressed=False)
         pointer = self._pointer(manifest.dataset, manifest.stage)
-        if self._pointed(pointer) != digest:
+        if self._pointed(pointer, strict=False) != digest:
             publish(pointer, canonical_json({"manifest": digest}), self._scratch)
         return digest
 
@@ -118,7 +120,7 @@ class ArtifactStore:
     def datasets(self) -> list[str]:
         """Names of the datasets that the store holds, sorted."""
         folder = self.root / "datasets"
-        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
 
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> Path:
         """A folder holding a tokenizer's files, for `from_pretrained`."""
@@ -134,13 +136,19 @@ class ArtifactStore:
             raise DatasetNotFoundError(f"{dataset!r} is not a dataset's name")
         return self.root / "datasets" / dataset / f"{stage}.json"
 
-    def _pointed(self, pointer: Path) -> str | None:
+    def _pointed(self, pointer: Path, strict: bool = True) -> str | None:
+        """The digest that a pointer holds, or None where there is none (or, unless `strict`, a damaged one)."""
         try:
-            return json.loads(pointer.read_bytes())["manifest"]
+            digest = json.loads(pointer.read_bytes())["manifest"]
+            if isinstance(digest, str):
+                return digest
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{pointer.relative_to(self.root)} is damaged; build the dataset again") from error
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        if strict:
+            raise StoreError(f"{pointer.relative_to(self.root)} is damaged; build the dataset again")
+        return None
 
     def _not_found(self, dataset: str, stage: str) -> str:
         names = self.datasets()

@@ -22,6 +22,7 @@ _SCHEMA = pa.schema(
         ("source", pa.string()),
         ("key", pa.string()),
         ("output", pa.string()),
+        ("bytes", pa.int64()),
         ("rejects", pa.string()),
         ("rows_in", pa.int64()),
         ("rows_out", pa.int64()),

@@ -40,15 +40,20 @@ class ObjectStore:
             raise StoreError(f"{digest[:80]!r} is not an object's name")
         return self._root / digest[:2] / f"{digest}.arrow"
 
-    def exists(self, digest: str) -> bool:
-        return self.path(digest).exists()
+    def size(self, digest: str) -> int | None:
+        """Bytes of an object, or None where it is missing."""
+        try:
+            return self.path(digest).stat().st_size
+        except OSError:
+            return None
 
     def put(self, table: pa.Table, compressed: bool) -> str:
-        """Store a table; returns its digest."""
+        """Store a table; returns its digest. An object that is there but damaged is replaced."""
         data = memoryview(encode_table(table, compressed))
         digest = digest_bytes(data)
-        if not self.exists(digest):
-            publish(self.path(digest), data, self._scratch)
+        path = self.path(digest)
+        if self.size(digest) != len(data) or path.read_bytes() != data:
+            publish(path, data, self._scratch)
         return digest
 
     def get(self, digest: str) -> pa.Table:
@@ -64,4 +69,20 @@ class ObjectStore:
         except FileNotFoundError:
             raise StoreError(f"object {digest} is missing; the next build recomputes it") from None
         except (pa.ArrowInvalid, OSError) as error:
-            raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}") from error
+            raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; build the dataset") from error
+
+    def get_verified(self, digest: str) -> pa.Table:
+        """Open an object whose bytes are checked first. A damaged one is removed, so that the next build makes it anew.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        path = self.path(digest)
+        try:
+            intact = digest_bytes(path.read_bytes()) == digest
+        except OSError:
+            intact = True
+        if not intact:
+            path.unlink(missing_ok=True)
+            raise StoreError(f"object {digest} was damaged and has been removed; build again to make it anew")
+        return self.get(digest)

@@ -35,8 +35,11 @@ def publish(path: Path, data: bytes | memoryview, scratch: Path) -> None:
 
 
 def publish_folder(path: Path, files: dict[str, bytes], scratch: Path) -> None:
-    """Publish a folder of files in one rename; a folder that is already there stays as it is."""
-    if path.exists():
+    """Publish a folder of files in one rename; in a folder that is already there, files that differ are replaced."""
+    if path.is_dir():
+        for name, data in files.items():
+            if not (path / name).is_file() or (path / name).read_bytes() != data:
+                publish(path / name, data, scratch)
         return
     temporary = scratch / uuid.uuid4().hex
     for name, data in files.items():
@@ -59,7 +62,7 @@ def remove_folder(path: Path) -> None:
 
 def sweep(scratch: Path) -> None:
     """Delete what killed processes left behind a day or more ago."""
-    if not scratch.exists():
+    if not scratch.is_dir():
         return
     limit = time.time() - STALE_SECONDS
     for entry in scratch.iterdir():
