@@ -52,16 +52,19 @@ class SourceFile:
         try:
             with self.open() as file:
                 return file.read()
+        except FileNotFoundError as error:
+            raise SourceError(f"{self.name}: there is no such file at its address") from error
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            raise SourceError(f"{self.name}: cannot be read: {str(error).replace(self.path, self.name)}") from error
+            reason = str(error).replace(self.path, self.name).splitlines() or [type(error).__name__]
+            raise SourceError(f"{self.name}: cannot be read: {reason[0]}") from error
 
     def open(self) -> IO[bytes]:
         """The file, decompressed, opened for reading."""
         import fsspec
 
         if self.name.endswith(".zst"):  # Arrow's decompressor, unlike fsspec's, refuses a truncated file
-            return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb")).open(), "zstd")  # pyright: ignore[reportReturnType]
-        return cast(Any, fsspec.open(self.path, "rb", compression="infer")).open()
+            return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
+        return cast(Any, fsspec.open(self.path, "rb", compression="infer", expand=False)).open()
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,30 @@ def test_hidden_files_of_a_folder_are_not_read(tmp_path: Path) -> None:
     assert build(config, tmp_path / "store")["raw"].rows_out == 60
 
 
+def test_files_are_read_from_urls_whose_secrets_stay_out_of_the_store(tmp_path: Path) -> None:
+    import gzip
+    import threading
+    from functools import partial
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    local = build(write_dataset(tmp_path), tmp_path / "local")
+    (tmp_path / "small.jsonl.gz").write_bytes(gzip.compress((tmp_path / "small.jsonl").read_bytes()))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for name in ("small.jsonl?token=hush-hush", "small.jsonl.gz"):
+            url = f"http://127.0.0.1:{server.server_port}/{name}"
+            config = write_dataset(tmp_path / "other", dataset={"name": url})
+            assert build(config, tmp_path / "store")["sequences"].digest == local["sequences"].digest
+        config = write_dataset(tmp_path / "other", dataset={"name": url.replace("small", "absent")})
+        with pytest.raises(SourceError, match=r"absent\.jsonl\.gz: there is no such file"):
+            build(config, tmp_path / "store")
+    finally:
+        server.shutdown()
+    for path in (path for path in (tmp_path / "store").rglob("*") if path.is_file()):
+        assert b"hush-hush" not in path.read_bytes()
+
+
 def test_a_role_that_nothing_reads_is_named(tmp_path: Path) -> None:
     mapping = {"promt": "instruction", "completion": "output"}
     dataset = {"name": "small.jsonl", "column_mapping": mapping}

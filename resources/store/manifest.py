@@ -87,10 +87,10 @@ class Manifest:
                 f"manifest version {head.get('version')} is not the {MANIFEST_VERSION} that this version reads"
             )
         chunks: Sequence[dict[str, Any]] = table.to_pylist()
-        return cls(
-            head["dataset"],
-            head["stage"],
-            tuple(ManifestChunk(**chunk) for chunk in chunks),
-            head["facts"],
-            head["counters"],
-        )
+        try:
+            found = tuple(ManifestChunk(**chunk) for chunk in chunks)
+            return cls(head["dataset"], head["stage"], found, head["facts"], head["counters"])
+        except (TypeError, KeyError) as error:
+            raise StoreError(
+                f"a manifest has another layout than this version's: {error}; build the dataset"
+            ) from error
