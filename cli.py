@@ -107,6 +107,7 @@ def _version() -> str:
 def _build(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from tokenloom.assets.rejects import summarize
     from tokenloom.console.stage_table import stage_json, stage_table, summary
 
     console = Console(stderr=parsed.json)
@@ -114,6 +115,10 @@ def _build(parsed: argparse.Namespace) -> int:
         console = Console(stderr=parsed.json, width=120)
     build, reports = _run(parsed, Console(stderr=True))
     console.print(stage_table(build.name, reports))
+    for report in reports:
+        if report.rejected:
+            reasons = summarize(build.rejects(report.name))
+            console.print(f"{report.name} rejected {reasons}", highlight=False, markup=False, soft_wrap=True)
     console.print(summary(reports), highlight=False)
     if parsed.json:
         print(json.dumps(stage_json(build.name, reports)))

@@ -217,7 +217,8 @@ class LengthConfig(Section):
     stride: Count = 0
     """split: overlap in tokens."""
     packing: Literal["none", "concat", "best_fit"] = "none"
-    """Several rows in one sequence, within one chunk of tokens: joined and cut at max_length, or fitted whole."""
+    """Several rows in one sequence, within one chunk of tokens: `concat` joins them and cuts at max_length, so that
+    nothing is truncated; `best_fit` fits them whole."""
 
 
 class ValidationConfig(Section):

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
 from typing import Any
 
+import pyarrow as pa
+
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
 from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
@@ -170,12 +172,19 @@ class Build:
 
         return step
 
+    def rejects(self, stage: str) -> list[pa.Table]:
+        """The rejects of a stage, a table for each chunk that has some."""
+        return self._rejects(self.manifest(stage))
+
+    def _rejects(self, manifest: Manifest) -> list[pa.Table]:
+        return [self.store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]
+
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
         rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
         limit = self.config.validation.max_reject_fraction
         if rejected <= limit * rows_in:
             return
-        reasons = summarize([self.store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects])
+        reasons = summarize(self._rejects(manifest))
         raise DataValidationError(
             f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
             f"({limit:g}) allows: {reasons}"

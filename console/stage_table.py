@@ -58,5 +58,6 @@ def summary(reports: Sequence[StageReport]) -> str:
     seconds = sum(report.seconds for report in reports)
     rejected = sum(report.rejected for report in reports)
     found = f"{last.rows_out:,} rows" + (f", {last.tokens:,} tokens" if last.tokens else "")
-    lost = f"; {rejected:,} rejected" if rejected else ""
+    cut = last.counters.get("tokens_cut", 0)
+    lost = (f"; {rejected:,} rejected" if rejected else "") + (f"; {cut:,} tokens cut off" if cut else "")
     return f"{found}{lost}; {reused} of {chunks} chunks reused; {seconds:.2f} s"

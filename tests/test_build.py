@@ -255,18 +255,24 @@ def test_a_build_killed_at_any_moment_goes_on_to_the_same_digests(tmp_path: Path
     whole = time.monotonic() - started
     undisturbed = digests(build(config, tmp_path / "whole"))
     draw = random.Random(11)
-    kills = 0
-    for attempt in range(KILLS):
-        store = tmp_path / f"killed{attempt // 5}"
+    kills = stores = 0
+    for _ in range(20 * KILLS):
+        store = tmp_path / f"killed{stores}"
+        fresh, started = not store.exists(), time.monotonic()
         process = subprocess.Popen([*command, str(store), str(Path(__file__).parent)])
         try:
-            process.wait(timeout=draw.uniform(0.35, 1.0) * whole)
+            process.wait(timeout=draw.uniform(0.3, 0.95) * whole)
+            whole = time.monotonic() - started if fresh else whole
+            stores += 1
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += 1
+            stores += kills % 4 == 0
         _nothing_half_written(store)
-    assert kills > KILLS // 3
+        if kills == KILLS:
+            break
+    assert kills == KILLS
     for store in tmp_path.glob("killed*"):
         assert digests(build(config, store)) == undisturbed
 

@@ -266,7 +266,7 @@ def test_a_bad_conversation_is_rejected_with_its_code_and_others_go_on(talk: Any
 
 def test_further_keys_of_messages_do_not_matter() -> None:
     talk = [
-        {"role": "user", "content": "hi", "name": "Ann", "weight": 0},
+        {"role": "user", "content": "hi", "name": "Ann", "weight": 1},
         {"role": "assistant", "content": "ho", "name": None, "weight": 1},
     ]
     (row,) = kept(canonical([{"id": 1, "messages": talk}]))
@@ -322,3 +322,21 @@ def test_sketches_of_parts_merge_to_the_sketch_of_the_whole(rows: list[Row], pla
         "longest": max((len(text or "") for text in texts), default=0),
         "examples": [text for text in texts if text is not None][:3],
     }
+
+
+@pytest.mark.parametrize(
+    ("special", "code"),
+    [
+        ({"tool_calls": [{"name": "f"}]}, "tool_calls"),
+        ({"function_call": "f()"}, "tool_calls"),
+        ({"weight": 0}, "message_weight"),
+        ({"loss_weight": 0.5}, "message_weight"),
+        ({"train": False}, "message_weight"),
+    ],
+)
+def test_what_would_be_trained_otherwise_than_it_says_is_rejected(special: Row, code: str) -> None:
+    plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    odd = [plain[0], {**plain[1], **special}]
+    out = canonical([{"messages": plain}, {"messages": odd}, {"messages": plain}])
+    assert out.table["messages"].to_pylist() == [plain, plain]
+    assert out.rejects["code"].to_pylist() == [code]

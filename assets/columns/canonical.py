@@ -102,9 +102,16 @@ def _messages(table: pa.Table, column: str) -> ChunkOutput:
     role = pa.array(list(ROLE_NAMES.values())).take(index)
     offsets, within = offsets_of(lengths), row_of(lengths)
     answers = _flags(pc.and_(pc.equal(role, "assistant"), pc.not_equal(pc.utf8_trim_whitespace(content), "")))
+    tools, weighted = _special(flat)
     checks = [
         (lengths == 0, "no_messages", "the conversation is empty"),
         (_any(_flags(role.is_null()), offsets), "unknown_role", f"a role is none of {', '.join(ROLE_NAMES)}"),
+        (_any(tools, offsets), "tool_calls", "tool calls are not available in this version"),
+        (
+            _any(weighted, offsets),
+            "message_weight",
+            "messages with a weight of their own are not available in this version",
+        ),
         (_any(_flags(content.is_null()), offsets), "missing_content", "a message has no text"),
         (~_any(answers, offsets), "empty_answer", "no assistant message holds text"),
     ]
@@ -140,6 +147,20 @@ def _field(flat: pa.Array, names: tuple[str, ...]) -> pa.Array:
             if index >= 0 and not pa.types.is_nested(flat.type.field(index).type):
                 return flat.flatten()[index].cast(pa.string())
     return pa.nulls(len(flat), pa.string())
+
+
+def _special(flat: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """bool [messages]: which call tools, and which ask to be trained otherwise than the rest."""
+    tools, weighted = np.zeros(len(flat), bool), np.zeros(len(flat), bool)
+    for field, values in zip(flat.type, flat.flatten(), strict=True) if pa.types.is_struct(flat.type) else ():
+        if field.name in ("tool_calls", "function_call"):
+            filled = (
+                pc.not_equal(pc.list_value_length(values), 0) if pa.types.is_list(field.type) else values.is_valid()
+            )
+            tools |= _flags(filled)
+        elif field.name in ("weight", "loss_weight", "train") and not pa.types.is_nested(field.type):
+            weighted |= _flags(pc.not_equal(values.cast(pa.float64()), 1.0))
+    return tools, weighted
 
 
 def _any(flags: np.ndarray, offsets: Ints) -> np.ndarray:

@@ -23,7 +23,7 @@ SPAN = pa.struct(
         ("start", pa.int32()),
         ("end", pa.int32()),
         ("role", pa.uint8()),
-        ("message", pa.int16()),
+        ("message", pa.int32()),
         ("weight", pa.float32()),
         ("control", pa.bool_()),
     ]
@@ -76,7 +76,7 @@ def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array
         (ends - lengths)[solid],
         ends[solid],
         np.array([ROLES.index(piece.role) for piece in pieces], np.uint8)[which],
-        np.array([piece.message for piece in pieces], np.int16)[which],
+        np.array([piece.message for piece in pieces], np.int32)[which],
         np.array([piece.weight for piece in pieces], np.float32)[which],
         np.array([piece.control for piece in pieces], bool)[which],
     )

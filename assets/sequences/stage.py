@@ -114,9 +114,11 @@ def to_sequences(table: pa.Table, length: LengthConfig, max_length: int) -> Chun
 
 
 def _shorten(documents: Documents, length: LengthConfig, max_length: int) -> tuple[Documents, int]:
-    """The documents within max_length, and how many tokens that cost."""
+    """The documents within max_length, and how many tokens that cost; `concat` cuts between sequences, loses none."""
     if length.strategy == "drop":
         return documents.select(documents.lengths <= max_length), 0
+    if length.packing == "concat":
+        return documents, 0
     if length.strategy not in ("truncate_right", "truncate_left", "truncate_middle"):
         raise ValueError(f"length strategy {length.strategy} is not available")
     index, lengths = kept_tokens(documents.lengths, max_length, length.strategy)
