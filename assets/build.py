@@ -139,13 +139,14 @@ class Build:
         work = stage.prepare(self)
         chunks: list[ManifestChunk] = []
         counters: Counter[str] = Counter()
-        reused = 0
+        reused = rows = 0
         for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
             counters.update(action.counters)
             reused += hit
+            rows += action.rows_in
             counts = {field: value for field, value in asdict(action).items() if field != "counters"}
             chunks.append(ManifestChunk(split=chunk.split, source=chunk.source, key=key, **counts))
-            self._on_progress(Progress(name, len(chunks), reused, sum(done.rows_in for done in chunks)))
+            self._on_progress(Progress(name, len(chunks), reused, rows))
         manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters))
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")

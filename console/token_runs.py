@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.resources.ragged import list_parts
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tokenizers import TOKENIZER
-
-Kind = Literal["trained", "masked"]
 
 
 @dataclass(frozen=True)

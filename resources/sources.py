@@ -316,8 +316,6 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def split_tables(splits: dict[str, Any], batch_rows: int = 10_000) -> Iterator[tuple[str, Any]]:
-    """(split, Arrow table) for blocks of rows of `datasets.Dataset` objects."""
-    for split, dataset in splits.items():
-        for table in dataset.with_format("arrow").iter(batch_rows):
-            yield split, table
+def dataset_tables(dataset: Any, batch_rows: int = 10_000) -> Iterator[pa.Table]:
+    """A `datasets.Dataset` as Arrow tables of blocks of rows."""
+    yield from dataset.with_format("arrow").iter(batch_rows)

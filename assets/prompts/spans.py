@@ -56,12 +56,8 @@ def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array
     """
     count = len(rows)
     parts = [columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) for piece in pieces]
-    if parts:
-        text = pc.binary_join_element_wise(*parts, "") if any(isinstance(part, pa.Array) for part in parts) else None
-    else:
-        text = pa.repeat(pa.scalar("", pa.string()), count)
-    if text is None:
-        text = pa.repeat(pa.scalar("".join(piece.text or "" for piece in pieces), pa.string()), count)
+    nothing = pa.repeat(pa.scalar("", pa.string()), count)  # so that literals alone also give a text for each row
+    text = pc.binary_join_element_wise(nothing, *parts, "")
     lengths = np.empty((count, len(pieces)), np.int64)
     for index, piece in enumerate(pieces):
         if piece.text is None:

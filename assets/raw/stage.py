@@ -75,8 +75,7 @@ def source_chunks(config: PipelineConfig, size: ChunkSize | None = None) -> Iter
     if missing := [split for split in wanted or () if split not in splits]:
         raise config.fault("dataset.splits", f"dataset.splits: no {', '.join(missing)}; there are {', '.join(splits)}")
     for split in wanted or splits:
-        tables = (table for _, table in sources.split_tables({split: splits[split]}))
-        yield from _table_chunks(config, tables, size, split, source=split)
+        yield from _table_chunks(config, sources.dataset_tables(splits[split]), size, split, source=split)
 
 
 def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize) -> Iterator[InputChunk]:
@@ -92,10 +91,10 @@ def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize) -> I
         digest = digest_json([digest_bytes(part.data), facts])
         within = bounds[begin : end + 1] - bounds[begin]
 
-        def parsed(part: Bytes = part, within: Ints = within) -> tuple[Parsed, np.ndarray]:
-            return read(part, within), hash_records(part, *records.trimmed(part, within))
+        def parsed(part: Bytes = part, within: Ints = within) -> Parsed:
+            return read(part, within)
 
-        yield from _parts(config, digest, TRAIN, file.name, parsed)
+        yield from _parts(config, digest, TRAIN, file.name, parsed, hashes[begin:end])
 
 
 Reader = Callable[[Bytes, Ints], Parsed]
@@ -173,40 +172,51 @@ def _table_chunks(
     for table in cut_tables(tables, size):
         digest = digest_bytes(memoryview(encode_table(table, compressed=False)))
 
-        def parsed(table: pa.Table = table) -> tuple[Parsed, np.ndarray]:
-            return Parsed(table), hash_rows(table)[0]
-
-        yield from _parts(config, digest, split, source, parsed)
+        hashes = hash_rows(table)[0] if config.dataset.val_split else None
+        yield from _parts(config, digest, split, source, lambda table=table: Parsed(table), hashes)
 
 
 def _parts(
-    config: PipelineConfig, digest: str, split: str, source: str, parsed: Callable[[], tuple[Parsed, np.ndarray]]
+    config: PipelineConfig,
+    digest: str,
+    split: str,
+    source: str,
+    parsed: Callable[[], Parsed],
+    hashes: np.ndarray | None,
 ) -> Iterator[InputChunk]:
-    """One input chunk, or with `val_split` two of the same bytes: the rows that stay and those that validate."""
+    """One input chunk, or with `val_split` two of the same bytes: the rows that stay and those that validate.
+
+    Args:
+        hashes: uint64 [records] of the chunk's records; only `val_split` needs them.
+    """
     share = config.dataset.val_split if split == TRAIN else 0.0
-    columns = config.dataset.columns
-    for part in (TRAIN, VALIDATION) if share else (split,):
+    if not share or hashes is None:
+        yield InputChunk(digest, split, source, lambda: _output(parsed(), config))
+        return
+    validates = hashes < np.uint64(share * 2.0**64)
+    for part, members in ((TRAIN, ~validates), (VALIDATION, validates)):
 
-        def load(part: str = part) -> ChunkOutput:
-            return _output(*parsed(), columns, share, part)
+        def load(part: str = part, members: np.ndarray = members) -> ChunkOutput:
+            return _output(_members(parsed(), members, keep_losses=part == TRAIN), config)
 
-        yield InputChunk(digest_json([digest, part]) if share else digest, part, source, load)
+        yield InputChunk(digest_json([digest, part]), part, source, load)
 
 
-def _output(
-    parsed: Parsed, hashes: np.ndarray, columns: tuple[str, ...] | None, share: float, part: str
-) -> ChunkOutput:
-    table, rejects, filtered = parsed.table, parsed.rejects, parsed.filtered
-    if share:
-        chosen = hashes < np.uint64(share * 2.0**64)
-        moved = chosen[table[ROW].to_numpy()]
-        table = table.filter(pa.array(moved == (part == VALIDATION)))
-        if part == VALIDATION:
-            rejects, filtered = rejects.slice(0, 0), 0
+def _members(parsed: Parsed, members: np.ndarray, keep_losses: bool) -> Parsed:
+    """The rows whose records are members; rejects and filtered rows are counted in one part alone."""
+    kept = members[parsed.table[ROW].to_numpy()]
+    parsed.table = parsed.table.filter(pa.array(kept))
+    if not keep_losses:
+        parsed.rejects, parsed.filtered = parsed.rejects.slice(0, 0), 0
+    return parsed
+
+
+def _output(parsed: Parsed, config: PipelineConfig) -> ChunkOutput:
+    table, columns = parsed.table, config.dataset.columns
     if columns:
         table = table.select([name for name in columns if name in table.column_names] + [ROW])
-    rows_in = table.num_rows + rejects.num_rows + filtered
-    return ChunkOutput(table.combine_chunks(), rows_in, rejects, filtered)
+    rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
+    return ChunkOutput(table.combine_chunks(), rows_in, parsed.rejects, parsed.filtered)
 
 
 def limited(chunks: Iterator[InputChunk], limit: int | None) -> Iterator[InputChunk]:
