@@ -107,7 +107,6 @@ def _version() -> str:
 def _build(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tokenloom.assets.rejects import summarize
     from tokenloom.console.stage_table import stage_json, stage_table, summary
 
     console = Console(stderr=parsed.json)
@@ -117,7 +116,7 @@ def _build(parsed: argparse.Namespace) -> int:
     console.print(stage_table(build.name, reports))
     for report in reports:
         if report.rejected:
-            reasons = summarize(build.rejects(report.name))
+            reasons = build.reject_reasons(report.name)
             console.print(f"{report.name} rejected {reasons}", highlight=False, markup=False, soft_wrap=True)
     console.print(summary(reports), highlight=False)
     if parsed.json:

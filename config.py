@@ -20,6 +20,9 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
+_KEYS = r"[^.\[\]]+(?:\.[^.\[\]]+)*"
+_ROOT = re.compile(rf"(?:{_KEYS})?\[\](?:\.{_KEYS}\[\])*")
+
 DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
 
@@ -33,14 +36,24 @@ class Section(BaseModel):
 class ReaderConfig(Section):
     """Options of a file format."""
 
-    header: bool = True
-    """CSV and TSV: the first record names the columns; without it they are `column_0`, `column_1`, …"""
+    header: Literal["auto"] | bool = "auto"
+    """CSV and TSV: the first record names the columns; without it they are `column_0`, `column_1`, … `auto`: it does,
+    unless a field of it is empty, a number, prose, or there twice."""
     delimiter: Annotated[str, Field(pattern=r"^[\t\x20-\x21\x23-\x7e]$")] | None = None
-    """CSV and TSV: the field separator, one ASCII character; default: a comma, or a tab for `tsv`."""
+    """CSV and TSV: the field separator, one ASCII character; default: a comma, or a tab for `tsv`; else
+    the one of `;`, tab, `|` that the first record holds."""
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: what one row is."""
     root: str | None = None
-    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`."""
+    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`; what stands around them is repeated.
+    Default: found where an object holds one list of objects."""
+
+    @field_validator("root")
+    @classmethod
+    def _path_to_rows(cls, value: str | None) -> str | None:
+        if value is not None and not _ROOT.fullmatch(value):
+            raise ValueError(f"{value!r} is no path to rows; write it like data[].paragraphs[].qas[]")
+        return value
 
 
 class DatasetConfig(Section):
@@ -60,7 +73,8 @@ class DatasetConfig(Section):
     format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
     """How to read files; `auto` goes by the name's ending, then by the first bytes."""
     encoding: str = "auto"
-    """Encoding of text formats; `auto` is UTF-8, with or without a byte-order mark."""
+    """Encoding of text formats; `auto` follows a byte-order mark, else it is UTF-8, or for CSV, TSV and plain text
+    that is not UTF-8 what charset-normalizer finds."""
     reader: ReaderConfig = ReaderConfig()
     """Options of the format."""
     streaming: bool = False
@@ -70,7 +84,7 @@ class DatasetConfig(Section):
     column_mapping: dict[str, str] = {}
     """Role to source column, e.g. `{prompt: question, completion: answer}`."""
     filters: Names = ()
-    """Row conditions; what they drop is counted as filtered."""
+    """Row conditions, e.g. `len(output) > 0`; what they drop is counted as filtered."""
 
     @field_validator("columns")
     @classmethod

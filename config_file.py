@@ -22,8 +22,6 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
 
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "dataset.filters": frozenset(),
-    "dataset.reader.root": frozenset(),
     "prompt_template.format_type": frozenset({"preference", "kto"}),
     "prompt_template.few_shot.count": frozenset(),
     "prompt_template.tools": frozenset(),

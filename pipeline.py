@@ -137,7 +137,7 @@ class DataPipeline:
 
 def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:
     """The raw chunks of a split, read one after the other."""
-    from tokenloom.assets.raw.stage import source_chunks
+    from tokenloom.assets.raw.chunks import source_chunks
 
     for chunk in source_chunks(config):
         if chunk.split == split:
@@ -146,10 +146,6 @@ def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:
 
 def _heads(config: PipelineConfig, split: str) -> list[pa.Table]:
     """The first chunk of each of a split's files: together they show the columns."""
-    from tokenloom.assets.raw.stage import source_chunks
+    from tokenloom.assets.raw.chunks import source_chunks
 
-    heads: dict[str, pa.Table] = {}
-    for chunk in source_chunks(config):
-        if chunk.split == split and chunk.source not in heads:
-            heads[chunk.source] = chunk.load().table
-    return list(heads.values())
+    return [chunk.load().table for chunk in source_chunks(config, heads=True) if chunk.split == split]

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
 from typing import Any
 
-import pyarrow as pa
-
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
 from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
@@ -117,6 +115,8 @@ class Build:
                 chunk.split,
                 chunk.source,
                 lambda digest=chunk.output: self.store.objects.get_verified(digest),
+                chunk.offset,
+                chunk.unit,
             )
 
     def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
@@ -145,9 +145,10 @@ class Build:
             reused += hit
             rows += action.rows_in
             counts = {field: value for field, value in asdict(action).items() if field != "counters"}
-            chunks.append(ManifestChunk(split=chunk.split, source=chunk.source, key=key, **counts))
+            place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
+            chunks.append(ManifestChunk(**place, key=key, **counts))
             self._on_progress(Progress(name, len(chunks), reused, rows))
-        manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters))
+        manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=work.notes())
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
         self._check_rejects(stage, manifest)
@@ -173,19 +174,16 @@ class Build:
 
         return step
 
-    def rejects(self, stage: str) -> list[pa.Table]:
-        """The rejects of a stage, a table for each chunk that has some."""
-        return self._rejects(self.manifest(stage))
-
-    def _rejects(self, manifest: Manifest) -> list[pa.Table]:
-        return [self.store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]
+    def reject_reasons(self, stage: str) -> str:
+        """Why rows of a stage were rejected, in one line."""
+        return reject_reasons(self.store, self.manifest(stage))
 
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
         rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
         limit = self.config.validation.max_reject_fraction
         if rejected <= limit * rows_in:
             return
-        reasons = summarize(self._rejects(manifest))
+        reasons = reject_reasons(self.store, manifest)
         raise DataValidationError(
             f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
             f"({limit:g}) allows: {reasons}"
@@ -206,6 +204,11 @@ class Build:
             digest=manifest.digest,
             counters=manifest.counters,
         )
+
+
+def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
+    """Why rows of a stage's output were rejected, in one line, with places in the source."""
+    return summarize([(store.objects.get(chunk.rejects), chunk.place) for chunk in manifest.chunks if chunk.rejects])
 
 
 def _verify(stage: Stage, output: ChunkOutput) -> None:

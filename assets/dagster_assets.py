@@ -18,8 +18,8 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import Field
 
-from tokenloom.assets.build import STAGES, Build, Progress, StageReport, code_versions, stage_named
-from tokenloom.assets.rejects import ROW, summarize
+from tokenloom.assets.build import STAGES, Build, Progress, StageReport, code_versions, reject_reasons, stage_named
+from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, TokenloomError
@@ -189,7 +189,7 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         metadata["sample"] = _sample(first)
     if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
         metadata["rejects"] = _reject_codes(rejects)
-        metadata["rejects_summary"] = summarize(rejects)
+        metadata["rejects_summary"] = reject_reasons(store, manifest)
     return metadata
 
 

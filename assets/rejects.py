@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -52,15 +52,25 @@ def join_rejects(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).sort_by(ROW).combine_chunks()
 
 
-def summarize(tables: Sequence[pa.Table], reasons: int = 3) -> str:
-    """The most frequent codes among rejects, each with its count and one example, in one line."""
-    rejects = pa.concat_tables(tables)
-    counted = rejects.group_by(["code", "field"], use_threads=False).aggregate(
-        [(ROW, "count"), ("message", "first"), ("excerpt", "first")]
-    )
+def summarize(found: Sequence[tuple[pa.Table, Callable[[int], str]]], reasons: int = 3) -> str:
+    """The most frequent codes among rejects, each with its count and one example, in one line.
+
+    Args:
+        found: tables of rejects, each with what tells where the row at a position stands.
+    """
+    numbered = [
+        table.append_column("chunk", pa.repeat(pa.scalar(number, pa.int32()), table.num_rows))
+        for number, (table, _) in enumerate(found)
+    ]
+    counted = pa.concat_tables(numbered).group_by(["code", "field"], use_threads=False)
+    example = [(name, "first") for name in ("message", "excerpt", "chunk", ROW)]
+    rows = counted.aggregate([(ROW, "count"), *example]).sort_by([(f"{ROW}_count", "descending")]).slice(0, reasons)
     lines = []
-    for found in counted.sort_by([(f"{ROW}_count", "descending")]).slice(0, reasons).to_pylist():
-        where = f" in {found['field']}" if found["field"] else ""
-        example = f"{found['message_first']}; e.g. {found['excerpt_first'][:60]!r}"
-        lines.append(f"{found[f'{ROW}_count']} × {found['code']}{where} ({example})")
+    for row in rows.to_pylist():
+        where = f" in {row['field']}" if row["field"] else ""
+        place = found[row["chunk_first"]][1](row[f"{ROW}_first"])
+        lines.append(
+            f"{row[f'{ROW}_count']} × {row['code']}{where} ({row['message_first']}; e.g. {place}: "
+            f"{row['excerpt_first'][:60]!r})"
+        )
     return ", ".join(lines)

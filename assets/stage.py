@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -26,13 +26,20 @@ if TYPE_CHECKING:
 class InputChunk:
     """One unit of work: `digest` identifies its content, `load` brings it when it must be computed.
 
-    `split` and `source` are handed on to the output.
+    The others are handed on to the output: the split, the file or split of the source, and where in it the chunk
+    begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known.
     """
 
     digest: str
     split: str
     source: str
     load: Callable[[], Any]
+    offset: int = -1
+    unit: str = "row"
+
+    def loading(self, load: Callable[[], Any], digest: str | None = None, split: str | None = None) -> InputChunk:
+        """The same chunk with other content."""
+        return replace(self, load=load, digest=digest or self.digest, split=split or self.split)
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,14 @@ class Work:
         compute: from what an input chunk loads to its output; pure.
         sides: digests of side inputs, by name; part of every key.
         settings: settings in force that follow from more than the YAML, such as a resolved mapping; part of every key.
+        notes: when all chunks are done, what is worth telling of them; kept in the manifest, but in no digest.
     """
 
     chunks: Iterable[InputChunk]
     compute: Callable[[Any], ChunkOutput]
     sides: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: Callable[[], dict[str, Any]] = dict
 
 
 class Context(Protocol):

@@ -10,7 +10,8 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.sources import hub_unavailable, local_path
+from tokenloom.resources.hub import hub_unavailable
+from tokenloom.resources.sources import local_path
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")

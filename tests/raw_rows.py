@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.cut import ChunkSize
-from tokenloom.assets.raw.stage import source_chunks
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, InputChunk
 from tokenloom.config import PipelineConfig

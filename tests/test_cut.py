@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_rows import SUFFIXES, as_array, chunks_of, write_table
 
-from tokenloom.assets.raw.cut import ChunkSize, cut, cut_tables, hash_records
+from tokenloom.assets.raw.cut import ChunkSize, cut, cut_blocks, hash_records
+from tokenloom.assets.raw.tables import TableBlock
 
 SMALL = ChunkSize(target=1024, minimum=256, maximum=4096)
 
@@ -27,6 +28,10 @@ def cut_rows(rows: Sequence[bytes], size: ChunkSize = SMALL) -> list[bytes]:
     found = cut(hash_records(as_array(data), bounds[:-1], bounds[1:]), sizes, size).tolist()
     assert found == sorted(set(found)) and found[0] == 0 and found[-1] == len(rows)
     return [b"".join(rows[begin:end]) for begin, end in pairwise(found)]
+
+
+def cut_tables(tables: list[pa.Table], size: ChunkSize) -> list[list[dict[str, str]]]:
+    return [block.table.to_pylist() for block in cut_blocks(map(TableBlock, tables), size)]
 
 
 def random_row(noise: random.Random) -> bytes:
@@ -80,8 +85,8 @@ def test_chunks_of_a_stream_do_not_depend_on_its_batches(repeated: bool, steps: 
         step = steps[len(batches) % len(steps)]
         batches.append(table.slice(at, step))
         at += step
-    found = [chunk.to_pylist() for chunk in cut_tables(iter(batches), size)]
-    assert found == [chunk.to_pylist() for chunk in cut_tables(iter([table]), size)]
+    found = cut_tables(batches, size)
+    assert found == cut_tables([table], size)
     assert [row for chunk in found for row in chunk] == table.to_pylist()
 
 

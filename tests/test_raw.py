@@ -12,7 +12,7 @@ import random
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,29 @@ import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
-from raw_rows import SUFFIXES, Row, as_array, read, read_split, write_table
+from raw_rows import SUFFIXES, Row, read, read_split, write_table
 
 from tokenloom.assets.build import Build
-from tokenloom.assets.raw import records
 from tokenloom.assets.raw.cut import ChunkSize
+from tokenloom.assets.raw.json_elements import JsonElements
+from tokenloom.assets.raw.records import Finder, Lines, Paragraphs, QuotedLines, record_blocks
 from tokenloom.assets.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
 
 
-def pieces(data: bytes, bounds: Iterable[int]) -> list[bytes]:
-    return [data[begin:end] for begin, end in pairwise(bounds)]
+def found_in(data: bytes, finder: Callable[[], Finder], step: int) -> list[bytes]:
+    """The records that a finder finds in data that comes in blocks of `step` bytes."""
+    blocks = (data[at : at + step] for at in range(0, len(data), step))
+    return [
+        block.data[begin:end].tobytes()
+        for block in record_blocks(blocks, finder(), "x.json")
+        for begin, end in pairwise(block.bounds)
+    ]
+
+
+STEPS = st.sampled_from([1, 2, 3, 5, 7, 1000])
 
 
 WORDS = '2020-01-01 2020-01-01T00:00:00Z 12:30:00 007 1e5 null NaN NA true "" \\" [{ 👩‍👩‍👧 مرحبا =1+1'
@@ -46,14 +56,16 @@ TABLE = st.integers(1, 3).flatmap(
 )
 
 
-@given(st.text(st.sampled_from("ab \n\r\"'"), max_size=40))
-def test_line_bounds_are_those_of_a_regular_expression(text: str) -> None:
+@given(st.text(st.sampled_from("ab \n\r\"'"), max_size=40), STEPS)
+def test_lines_are_those_of_a_regular_expression(text: str, step: int) -> None:
     data = text.encode()
-    assert pieces(data, records.line_bounds(as_array(data))) == re.findall(rb"[^\n]*\n|[^\n]+", data)
+    assert found_in(data, Lines, step) == re.findall(rb"[^\n]*\n|[^\n]+", data)
 
 
-@given(st.lists(st.lists(TEXT, min_size=2, max_size=3), max_size=6), st.sampled_from(["\n", "\r\n"]), st.booleans())
-def test_quoted_line_bounds_keep_each_csv_record_whole(rows: list[list[str]], ending: str, final: bool) -> None:
+@given(
+    st.lists(st.lists(TEXT, min_size=2, max_size=3), max_size=6), st.sampled_from(["\n", "\r\n"]), st.booleans(), STEPS
+)
+def test_quoted_lines_keep_each_csv_record_whole(rows: list[list[str]], ending: str, final: bool, step: int) -> None:
     written = []
     for row in rows:
         sink = io.StringIO(newline="")
@@ -63,7 +75,7 @@ def test_quoted_line_bounds_keep_each_csv_record_whole(rows: list[list[str]], en
     if written and not final:
         written[-1] = written[-1].removesuffix(ending.encode())
     data = b"".join(written)
-    assert pieces(data, records.quoted_line_bounds(as_array(data), ",", "data.csv")) == written
+    assert found_in(data, lambda: QuotedLines(",", "data.csv"), step) == written
 
 
 @pytest.mark.parametrize("header", ["h", "h,i", "h\ti"])
@@ -91,18 +103,34 @@ JSON = st.recursive(
 )
 
 
-@given(st.lists(JSON, max_size=5), st.sampled_from([None, 0, 2]), st.booleans(), st.sampled_from(["", " ", "\r\n "]))
-def test_json_array_bounds_hold_one_element_each(
-    values: list[Any], indent: int | None, ascii_only: bool, pad: str
+@given(
+    st.lists(JSON, max_size=5), st.sampled_from([None, 0, 2]), st.booleans(), st.sampled_from(["", " ", "\r\n "]), STEPS
+)
+def test_json_elements_are_one_record_each(
+    values: list[Any], indent: int | None, ascii_only: bool, pad: str, step: int
 ) -> None:
-    data = (pad + json.dumps(values, indent=indent, ensure_ascii=ascii_only) + pad).encode()
-    bounds, cleaned = records.json_array_bounds(as_array(data), "x.json")
-    assert [json.loads(piece) for piece in pieces(cleaned.tobytes(), bounds)] == values
-    assert len(cleaned) == len(data)
+    text = json.dumps(values, indent=indent, ensure_ascii=ascii_only) + pad
+    found = found_in(text[1:].encode(), lambda: JsonElements((), 1, False, "x.json"), step)
+    assert [json.loads(piece) for piece in found if piece.strip()] == values
 
 
-@given(st.text(st.sampled_from("ab \n"), max_size=40))
-def test_paragraph_bounds_begin_where_text_follows_a_blank_line(text: str) -> None:
+@given(st.lists(JSON, max_size=4), JSON, st.sampled_from([None, 1]), STEPS)
+def test_json_elements_end_where_their_array_does_whatever_follows(
+    values: list[Any], other: Any, indent: int | None, step: int
+) -> None:
+    text = json.dumps({"data": {"rows": values, "more": other}, "last": other}, indent=indent)
+    at = text.index("[") + 1
+    found = found_in(text[at:].encode(), lambda: JsonElements(("data", "rows"), at, False, "x.json"), step)
+    assert [json.loads(piece) for piece in found if piece.strip()] == values
+    for cut in range(1, len(text[at:].rstrip()), 7):
+        with pytest.raises(SourceError, match=r"x\.json.*byte"):
+            found_in(
+                text[at:].rstrip()[:-cut].encode(), lambda: JsonElements(("data", "rows"), at, False, "x.json"), step
+            )
+
+
+@given(st.text(st.sampled_from("ab \n"), max_size=40), STEPS)
+def test_paragraphs_begin_where_text_follows_a_blank_line(text: str, step: int) -> None:
     found: list[str] = []
     blank, begun = False, False
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
@@ -111,9 +139,7 @@ def test_paragraph_bounds_begin_where_text_follows_a_blank_line(text: str) -> No
             found.append("")
         found[-1] += line
         begun, blank = begun or solid, not solid
-    assert pieces(text.encode(), records.paragraph_bounds(as_array(text.encode()))) == [
-        piece.encode() for piece in found
-    ]
+    assert found_in(text.encode(), Paragraphs, step) == [piece.encode() for piece in found]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +209,7 @@ GOOD = [{"q": f"question {index}", "tags": [str(index)], "n": index} for index i
     [
         (b'{"q": "x", "n": }', "invalid_json"),
         (b'{"q": "x"} {"q": "y"}', "invalid_json"),
-        (b'{"q": "\xff\xfe"}', "invalid_json"),
+        (b'{"q": "\xff\xfe"}', "invalid_utf8"),
         (b"\x0c", "invalid_json"),
         (b'["a list"]', "not_an_object"),
         (b'"text"', "not_an_object"),
@@ -235,17 +261,17 @@ def test_quotes_inside_unquoted_fields_are_text(tmp_path: Path) -> None:
     assert sorted(row["text"] for rows in both for row in rows) == sorted(row["text"] for row in expected)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl"])
-def test_bytes_that_are_not_utf8_do_not_pass(tmp_path: Path, suffix: str) -> None:
-    write_table(tmp_path / f"rows{suffix}", [{"a": "x", "b": "caf\u00e9"}])
-    data = (tmp_path / f"rows{suffix}").read_bytes().replace(b"\\u00e9", b"\xe9").replace("é".encode(), b"\xe9")
-    (tmp_path / f"rows{suffix}").write_bytes(data)
-    try:
-        rows, rejects, _ = read(tmp_path / f"rows{suffix}")
-    except SourceError as error:
-        assert "rows" in str(error) and "encoding" in str(error)
-    else:
-        assert (rows, [reject["code"] for reject in rejects]) == ([], ["invalid_json"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".json", ".jsonl", ".txt"])
+def test_a_byte_that_is_not_utf8_costs_its_row_alone(tmp_path: Path, suffix: str) -> None:
+    write_table(tmp_path / "rows.csv", [{"a": f"é {index}"} for index in range(9)])
+    lines = {".json": '{{"a": "é {}"}},', ".jsonl": '{{"a": "é {}"}}'}.get(suffix, "é {}")
+    text = "\n".join(lines.format(index) for index in range(9))
+    text = {".json": f"[{text.removesuffix(',')}]", ".csv": f"a\n{text}", ".tsv": f"a\n{text}"}.get(suffix, text)
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(text.encode().replace("é 4".encode(), b"\xc3( 4"))
+    rows, rejects, _ = read(path)
+    assert [next(iter(row.values())) for row in rows] == [f"é {index}" for index in range(9) if index != 4]
+    assert [(reject["code"], reject[ROW]) for reject in rejects] == [("invalid_utf8", 4)]
 
 
 def test_text_lines_that_are_not_utf8_or_blank_do_not_stop_others(tmp_path: Path) -> None:
@@ -284,11 +310,23 @@ def test_compressed_files_are_read_and_damaged_ones_named(tmp_path: Path, suffix
             read(path)
 
 
+LEGACY_TEXTS = {
+    "latin-1": "Le café était très bon; où êtes-vous allés?",
+    "cp1252": "Ça coûte 5 € — naïve “quotes” où l’été",
+    "mac_roman": "Le café était très bon — “où êtes-vous allés?”",
+    "cp1251": "Привет! Как дела сегодня? Всё хорошо.",
+    "koi8-r": "Привет! Как дела сегодня? Всё хорошо.",
+    "shift_jis": "今日はとても良い天気ですね。散歩に行きましょう。",
+    "gb18030": "今天天气很好，我们去散步吧。",
+}
 ENCODINGS = [
     ("utf-8-sig", "auto"),
     ("utf-8-sig", "utf-8"),
     ("utf-16", "auto"),
     ("utf-16", "utf-16"),
+    ("utf-16-le", "auto"),
+    ("utf-16-be", "auto"),
+    ("utf-32", "auto"),
     ("latin-1", "latin-1"),
     ("cp1252", "cp1252"),
 ]
@@ -306,7 +344,26 @@ def test_encodings_and_line_ends(tmp_path: Path, suffix: str, encoding: str, dec
     assert rejects == []
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-16", "hex", "rot13"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt"])
+@pytest.mark.parametrize("encoding", LEGACY_TEXTS)
+def test_text_that_is_not_utf8_is_read_in_the_encoding_found(tmp_path: Path, suffix: str, encoding: str) -> None:
+    lines = [f"{index} {LEGACY_TEXTS[encoding]}" for index in range(50)]
+    ascii_first = ["plain ascii"] * 100_000
+    (tmp_path / f"rows{suffix}").write_bytes("\n".join(["a", *ascii_first, *lines]).encode(encoding))
+    rows, rejects, _ = read(tmp_path / f"rows{suffix}")
+    assert [next(iter(row.values())) for row in rows][-50:] == lines
+    assert rejects == []
+
+
+@pytest.mark.parametrize("declared", ["ascii", "cp1252"])
+def test_bytes_outside_of_a_declared_encoding_cost_their_rows_alone(tmp_path: Path, declared: str) -> None:
+    (tmp_path / "rows.txt").write_bytes(b"one\nt\x81wo\nthree")
+    rows, rejects, _ = read(tmp_path / "rows.txt", encoding=declared)
+    assert [row["text"] for row in rows] == ["one", "three"]
+    assert [(reject["code"], reject[ROW]) for reject in rejects] == [("invalid_utf8", 1)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "hex", "rot13"])
 def test_a_declared_encoding_that_does_not_fit_is_an_error(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "rows.txt").write_bytes("né\nb".encode())
     with pytest.raises(TokenloomError, match=r"rows\.txt|encoding"):

@@ -32,7 +32,17 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def chunk(output: str, split: str = "train") -> ManifestChunk:
-    return ManifestChunk(split=split, source="a.jsonl", key="k" * 64, output=output, bytes=9, rejects=None, **COUNTS)
+    return ManifestChunk(
+        split=split,
+        source="a.jsonl",
+        offset=0,
+        unit="line",
+        key="k" * 64,
+        output=output,
+        bytes=9,
+        rejects=None,
+        **COUNTS,
+    )
 
 
 @pytest.mark.parametrize("compressed", [True, False])
@@ -118,7 +128,7 @@ def test_a_manifest_comes_back_whole(store: ArtifactStore) -> None:
 
 def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
     table = Manifest("d", "raw", ()).to_table()
-    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 1', b'"version": 9')
+    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 2', b'"version": 9')
     with pytest.raises(StoreError, match="manifest version 9"):
         Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -96,16 +97,16 @@ def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
     """uint64 [rows] hashes of each row's content, and int64 [rows] sizes in bytes."""
     hashes, sizes = np.zeros(table.num_rows, np.uint64), np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        column_hashes, column_sizes = _hash_array(one_array(column))
+        column_hashes, column_sizes = hash_array(one_array(column))
         hashes = _mix(hashes ^ column_hashes)
         sizes += column_sizes
     return hashes, np.maximum(sizes, 1)
 
 
-def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
+def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _hash_array(array.dictionary_decode())
+        return hash_array(array.dictionary_decode())
     if (
         pa.types.is_string(kind)
         or pa.types.is_binary(kind)
@@ -122,24 +123,24 @@ def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     if pa.types.is_struct(kind):
         hashes, sizes = np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
         for field in array.flatten():
-            field_hashes, field_sizes = _hash_array(field)
+            field_hashes, field_sizes = hash_array(field)
             hashes, sizes = _mix(hashes ^ field_hashes), sizes + field_sizes
         return hashes, sizes
     if pa.types.is_fixed_size_list(kind):
-        return _hash_array(array.cast(pa.list_(kind.value_type)))
+        return hash_array(array.cast(pa.list_(kind.value_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _hash_lists(array)
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
     if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
-        return _hash_array(array.cast(pa.string()).fill_null(""))
-    return _hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
+        return hash_array(array.cast(pa.string()).fill_null(""))
+    return hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
 
 
 def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
     lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    item_hashes, item_sizes = _hash_array(array.flatten())
+    item_hashes, item_sizes = hash_array(array.flatten())
     place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     mixed = _mix(item_hashes ^ _mix(place.astype(np.uint64)))
     totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
@@ -154,38 +155,46 @@ def _mix(words: Hashes) -> Hashes:
     return (words ^ (words >> np.uint64(29))) * _MULTIPLIER
 
 
-def cut_tables(tables: Iterator[pa.Table], size: ChunkSize) -> Iterator[pa.Table]:
-    """Cut a stream of tables into chunks, holding no more than a few chunks in memory."""
-    pending: list[pa.Table] = []
-    held, previous = 0, 0
-    for table in tables:
-        pending.append(table)
-        held += table.nbytes
-        if held > 4 * size.maximum:
-            *whole, rest = _chunks(pending, size, previous)
-            yield from (chunk.table for chunk in whole)
-            pending, held, previous = [rest.table], rest.table.nbytes, rest.previous
+B = TypeVar("B", bound="Block")
+
+
+class Block(Protocol):
+    """Rows that can be cut: hashes uint64 [rows] of their content, sizes int64 [rows] in bytes."""
+
+    @property
+    def hashes(self) -> Hashes: ...
+
+    @property
+    def sizes(self) -> Ints: ...
+
+    def slice(self: B, begin: int, end: int) -> B: ...
+
+    @staticmethod
+    def join(blocks: list[Any]) -> Any: ...
+
+
+def cut_blocks(blocks: Iterator[B], size: ChunkSize) -> Iterator[B]:
+    """Cut a stream of rows into chunks, the same whatever its blocks; holds little more than the largest chunk."""
+    pending: list[B] = []
+    held = previous = 0
+    for block in blocks:
+        pending.append(block)
+        held += int(block.sizes.sum())
+        if held >= 2 * size.target:
+            *whole, (rest, previous) = _chunks(pending[0].join(pending), size, previous)
+            yield from (chunk for chunk, _ in whole)
+            pending, held = [rest], int(rest.sizes.sum())
     if pending:
-        yield from (chunk.table for chunk in _chunks(pending, size, previous))
+        yield from (chunk for chunk, _ in _chunks(pending[0].join(pending), size, previous))
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """A chunk, and where the last candidate before it ended, in bytes from its first row."""
-
-    table: pa.Table
-    previous: int
-
-
-def _chunks(tables: list[pa.Table], size: ChunkSize, previous: int) -> list[_Chunk]:
-    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    hashes, sizes = hash_rows(table)
-    position = np.concatenate([[0], np.cumsum(sizes)])
-    ended = np.concatenate([[previous], position[_candidates(hashes, sizes, size) + 1]])
-    bounds = cut(hashes, sizes, size, previous)
+def _chunks(block: B, size: ChunkSize, previous: int) -> list[tuple[B, int]]:
+    """Chunks, each with where the last candidate before it ended, in bytes from its first row."""
+    position = np.concatenate([[0], np.cumsum(block.sizes)])
+    ended = np.concatenate([[previous], position[_candidates(block.hashes, block.sizes, size) + 1]])
+    bounds = cut(block.hashes, block.sizes, size, previous)
     starts = position[bounds[:-1]]
     latest = ended[np.searchsorted(ended, starts, side="right") - 1] - starts
     return [
-        _Chunk(table.slice(begin, end - begin).combine_chunks(), int(before))
-        for (begin, end), before in zip(pairwise(bounds), latest, strict=True)
+        (block.slice(begin, end), int(before)) for (begin, end), before in zip(pairwise(bounds), latest, strict=True)
     ]

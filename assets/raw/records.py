@@ -1,35 +1,138 @@
-"""Finds where records begin and end in the bytes of a file, before anything is parsed.
+"""Finds where records begin and end in a file's bytes, before anything is parsed, one block after the other.
 
-Each function returns `bounds`, int64 of shape [records + 1]: record i is data[bounds[i]:bounds[i + 1]], its
-separator included.
+A finder's `find(window, final)` returns `bounds`, int64 of shape [records + 1]: record i is
+window[bounds[i]:bounds[i + 1]], its separator included. What lies behind the last bound is seen again with more behind
+it; `final` says that nothing follows the window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
 import numpy as np
 import numpy.typing as npt
 
+from tokenloom.assets.raw.cut import Hashes, hash_records
 from tokenloom.errors import SourceError
 from tokenloom.resources.ragged import Ints
 
 Bytes = npt.NDArray[np.uint8]
 
-NEWLINE, RETURN, QUOTE, BACKSLASH, COMMA = (np.uint8(ord(char)) for char in '\n\r"\\,')
-_STRUCTURAL = np.zeros(256, bool)
-_STRUCTURAL[[ord(char) for char in '"\\[]{},']] = True
-_DEPTH = np.zeros(256, np.int8)
-_DEPTH[[ord("["), ord("{")]] = 1
-_DEPTH[[ord("]"), ord("}")]] = -1
+NEWLINE, RETURN, QUOTE = (np.uint8(ord(char)) for char in '\n\r"')
+LARGEST_RECORD = 1 << 30
 _SPACE = np.zeros(256, bool)
 _SPACE[[ord(char) for char in " \t\r\n"]] = True
 
 
-def line_bounds(data: Bytes) -> Ints:
+class Finder(Protocol):
+    """Finds records in a file that is read from its begin to its end."""
+
+    def find(self, window: Bytes, final: bool) -> Ints: ...
+
+
+@dataclass(frozen=True)
+class RecordBlock:
+    """Whole records: their bytes, and bounds int64 [records + 1] that begin at 0."""
+
+    data: Bytes
+    bounds: Ints
+
+    @property
+    def sizes(self) -> Ints:
+        return np.diff(self.bounds)
+
+    @cached_property
+    def _hashed(self) -> Hashes:
+        return hash_records(self.data, *trimmed(self.data, self.bounds))
+
+    @property
+    def hashes(self) -> Hashes:
+        """uint64 [records]: of each record's content, the white space around it apart."""
+        return self._hashed
+
+    def slice(self, begin: int, end: int) -> RecordBlock:
+        part = RecordBlock(
+            self.data[self.bounds[begin] : self.bounds[end]].copy(), self.bounds[begin : end + 1] - self.bounds[begin]
+        )
+        part.__dict__["_hashed"] = self.hashes[begin:end]
+        return part
+
+    @staticmethod
+    def join(blocks: list[RecordBlock]) -> RecordBlock:
+        if len(blocks) == 1:
+            return blocks[0]
+        starts = np.cumsum([0, *(len(block.data) for block in blocks)])
+        bounds = [block.bounds[:-1] + start for block, start in zip(blocks, starts[:-1], strict=True)]
+        whole = RecordBlock(np.concatenate([block.data for block in blocks]), np.concatenate([*bounds, starts[-1:]]))
+        whole.__dict__["_hashed"] = np.concatenate([block.hashes for block in blocks])
+        return whole
+
+
+def record_blocks(blocks: Iterator[bytes], finder: Finder, name: str) -> Iterator[RecordBlock]:
+    """The records of a file as blocks of whole ones; memory is bounded by a block and the largest record.
+
+    Raises:
+        SourceError: what the finder raises, or a record is larger than `LARGEST_RECORD`; `name` names the file.
+    """
+    parts: list[Any] = []
+    held = wanted = done = 0
+    block, final = next(blocks, b""), False
+    while not final:
+        following = next(blocks, None)
+        final = following is None
+        parts.append(block)
+        held += len(block)
+        block = following or b""
+        if held < wanted and not final:
+            continue
+        window = np.frombuffer(bytearray(b"").join(parts), np.uint8)
+        while True:  # once if more follows, else until nothing is left
+            bounds = finder.find(window, final)
+            done += int(bounds[-1])
+            if len(bounds) > 1:
+                begin = bounds[0]
+                yield RecordBlock(window[begin : bounds[-1]], bounds - begin)
+            window = window[bounds[-1] :]
+            if not final or not bounds[-1]:
+                break
+        parts, held = [window.data], len(window)
+        wanted = 2 * held  # a record longer than its window is sought again only when that has doubled
+        if held > LARGEST_RECORD:
+            raise SourceError(
+                f"{name}: the record that begins at byte {done} is larger than {LARGEST_RECORD >> 30} GiB"
+            )
+
+
+class Lines:
     """One record a line."""
-    return _closed(np.flatnonzero(data == NEWLINE) + 1, len(data))
+
+    def find(self, window: Bytes, final: bool) -> Ints:
+        return _bounds(np.flatnonzero(window == NEWLINE) + 1, window, final)
 
 
-def quoted_line_bounds(data: Bytes, delimiter: str, name: str) -> Ints:
+class Paragraphs:
+    """One record a run of lines that are not blank, with the blank lines after it."""
+
+    def find(self, window: Bytes, final: bool) -> Ints:
+        lines = _bounds(np.flatnonzero(window == NEWLINE) + 1, window, final)
+        solid = is_solid(window, lines) if len(lines) > 1 else np.zeros(0, bool)
+        begins = np.flatnonzero(solid[1:] & ~solid[:-1]) + 1
+        first = int(np.argmax(solid)) if len(solid) else 0
+        ends = lines[begins[begins > first]]
+        return _bounds(ends, window, final)
+
+
+class WholeFile:
+    """One record a file."""
+
+    def find(self, window: Bytes, final: bool) -> Ints:
+        return _bounds(np.zeros(0, np.int64), window, final)
+
+
+class QuotedLines:
     """One record a line, line breaks inside quoted fields apart.
 
     A quote opens a field only at the field's begin, and a doubled one inside stands for itself (RFC 4180); anywhere
@@ -38,18 +141,33 @@ def quoted_line_bounds(data: Bytes, delimiter: str, name: str) -> Ints:
     Raises:
         SourceError: a quoted field never closes; `name` names the file.
     """
+
+    def __init__(self, delimiter: str, name: str):
+        self._delimiter, self._name = np.uint8(ord(delimiter)), name
+        self._lines = 0
+
+    def find(self, window: Bytes, final: bool) -> Ints:
+        ends = line_ends(window)
+        if not final and len(ends) and ends[-1] == len(window) and window[-1] == RETURN:
+            ends = ends[:-1]  # a newline may follow
+        quotes = np.flatnonzero(window == QUOTE)
+        before = np.append(window, NEWLINE)[quotes - 1]
+        begins_field = (before == NEWLINE) | (before == RETURN) | (before == self._delimiter) | (quotes == 0)
+        regular = begins_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
+        edges = quotes if regular.all() else _quoted_fields(quotes, begins_field)
+        if final and len(edges) % 2:
+            line = self._lines + int(np.searchsorted(ends, edges[-1], side="right")) + 1
+            raise SourceError(f"{self._name}: the quote that opens a field on line {line} never closes")
+        bounds = _bounds(ends[np.searchsorted(edges, ends) % 2 == 0], window, final)
+        self._lines += int(np.searchsorted(ends, bounds[-1], side="right"))
+        return bounds
+
+
+def line_ends(data: Bytes) -> Ints:
+    """Where lines end: behind each newline, and behind each return that none follows."""
     returns = data == RETURN
     returns[:-1] &= data[1:] != NEWLINE
-    ends = np.flatnonzero((data == NEWLINE) | returns) + 1
-    quotes = np.flatnonzero(data == QUOTE)
-    before = np.append(data, NEWLINE)[quotes - 1]
-    begins_field = (before == NEWLINE) | (before == RETURN) | (before == ord(delimiter)) | (quotes == 0)
-    regular = begins_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
-    edges = quotes if regular.all() else _quoted_fields(quotes, begins_field)
-    if len(edges) % 2:
-        line = int(np.searchsorted(ends, edges[-1], side="right")) + 1
-        raise SourceError(f"{name}: the quote that opens a field on line {line} never closes")
-    return _closed(ends[np.searchsorted(edges, ends) % 2 == 0], len(data))
+    return np.flatnonzero((data == NEWLINE) | returns) + 1
 
 
 def _quoted_fields(quotes: Ints, begins_field: npt.NDArray[np.bool_]) -> Ints:
@@ -68,20 +186,11 @@ def _quoted_fields(quotes: Ints, begins_field: npt.NDArray[np.bool_]) -> Ints:
     return np.array(edges, np.int64)
 
 
-def paragraph_bounds(data: Bytes) -> Ints:
-    """One record a run of lines that are not blank, with the blank lines after it."""
-    bounds = line_bounds(data)
-    if len(bounds) < 3:
-        return bounds
-    solid = is_solid(data, bounds)
-    begins = np.flatnonzero(solid[1:] & ~solid[:-1]) + 1
-    first = int(np.argmax(solid))
-    return _closed(bounds[begins[begins > first]], len(data))
-
-
 def is_solid(data: Bytes, bounds: Ints) -> npt.NDArray[np.bool_]:
     """bool [records]: which records hold more than white space."""
-    return np.add.reduceat(~_SPACE[data], bounds[:-1], dtype=np.int64) > 0
+    if len(bounds) < 2:
+        return np.zeros(0, bool)
+    return np.add.reduceat(~_SPACE[data[: bounds[-1]]], bounds[:-1], dtype=np.int64) > 0
 
 
 def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
@@ -95,50 +204,8 @@ def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
     return starts, ends
 
 
-def json_array_bounds(data: Bytes, name: str) -> tuple[Ints, Bytes]:
-    """Elements of one JSON array.
-
-    Returns:
-        bounds, and a copy of the data in which the brackets are spaces and the commas between elements newlines:
-        what is left is a sequence of JSON values.
-
-    Raises:
-        SourceError: brackets or quotes do not close; `name` names the file.
-    """
-    at = np.flatnonzero(_STRUCTURAL[data])
-    char = data[at]
-    unescaped = _unescaped_quotes(at, char)
-    outside = (np.cumsum(unescaped) % 2 == 0) & (char != QUOTE)
-    at, char = at[outside], char[outside]
-    depth = np.cumsum(_DEPTH[char], dtype=np.int64)
-    closed = np.flatnonzero(depth == 0)
-    if not len(closed) or unescaped.sum() % 2:
-        raise SourceError(f"{name}: invalid JSON: it ends inside an array or a string")
-    end = at[closed[0]]
-    if not _SPACE[data[end + 1 :]].all():
-        raise SourceError(f"{name}: invalid JSON: more text follows the array, at byte {end + 1}")
-    begin = at[0]
-    commas = at[(depth == 1) & (char == COMMA) & (at < end)]
-    values = data.copy()
-    values[commas] = NEWLINE
-    values[[begin, end]] = ord(" ")
-    if _SPACE[values[begin:end]].all():
-        return np.zeros(1, np.int64), values
-    return np.concatenate([[begin], commas + 1, [len(data)]]), values
-
-
-def _unescaped_quotes(at: Ints, char: Bytes) -> npt.NDArray[np.bool_]:
-    """Which structural characters are quotes behind an even number of backslashes."""
-    backslash = char == BACKSLASH
-    index = np.arange(len(at))
-    follows = np.zeros(len(at), bool)
-    follows[1:] = (at[1:] == at[:-1] + 1) & backslash[:-1]
-    run_start = np.maximum.accumulate(np.where(backslash & ~follows, index, 0))
-    escaped = follows & ((index - run_start) % 2 == 1)
-    return (char == QUOTE) & ~escaped
-
-
-def _closed(ends: Ints, size: int) -> Ints:
-    """Bounds from the ends of records; a last record without a separator counts too."""
-    inner = ends[ends < size]
-    return np.concatenate([[0], inner, [size]]) if size else np.zeros(1, np.int64)
+def _bounds(ends: Ints, window: Bytes, final: bool) -> Ints:
+    """Bounds from the ends of records; a last record without a separator counts when nothing follows."""
+    size = len(window)
+    last = [size] if final and size and (not len(ends) or ends[-1] < size) else []
+    return np.concatenate([[0], ends, last]).astype(np.int64)

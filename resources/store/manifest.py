@@ -14,12 +14,14 @@ from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.actions import Outcome
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 
 _SCHEMA = pa.schema(
     [
         ("split", pa.string()),
         ("source", pa.string()),
+        ("offset", pa.int64()),
+        ("unit", pa.string()),
         ("key", pa.string()),
         ("output", pa.string()),
         ("bytes", pa.int64()),
@@ -35,22 +37,42 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestChunk(Outcome):
-    """One chunk of a stage's output: its outcome, the raw file that it came from, and its action's key."""
+    """One chunk of a stage's output: its outcome, where its raw rows stand, and its action's key.
+
+    `source` is the raw file, or the split of a dataset; the chunk begins `offset` lines or rows (`unit`) behind its
+    begin, or at an unknown place where that is -1.
+    """
 
     split: str
     source: str
+    offset: int
+    unit: str
     key: str
+
+    def place(self, position: int) -> str:
+        """Where the raw row at a position within the chunk stands, such as `train.jsonl:17` or `train.parquet row 16`.
+
+        Lines are counted from 1, as editors do, rows from 0.
+        """
+        if self.offset < 0:
+            return self.source
+        at = self.offset + position
+        return f"{self.source}:{at + 1}" if self.unit == "line" else f"{self.source} row {at}"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A stage's output: chunks in order, and `facts` about it (JSON), such as the pad id of sequences."""
+    """A stage's output: chunks in order, and `facts` about it (JSON), such as the pad id of sequences.
+
+    `counters` and `notes` (JSON) tell of how it was made and are no part of its digest.
+    """
 
     dataset: str
     stage: str
     chunks: tuple[ManifestChunk, ...]
     facts: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -71,7 +93,7 @@ class Manifest:
 
     def to_table(self) -> pa.Table:
         head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
-        head |= {"facts": self.facts, "counters": self.counters}
+        head |= {"facts": self.facts, "counters": self.counters, "notes": self.notes}
         table = pa.Table.from_pylist([asdict(chunk) for chunk in self.chunks], _SCHEMA)
         return table.replace_schema_metadata({"tokenloom": json.dumps(head, sort_keys=True)})
 
@@ -89,7 +111,7 @@ class Manifest:
         chunks: Sequence[dict[str, Any]] = table.to_pylist()
         try:
             found = tuple(ManifestChunk(**chunk) for chunk in chunks)
-            return cls(head["dataset"], head["stage"], found, head["facts"], head["counters"])
+            return cls(head["dataset"], head["stage"], found, head["facts"], head["counters"], head["notes"])
         except (TypeError, KeyError) as error:
             raise StoreError(
                 f"a manifest has another layout than this version's: {error}; build the dataset"

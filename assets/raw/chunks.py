@@ -1,0 +1,214 @@
+"""The chunks of a dataset's source: files of records cut by their bytes before parsing, tables by their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.filters import Filter
+from tokenloom.assets.raw.cut import ChunkSize, Hashes, cut_blocks, hash_rows
+from tokenloom.assets.raw.parsed import Parsed
+from tokenloom.assets.raw.record_file import RecordFile, open_records
+from tokenloom.assets.raw.tables import TableBlock, dataset_tables, read_tables
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage import ChunkOutput, InputChunk
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError
+from tokenloom.resources import sources
+from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.hub import HubDataset, open_hub_dataset
+from tokenloom.resources.ragged import Ints
+from tokenloom.resources.source_file import SourceFile
+from tokenloom.resources.store.objects import encode_table
+
+TRAIN, VALIDATION = "train", "validation"
+
+FILTER_LACKS = "chunks without filtered column "
+"""Counter of the chunks that lack a column which a filter reads; the column's name follows."""
+
+
+@dataclass
+class SourceNotes:
+    """What opening the source showed, for people to read: the hub's commit, and by file what was found out about it."""
+
+    commit: str | None = None
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def source_chunks(
+    config: PipelineConfig,
+    size: ChunkSize | None = None,
+    limit: int | None = None,
+    notes: SourceNotes | None = None,
+    heads: bool = False,
+) -> Iterator[InputChunk]:
+    """The chunks of a dataset's source; loading one parses it and returns its `ChunkOutput`.
+
+    Args:
+        limit: only the first rows of each split, so many.
+        notes: filled while the source is read.
+        heads: only the first chunk of each split of each file.
+    """
+    size, notes = size or ChunkSize(), notes or SourceNotes()
+    _compiled_filters(config)
+    taken: dict[str, int] = {}
+    for split, chunks in _sources(config, size, notes):
+        parts = _parts_of(config, split)
+        seen: set[str] = set()
+        for chunk in chunks:
+            if heads and chunk.split in seen:
+                continue
+            seen.add(chunk.split)
+            if limit is not None:
+                room = limit - taken.get(chunk.split, 0)
+                if room > 0:
+                    first = _first_rows(chunk, room)
+                    taken[chunk.split] = taken.get(chunk.split, 0) + first.load().rows_in
+                    yield first
+                if all(taken.get(part, 0) >= limit for part in parts):
+                    break
+            else:
+                yield chunk
+            if heads and seen >= set(parts):
+                break
+
+
+def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
+    """The splits that a source's split becomes."""
+    return (TRAIN, VALIDATION) if split == TRAIN and config.dataset.val_split else (split,)
+
+
+def _sources(config: PipelineConfig, size: ChunkSize, notes: SourceNotes) -> Iterator[tuple[str, Iterator[InputChunk]]]:
+    """Each file, or split of a dataset, with its chunks."""
+    found, wanted = sources.locate(config), config.dataset.splits
+    if isinstance(found, list):
+        if wanted and TRAIN not in wanted:
+            raise config.fault("dataset.splits", f"dataset.splits: files hold only {TRAIN}, not {', '.join(wanted)}")
+        for file in found:
+            yield TRAIN, _file_chunks(config, file, size, notes)
+        return
+    if isinstance(found, HubDataset):
+        opened = open_hub_dataset(config, found)
+        splits, notes.commit = opened.splits, opened.commit
+    else:
+        splits = sources.open_disk_dataset(found)
+    if missing := [split for split in wanted or () if split not in splits]:
+        raise config.fault("dataset.splits", f"dataset.splits: no {', '.join(missing)}; there are {', '.join(splits)}")
+    for split in wanted or splits:
+        yield split, _table_chunks(config, dataset_tables(splits[split]), size, split, source=split)
+
+
+def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes) -> Iterator[InputChunk]:
+    if file.format in ("parquet", "arrow"):
+        return _table_chunks(config, read_tables(file), size, TRAIN, file.name)
+    return _record_chunks(config, file, size, notes)
+
+
+def _record_chunks(
+    config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes
+) -> Iterator[InputChunk]:
+    records = open_records(config.dataset, file)
+    place, behind = records.first_line, 0
+    for block in cut_blocks(records.blocks, size):
+        digest = digest_json([digest_bytes(block.data.data), records.facts])
+        lines = records.line_ends(block.data) if records.line_ends else None
+
+        def parsed(
+            data: Any = block.data, bounds: Ints = block.bounds, behind: int = behind, lines: Any = lines
+        ) -> Parsed:
+            places = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
+            return records.parse(data, bounds, behind).positioned(places)
+
+        chunk = InputChunk(digest, TRAIN, file.name, lambda: None, *_place(records, place))
+        yield from _parts(config, chunk, parsed, None if records.facts.get("inner") else block.hashes)
+        place += len(lines) if lines is not None else len(block.bounds) - 1
+        behind += len(block.data)
+        if records.found:
+            notes.files[file.name] = records.found
+
+
+def _place(records: RecordFile, place: int) -> tuple[int, str]:
+    """Where a chunk begins: its line, or its row; unknown where records hold several rows."""
+    return (-1, "row") if records.facts.get("inner") else (place, "line" if records.line_ends else "row")
+
+
+def _table_chunks(
+    config: PipelineConfig, tables: Iterator[pa.Table], size: ChunkSize, split: str, source: str
+) -> Iterator[InputChunk]:
+    row = 0
+    for block in cut_blocks(map(TableBlock, tables), size):
+        digest = digest_bytes(memoryview(encode_table(block.table, compressed=False)))
+        chunk = InputChunk(digest, split, source, lambda: None, row, "row")
+        yield from _parts(config, chunk, lambda table=block.table: Parsed.whole(table).positioned(None), block.hashes)
+        row += block.table.num_rows
+
+
+def _parts(
+    config: PipelineConfig, chunk: InputChunk, parsed: Callable[[], Parsed], hashes: Hashes | None
+) -> Iterator[InputChunk]:
+    """The chunk, or with `val_split` two of the same bytes: the rows that stay and those that validate.
+
+    Args:
+        hashes: uint64 [records] of the chunk's records; None where a record may hold several rows: then of the rows.
+    """
+    share = config.dataset.val_split if chunk.split == TRAIN else 0.0
+    if not share:
+        yield chunk.loading(lambda: _output(parsed(), config))
+        return
+    threshold = np.uint64(share * 2.0**64)
+    for part in (TRAIN, VALIDATION):
+
+        def load(part: str = part) -> ChunkOutput:
+            rows = parsed()
+            found = hash_rows(rows.table.drop_columns([ROW]))[0] if hashes is None else hashes[rows.records]
+            members = (found < threshold) == (part == VALIDATION)
+            return _output(rows.select(members, keep_losses=part == TRAIN), config)
+
+        yield chunk.loading(load, digest_json([chunk.digest, part]), part)
+
+
+def _output(parsed: Parsed, config: PipelineConfig) -> ChunkOutput:
+    """The rows that the YAML's filters keep, with the columns that it names."""
+    table, columns = parsed.table, config.dataset.columns
+    rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
+    filtered, counters = parsed.filtered, {}
+    for condition in _compiled_filters(config):
+        counters |= {f"{FILTER_LACKS}{name}": 1 for name in condition.columns if name not in table.column_names}
+        with _line_of_filters(config):
+            keep = condition.keep(table)
+        filtered += int((~keep).sum())
+        table = table.filter(pa.array(keep))
+    if columns:
+        table = table.select([name for name in columns if name in table.column_names] + [ROW])
+    return ChunkOutput(table.combine_chunks(), rows_in, parsed.rejects, filtered, counters=counters)
+
+
+def _compiled_filters(config: PipelineConfig) -> list[Filter]:
+    with _line_of_filters(config):
+        return [Filter.parse(text) for text in config.dataset.filters]
+
+
+@contextmanager
+def _line_of_filters(config: PipelineConfig) -> Iterator[None]:
+    """Names the YAML's line in what a condition complains of."""
+    try:
+        yield
+    except ConfigError as error:
+        raise config.fault("dataset.filters", error.faults[0].message) from error
+
+
+def _first_rows(chunk: InputChunk, rows: int) -> InputChunk:
+    """The first rows of a chunk; what was lost behind the last one kept is left out with it."""
+    output = chunk.load()
+    if output.rows_in > rows:
+        table = output.table.slice(0, rows)
+        last = table[ROW][-1].as_py() if table.num_rows else -1
+        rejects = output.rejects.filter(pc.less(output.rejects[ROW], last))
+        output = ChunkOutput(table.combine_chunks(), table.num_rows + rejects.num_rows, rejects)
+    return chunk.loading(lambda: output, digest_json([chunk.digest, "first", rows]))

@@ -1,0 +1,163 @@
+"""Opens a file of records - JSON, delimited or plain text - as blocks of them, with what parsing needs to know."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tokenloom.assets.raw.decode import utf8_blocks
+from tokenloom.assets.raw.json_elements import JsonElements
+from tokenloom.assets.raw.json_layout import JsonLayout, Root, json_layout
+from tokenloom.assets.raw.parse_csv import (
+    DELIMITERS,
+    column_names,
+    csv_record,
+    guess_delimiter,
+    is_header,
+    parse_csv,
+)
+from tokenloom.assets.raw.parse_json import parse_json
+from tokenloom.assets.raw.parse_text import parse_text
+from tokenloom.assets.raw.parsed import Parsed
+from tokenloom.assets.raw.records import (
+    NEWLINE,
+    Bytes,
+    Lines,
+    Paragraphs,
+    QuotedLines,
+    RecordBlock,
+    WholeFile,
+    line_ends,
+    record_blocks,
+)
+from tokenloom.config import DatasetConfig
+from tokenloom.errors import SourceError
+from tokenloom.resources.ragged import Ints
+from tokenloom.resources.source_file import SourceFile
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A file of records, opened.
+
+    Args:
+        blocks: the records.
+        facts: what besides its bytes the rows of a chunk depend on.
+        parse: a chunk's bytes, its bounds, and the bytes of the file before it, to rows.
+        line_ends: where lines end in bytes, for formats whose records begin on lines of their own; None: rows count.
+        first_line: lines before the first record.
+        found: what was found out about the file rather than declared, for people to read.
+    """
+
+    blocks: Iterator[RecordBlock]
+    facts: dict[str, Any]
+    parse: Callable[[Bytes, Ints, int], Parsed]
+    line_ends: Callable[[Bytes], Ints] | None
+    first_line: int
+    found: dict[str, str]
+
+
+def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
+    """Open a file of records; reads its begin.
+
+    Raises:
+        SourceError: it cannot be read, or is not what its format says.
+    """
+    found: dict[str, str] = {}
+    detect = file.format in ("csv", "tsv", "text")
+    encoded = partial(found.__setitem__, "encoding")
+    blocks = utf8_blocks(file.blocks(), dataset.encoding, detect, file.name, encoded)
+    if file.format in ("csv", "tsv"):
+        return _csv(dataset, file, blocks, found)
+    if file.format == "text":
+        finder = {"line": Lines, "paragraph": Paragraphs, "file": WholeFile}[dataset.reader.lines_per_row]()
+        records = record_blocks(blocks, finder, file.name)
+        return RecordFile(
+            records, {"format": "text"}, lambda part, bounds, start: parse_text(part, bounds), _newlines, 0, found
+        )
+    return _json(dataset, file, blocks, found)
+
+
+def _newlines(data: Bytes) -> Ints:
+    return np.flatnonzero(data == NEWLINE) + 1
+
+
+def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
+    root = Root.parse(dataset.reader.root) if dataset.reader.root else None
+    layout, start, blocks = _json_head(blocks, file, root)
+    if layout.found:
+        found["root"] = layout.root
+    if layout.kind == "lines":
+        finder, line_ends_of = Lines(), _newlines if not layout.inner else None
+    else:
+        finder, line_ends_of = JsonElements(layout.keys, start, layout.found, file.name), None
+    facts = {
+        "format": "json",
+        "kind": layout.kind,
+        "inner": [list(keys) for keys in layout.inner],
+        "lists": layout.lists,
+    }
+    records = record_blocks(blocks, finder, file.name)
+
+    def parse(part: Bytes, bounds: Ints, behind: int) -> Parsed:
+        return parse_json(part, bounds, layout, dataset.columns, file.name, start + behind)
+
+    return RecordFile(records, facts, parse, line_ends_of, 0, found)
+
+
+def _json_head(blocks: Iterator[bytes], file: SourceFile, root: Root | None) -> tuple[JsonLayout, int, Iterator[bytes]]:
+    """The layout of a JSON file, the bytes before its first record, and the blocks from there on."""
+    head, wanted, final = b"", 0, False
+    while True:
+        block = next(blocks, None)
+        final = block is None
+        head += block or b""
+        if len(head) < wanted and not final:
+            continue
+        text = head.decode(errors="surrogateescape")
+        layout = json_layout(text, final, file.format == "jsonl", root, file.name)
+        if layout is not None:
+            start = len(text[: layout.start].encode(errors="surrogateescape"))
+            rest = [head[start:]] if head[start:] else []
+            return layout, start, itertools.chain(rest, blocks)
+        wanted = 2 * len(head)
+
+
+def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
+    options, usual = dataset.reader, DELIMITERS[file.format]
+    head = next(blocks, b"")
+    delimiter = options.delimiter or guess_delimiter(head.split(b"\n", 1)[0], usual)
+    if delimiter != (options.delimiter or usual):
+        found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
+    records = record_blocks(
+        itertools.chain([head] if head else [], blocks), QuotedLines(delimiter, file.name), file.name
+    )
+    first = next(records, None)
+    cells = csv_record(first.data[: first.bounds[1]].tobytes(), delimiter, file.name) if first is not None else []
+    header = is_header(cells) if options.header == "auto" else options.header
+    if options.header == "auto" and not header and cells:
+        found["header"] = "none"
+    lines = 0
+    if header and first is not None:
+        names = column_names(cells)
+        lines = len(line_ends(first.data[: first.bounds[1]]))
+        first = first.slice(1, len(first.bounds) - 1)
+    else:
+        names = [f"column_{index}" for index in range(len(cells))]
+    if len(set(names)) < len(names):
+        raise SourceError(f"{file.name}: two columns come to have one name: {', '.join(names)}")
+    rest = itertools.chain([first] if first is not None and len(first.bounds) > 1 else [], records)
+    facts = {"names": names, "delimiter": delimiter}
+    return RecordFile(
+        rest,
+        facts,
+        lambda part, bounds, start: parse_csv(part, bounds, names, delimiter, file.name),
+        line_ends,
+        lines,
+        found,
+    )
