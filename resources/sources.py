@@ -132,7 +132,7 @@ def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
         raise config.fault("dataset.name", f"dataset.name: {protocol}:// needs a package: {error}") from error
     except ValueError:
         raise config.fault("dataset.name", f"dataset.name: {protocol}:// is no protocol that fsspec knows") from None
-    shown = rest.rpartition("/")[2].partition("?")[0]
+    shown = rest.partition("?")[0].rstrip("/").rpartition("/")[2]
     folder = rest.endswith("/") and protocol not in ("http", "https")
     if not folder and not glob.has_magic(rest.partition("?")[0]):
         return [_file(config, address, shown)]

@@ -42,12 +42,12 @@ def write_table(path: Path, rows: list[Row]) -> None:
                 writer.write_table(table)
 
 
-def chunks_of(path: Path, size: ChunkSize | None = None, **dataset: Any) -> list[InputChunk]:
+def chunks_of(path: str | Path, size: ChunkSize | None = None, **dataset: Any) -> list[InputChunk]:
     config = PipelineConfig.from_mapping({"dataset": {"name": str(path), **dataset}})
     return list(source_chunks(config, size))
 
 
-def read(path: Path, size: ChunkSize | None = None, **dataset: Any) -> tuple[list[Row], list[Row], int]:
+def read(path: str | Path, size: ChunkSize | None = None, **dataset: Any) -> tuple[list[Row], list[Row], int]:
     """All rows without positions, all rejects, and how many records were filtered; checks that counts add up."""
     outputs: list[ChunkOutput] = [chunk.load() for chunk in chunks_of(path, size, **dataset)]
     for output in outputs:

@@ -18,6 +18,7 @@ from conftest import WriteConfig
 from datasets_on_disk import PROMPT, TOKENIZER, rows
 from hub_server import HubServer
 
+from tokenloom import open_dataset
 from tokenloom.assets.rejects import ROW
 from tokenloom.resources.store import ArtifactStore
 
@@ -35,6 +36,21 @@ SEVERAL = {
         {"config_name": "tiny", "data_files": [{"split": "test", "path": "parts/tiny.jsonl"}]},
     ]
 }
+SECTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "prompt_template": PROMPT}
+ONE_IS_DEFAULT = {
+    "configs": [
+        {"config_name": "small", "data_files": "small.jsonl"},
+        {"config_name": "usual", "data_files": "usual.jsonl", "default": True},
+    ]
+}
+STREAM = """
+import json
+from tokenloom import DataPipeline
+loader = DataPipeline.from_config("streamed.yaml").unwrap().get_dataloader("train", shuffle=False).unwrap()
+rows = ((ids, kept) for batch in loader for ids, kept in zip(batch["input_ids"], batch["attention_mask"]))
+found = [ids[kept == 1].tolist() for ids, kept in rows if kept.any()]
+print(json.dumps(found))
+"""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
 )
@@ -51,6 +67,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Ite
     _write_rows(found / "several" / "small.jsonl", SMALL)
     _write_rows(found / "several" / "parts" / "tiny.jsonl", TINY)
     (found / "several" / "README.md").write_text(f"---\n{yaml.safe_dump(SEVERAL)}---\n# Two subsets\n")
+    _write_rows(found / "chosen" / "small.jsonl", SMALL)
+    _write_rows(found / "chosen" / "usual.jsonl", BRANCH)
+    (found / "chosen" / "README.md").write_text(f"---\n{yaml.safe_dump(ONE_IS_DEFAULT)}---\n# One is the default\n")
     _write_rows(found / "gated" / "train.jsonl", SMALL)
     _write_rows(found / "broken" / "train.jsonl", SMALL, end='{"instruction": "half')
     for name in ("tok", "gated-tok"):
@@ -83,9 +102,7 @@ def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCom
     def run(
         *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
     ) -> subprocess.CompletedProcess[str]:
-        path = write_config(
-            tmp_path, name, **{"dataset": {}, "tokenizer": TOKENIZER, "prompt_template": PROMPT} | sections
-        )
+        path = write_config(tmp_path, name, **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
         kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         ours = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
         quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "TOKENLOOM_STORE": "store"}
@@ -134,6 +151,7 @@ def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: BuildComma
         ({"name": "org/rows", "revision": "COMMIT"}, {"train": BRANCH}),
         ({"name": "org/several", "config": "small"}, {"train": SMALL}),
         ({"name": "org/several", "config": "tiny"}, {"test": TINY}),
+        ({"name": "org/chosen"}, {"train": BRANCH}),
     ],
 )
 def test_splits_revisions_and_subsets_are_picked(
@@ -143,6 +161,25 @@ def test_splits_revisions_and_subsets_are_picked(
         dataset = dataset | {"revision": hub.snapshot("datasets", "org/rows", "v1").commit}
     _stages(build("--stage", "raw", dataset=dataset))
     assert _raw_rows(tmp_path / "store") == found
+    commit = hub.snapshot("datasets", dataset["name"], "v1" if "revision" in dataset else "main").commit
+    assert ArtifactStore(tmp_path / "store").manifest("data", "raw").notes["commit"] == commit
+
+
+def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
+    build: BuildCommand, hub: HubServer, tmp_path: Path, write_config: WriteConfig
+) -> None:
+    sections = SECTIONS | {"tokenizer": {"name_or_path": "org/tok"}}
+    _stages(build(**sections))
+    write_config(tmp_path, "streamed", dataset={"name": "org/rows", "streaming": True}, **sections)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    env = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "streaming"), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    built = [row["input_ids"].tolist() for row in open_dataset("data", store=tmp_path / "store")]
+    assert json.loads(done.stdout.splitlines()[-1]) == built and len(built) == len(TRAIN)
+    assert not list((tmp_path / "streaming").rglob("*.arrow"))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ A row ends a chunk where a hash of its content falls below a threshold that grow
 chunks hold `target` bytes on average whatever the rows' lengths. Such a row is passed over when another one
 lies within `minimum` bytes before it. Both rules look only at nearby rows, so an edit moves no distant cut.
 The file's start counts as a cut.
-Where no cut falls within `maximum` bytes one is forced. The idea is that of Low-Bandwidth File System
-(Muthitacharoen et al., SOSP 2001), with rows in place of a rolling window.
+Where no cut falls within `maximum` bytes one is forced, behind the row that came nearest to being one. The idea is that
+of Low-Bandwidth File System (Muthitacharoen et al., SOSP 2001), with rows in place of a rolling window.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cut(hashes: Hashes, sizes: Ints, size: ChunkSize, previous: int = 0) -> Ints
     candidates = _candidates(hashes, sizes, size)
     apart = np.diff(position[candidates], prepend=previous) >= size.minimum
     bounds = np.unique(np.concatenate([[0], candidates[apart] + 1, [len(hashes)]]))
-    return _force(bounds, np.concatenate([[0], position]), size.maximum)
+    return _force(bounds, np.concatenate([[0], position]), hashes, size)
 
 
 def _candidates(hashes: Hashes, sizes: Ints, size: ChunkSize) -> Ints:
@@ -60,13 +60,17 @@ def _candidates(hashes: Hashes, sizes: Ints, size: ChunkSize) -> Ints:
     return np.flatnonzero(hashes < threshold)
 
 
-def _force(bounds: Ints, offsets: Ints, maximum: int) -> Ints:
-    """Add cuts inside chunks of more than `maximum` bytes; a larger single row stays whole."""
+def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize) -> Ints:
+    """Cut chunks of more than `maximum` bytes behind the row with the lowest hash for its size, no less than `minimum`
+    and no more than `maximum` from their begin; a larger single row stays whole."""
     forced: list[Ints] = []
-    for chunk in np.flatnonzero(np.diff(offsets[bounds]) > maximum):
+    for chunk in np.flatnonzero(np.diff(offsets[bounds]) > size.maximum):
         row, end, cuts = int(bounds[chunk]), int(bounds[chunk + 1]), []
-        while offsets[end] - offsets[row] > maximum:
-            row = max(int(np.searchsorted(offsets, offsets[row] + maximum, side="right")) - 1, row + 1)
+        while offsets[end] - offsets[row] > size.maximum:
+            first = max(int(np.searchsorted(offsets, offsets[row] + size.minimum)), row + 1)
+            last = int(np.searchsorted(offsets, offsets[row] + size.maximum, side="right")) - 1
+            sizes = np.diff(offsets[first - 1 : last + 1]).astype(np.uint64)
+            row = first + int(np.argmin(hashes[first - 1 : last] // sizes)) if last >= first else max(last, row + 1)
             if row < end:
                 cuts.append(row)
         forced.append(np.array(cuts, np.int64))
