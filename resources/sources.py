@@ -14,6 +14,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, SourceUnavailableError
 from tokenloom.resources.hub import HubDataset
 from tokenloom.resources.source_file import COMPRESSIONS, SourceFile
+from tokenloom.resources.tfds import PROTOCOL, TfdsDataset, is_tfds_folder
 
 FORMATS = {
     ".json": "json",
@@ -53,7 +54,10 @@ def open_disk_dataset(source: DiskDataset) -> dict[str, Any]:
     return {str(split): rows for split, rows in loaded.items()} if isinstance(loaded, dict) else {"train": loaded}
 
 
-def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDataset:
+Source = list[SourceFile] | DiskDataset | HubDataset | TfdsDataset
+
+
+def locate(config: PipelineConfig) -> Source:
     """What `dataset.name` means here.
 
     Raises:
@@ -62,6 +66,8 @@ def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDatase
     name, declared = config.dataset.name, config.dataset.format
     if declared == "hub":
         return HubDataset(name)
+    if name.startswith(PROTOCOL):
+        return TfdsDataset(name.removeprefix(PROTOCOL))
     if "://" in name:
         return _remote(config, name)
     try:
@@ -76,11 +82,13 @@ def locate(config: PipelineConfig) -> list[SourceFile] | DiskDataset | HubDatase
     raise config.fault("dataset.name", f"dataset.name: no such file: {name}{_nearest(config, name)}")
 
 
-def _local(config: PipelineConfig, name: str) -> list[SourceFile] | DiskDataset | None:
+def _local(config: PipelineConfig, name: str) -> Source | None:
     """The files or the `save_to_disk` folder that a path or glob names, or None where there are none."""
     for base in _bases(config):
         path = base / _expanded(name)
         if path.is_dir():
+            if is_tfds_folder(path):
+                return TfdsDataset(name, path)
             if any((path / mark).exists() for mark in _DISK_MARKS):
                 return DiskDataset(path)
             found = _data_files(path)

@@ -20,12 +20,13 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, InputChunk
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
-from tokenloom.resources import sources
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.ragged import Ints
 from tokenloom.resources.source_file import SourceFile
+from tokenloom.resources.sources import DiskDataset, locate, open_disk_dataset
 from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.tfds import TfdsDataset, open_tfds
 
 TRAIN, VALIDATION = "train", "validation"
 
@@ -86,22 +87,32 @@ def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
 
 def _sources(config: PipelineConfig, size: ChunkSize, notes: SourceNotes) -> Iterator[tuple[str, Iterator[InputChunk]]]:
     """Each file, or split of a dataset, with its chunks."""
-    found, wanted = sources.locate(config), config.dataset.splits
+    found, wanted = locate(config), config.dataset.splits
     if isinstance(found, list):
         if wanted and TRAIN not in wanted:
             raise config.fault("dataset.splits", f"dataset.splits: files hold only {TRAIN}, not {', '.join(wanted)}")
         for file in found:
             yield TRAIN, _file_chunks(config, file, size, notes)
         return
-    if isinstance(found, HubDataset):
-        opened = open_hub_dataset(config, found)
-        splits, notes.commit = opened.splits, opened.commit
-    else:
-        splits = sources.open_disk_dataset(found)
+    splits = _splits(config, found, notes)
     if missing := [split for split in wanted or () if split not in splits]:
         raise config.fault("dataset.splits", f"dataset.splits: no {', '.join(missing)}; there are {', '.join(splits)}")
     for split in wanted or splits:
-        yield split, _table_chunks(config, dataset_tables(splits[split]), size, split, source=split)
+        yield split, _table_chunks(config, splits[split], size, split, source=split)
+
+
+def _splits(
+    config: PipelineConfig, found: HubDataset | DiskDataset | TfdsDataset, notes: SourceNotes
+) -> dict[str, Iterator[pa.Table]]:
+    """The tables of each split of a dataset."""
+    if isinstance(found, TfdsDataset):
+        return open_tfds(config, found)
+    if isinstance(found, HubDataset):
+        opened = open_hub_dataset(config, found)
+        loaded, notes.commit = opened.splits, opened.commit
+    else:
+        loaded = open_disk_dataset(found)
+    return {split: dataset_tables(rows) for split, rows in loaded.items()}
 
 
 def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes) -> Iterator[InputChunk]:
