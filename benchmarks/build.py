@@ -9,7 +9,6 @@ those of the quickstart with the tokenizer trained on it. Prints medians, and ra
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -20,36 +19,18 @@ import time
 from pathlib import Path
 
 import yaml
-
-from tokenloom import DataPipeline
+from alpaca import source, write_rows
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
 
 
-def source(folder: Path) -> tuple[list[dict[str, str]], str]:
-    """Rows, and the tokenizer's folder."""
-    real = os.environ.get("TOKENLOOM_REAL_DATA")
-    if real:
-        rows = json.loads((Path(real) / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))
-        return [row for row in rows if row["output"].strip()], str(Path(real) / "tokenizers" / "phi-2")
-    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=folder / "quickstart").unwrap()
-    tokenizer = pipeline.get_dataset().unwrap().tokenizer_path
-    lines = (ROOT / "pipelines" / "samples" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
-    talks = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
-    return [{"instruction": talk[-2], "input": "", "output": talk[-1]} for talk in talks], tokenizer
-
-
 def write(folder: Path, count: int) -> tuple[Path, Path, str]:
     """Distinct rows as JSONL, a YAML that declares them, and the tokenizer's folder."""
     rows, tokenizer = source(folder)
     data, config = folder / "rows.jsonl", folder / "rows.yaml"
-    with data.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            row = rows[number % len(rows)]
-            distinct = {**row, "instruction": f"{number // len(rows)}. {row['instruction']}"}
-            file.write(json.dumps(distinct, ensure_ascii=False) + "\n")
+    write_rows(data, rows, count)
     settings = {
         "dataset": {"name": data.name},
         "tokenizer": {"name_or_path": tokenizer, "max_length": 2048},

@@ -1,0 +1,33 @@
+"""The rows that benchmarks run on: Alpaca's where $TOKENLOOM_REAL_DATA names them, else the quickstart's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tokenloom import DataPipeline
+
+ROOT = Path(__file__).parent.parent
+
+
+def source(folder: Path) -> tuple[list[dict[str, str]], str]:
+    """Rows, and the tokenizer's folder."""
+    real = os.environ.get("TOKENLOOM_REAL_DATA")
+    if real:
+        rows = json.loads((Path(real) / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))
+        return [row for row in rows if row["output"].strip()], str(Path(real) / "tokenizers" / "phi-2")
+    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=folder / "quickstart").unwrap()
+    tokenizer = pipeline.get_dataset().unwrap().tokenizer_path
+    lines = (ROOT / "pipelines" / "samples" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
+    talks = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
+    return [{"instruction": talk[-2], "input": "", "output": talk[-1]} for talk in talks], tokenizer
+
+
+def write_rows(path: Path, rows: list[dict[str, str]], count: int) -> None:
+    """So many rows as JSONL, repeated where there are fewer, and made distinct."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            row = rows[number % len(rows)]
+            distinct = {**row, "instruction": f"{number // len(rows)}. {row['instruction']}"}
+            file.write(json.dumps(distinct, ensure_ascii=False) + "\n")
