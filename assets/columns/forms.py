@@ -18,9 +18,9 @@ MESSAGE = pa.struct(
         ("weight", pa.float32()),
     ]
 )
-"""One message: `role` is system, user, assistant or tool; `content` is text, never null; `name` (of a speaker or a tool)
-and `tool_calls` are null where there are none; `weight` is what the data says each trained token counts (`train: false`
-is 0), null where `prompt_template.train_on` decides."""
+"""One message: `role` is system, user, assistant or tool; `content` is text, never null; `name` (of a speaker or a
+tool) and `tool_calls` are null where there are none; `weight` is what the data says each trained token counts
+(`train: false` is 0), null where `prompt_template.train_on` decides."""
 
 MESSAGES = pa.list_(MESSAGE)
 
@@ -31,5 +31,5 @@ FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
     "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES},
     "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_()},
 }
-"""Columns of each form besides the row's position, none of them null. A `fields` form has a string column for each field
-of the YAML's template instead. `tools` is JSON text, empty where a row has none."""
+"""Columns of each form besides the row's position, none of them null. A `fields` form has a string column for each
+field of the YAML's template instead. `tools` is JSON text, empty where a row has none."""
