@@ -91,7 +91,7 @@ def test_a_mapping_given_wins_over_names() -> None:
 def test_conversations_are_found_by_name_and_type() -> None:
     kind = "list<item: struct<from: string, value: string>>"
     columns = [*columns_named("id", "text"), *columns_named("conversations", kind=kind)]
-    assert resolve(config_of(), columns) == ColumnMapping("messages", {"messages": "conversations"}, "messages")
+    assert resolve(config_of(), columns) == ColumnMapping("messages", {"messages": "conversations"})
 
 
 def test_a_mapping_renames_the_fields_of_a_template() -> None:
