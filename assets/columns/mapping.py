@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tokenloom.assets.columns import types
 from tokenloom.assets.columns.source import Choice, Source, Template, parse_source, paths_of
-from tokenloom.assets.paths import Path
+from tokenloom.assets.paths import Path, parse_path
 from tokenloom.assets.schema import candidates
 from tokenloom.assets.templates.custom import field_names
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault
 
-Form = Literal["fields", "text", "completion", "messages", "preference", "kto"]
+Form = str
+"""`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
 Columns = Sequence[Mapping[str, Any]]
 """The dataset's columns as `tokenloom.assets.schema.sketch.merge` describes them."""
 
@@ -93,9 +94,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
     names = [column["column"] for column in columns]
     lines = field_names(config) if prompt.template else {}
-    known = (
-        list(lines) if prompt.template else list(dict.fromkeys(r for kinds in ROLES.values() for r in sum(kinds, ())))
-    )
+    known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, Source] = {}
     for role, text in mapping.items():
@@ -109,26 +108,18 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     for column in config.dataset.columns or ():
         if column not in names:
             faults += _missing(config, columns, Path(column), "dataset.columns")
-    if prompt.template:
-        form, sources = "fields", {field: given.get(field) or _field_path(field, names) for field in lines}
-        for field, line in lines.items():
-            if field not in mapping:
-                faults += _missing(config, columns, sources[field], "prompt_template.template", line, field)
+    fields: dict[str, Source] = {field: given.get(field) or parse_path(field, names) for field in lines}
+    for field, line in lines.items():
+        if field not in mapping:
+            faults += _missing(config, columns, fields[field], "prompt_template.template", line, field)
     if faults:
         raise ConfigError(faults)
-    if not prompt.template:
-        form, sources = _by_form(config, columns, given)
+    form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
     faults = [fault for role, source in sources.items() for fault in _unfit(config, columns, form, role, source, lines)]
     if faults:
         raise ConfigError(faults)
     roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
     return ColumnMapping(form, roles, prompt.label_column if form == "fields" else None)
-
-
-def _field_path(field: str, names: Collection[str]) -> Source:
-    from tokenloom.assets.paths import parse_path
-
-    return parse_path(field, names)
 
 
 def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[Form, dict[str, Source]]:

@@ -71,7 +71,8 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
         return parse_path(text, columns)
     if found := _CHOICE.fullmatch(text):
         items, labels, key = found.groups()
-        return Choice(parse_path(items, columns), parse_path(key, columns), labels and parse_path(labels, columns))
+        held = parse_path(labels, columns) if labels else None
+        return Choice(parse_path(items, columns), parse_path(key, columns), held)
     return Template(tuple(_joined(_template_parts(text, columns))))
 
 
