@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from canonical_rows import (
-    Row,
-    columns_named,
-    config_of,
-)
+from canonical_rows import Row, columns_named, config_of, mapped
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tokenloom.assets.columns.mapping import ColumnMapping, resolve
-from tokenloom.config import PipelineConfig
+from tokenloom.assets.columns import mapping, types
+from tokenloom.assets.columns.mapping import ColumnMapping, Reading, resolve
+from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError
 
 
@@ -119,3 +121,190 @@ def test_input_columns_that_the_template_lacks_are_faults() -> None:
     with pytest.raises(ConfigError) as raised:
         resolve(config_of(prompt_template=prompt), columns_named("q", "a", "b", "c"))
     assert len(raised.value.faults) == 2
+
+
+TALK = "list<item: struct<role: string, content: string>>"
+DEEP = "list<item: struct<text: string, spans: list<item: struct<start: int64>>>>"
+
+
+def faults_of(columns: list[Row], **sections: Any) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        resolve(config_of(**sections), columns)
+    return [fault.message for fault in raised.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("roles", "form"),
+    [
+        ({"text": "a"}, "text"),
+        ({"prompt": "a", "completion": "b"}, "completion"),
+        ({"prompt": "a", "completion": "b", "label": "n"}, "kto"),
+        ({"chosen": "a", "rejected": "b"}, "preference"),
+        ({"prompt": "talk", "chosen": "a", "rejected": "talk"}, "preference"),
+        ({"messages": "talk", "tools": "talk"}, "messages"),
+        ({"messages": "a"}, "messages"),
+        ({"prompt": "`n`", "completion": {"constant": "x"}}, "completion"),
+    ],
+)
+def test_the_mapped_roles_make_the_form(roles: Row, form: str) -> None:
+    columns = [*columns_named("a", "b", "question", "answer"), *columns_named("talk", kind=TALK)]
+    columns += columns_named("n", kind="int64")
+    found = resolve(config_of(**mapped(roles)), columns)
+    assert found.form == form
+    expected = {role: text.strip("`") if isinstance(text, str) else Constant(**text) for role, text in roles.items()}
+    assert found.roles | expected == found.roles
+    assert json.loads(json.dumps(found.to_json()))["form"] == form
+
+
+@pytest.mark.parametrize(
+    ("format_type", "names", "form"),
+    [
+        ("chat", ["messages", "question", "answer"], "messages"),
+        ("chat", ["question", "answer", "text"], "completion"),
+        ("completion", ["messages", "question", "answer"], "completion"),
+        ("text", ["messages", "text"], "text"),
+        ("custom", ["messages", "question", "answer", "text"], "messages"),
+    ],
+)
+def test_the_format_fixes_the_form(format_type: str, names: list[str], form: str) -> None:
+    columns = [{"column": name, "type": TALK if name == "messages" else "string"} for name in names]
+    assert resolve(config_of(prompt_template={"format_type": format_type}), columns).form == form
+
+
+def test_optional_roles_are_found_and_a_constant_keeps_them_out() -> None:
+    columns = columns_named("instruction", "input", "output")
+    roles: Row = {"prompt": "instruction", "completion": "output"}
+    assert resolve(config_of(**mapped(roles)), columns).roles["context"] == "input"
+    roles["context"] = {"constant": ""}
+    assert resolve(config_of(**mapped(roles)), columns).roles["context"] == Constant(constant="")
+
+
+def test_the_mapping_in_a_key_does_not_depend_on_how_it_was_written() -> None:
+    columns = [*columns_named("q", "a.b"), *columns_named("a", kind="struct<b: string>")]
+    texts = [("q", "a.b"), ("`q`", "`a.b`")]
+    found = [resolve(config_of(**mapped({"prompt": q, "completion": a})), columns).to_json() for q, a in texts]
+    assert found[0] == found[1]
+    assert found[0]["roles"] == {"prompt": "q", "completion": "`a.b`"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("answer.text", "no column answer; did you mean answers?"),
+        ("answers[0].txt", "answers[0] has no field txt; did you mean text? it has text, spans"),
+        ("answers.spans[0][0].begin", "has no field begin; it has start"),
+        ("q.x", "q is string: it has no field x"),
+        ("q[0]", "q is string, not a list"),
+        ("qq", "no column qq; did you mean q?"),
+        ("You are kind.", "{constant: …}"),
+        ("Q: {qq}", "no column qq"),
+        ("{q", "lone '{'"),
+        ("{answers.text:numbers}", "no layout 'numbers'"),
+        ("choices[{q}]", "no column choices"),
+        ("answers.text[{qq}]", "no column qq"),
+    ],
+)
+def test_what_an_expression_names_in_vain_is_a_fault_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
+    path = tmp_path / "data.yaml"
+    roles = json.dumps({"prompt": text, "completion": "a"}, indent=4, ensure_ascii=False)
+    path.write_text(f"dataset:\n  name: x\n  column_mapping: {roles}\n".replace("\n}", "\n  }"), encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        resolve(PipelineConfig.from_file(path), columns)
+    (fault,) = raised.value.faults
+    assert said in fault.message
+    assert fault.place == f"{path}:4"
+    assert fault.message.startswith("dataset.column_mapping.prompt: ")
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ({"prompt": "answers", "completion": "a"}, "answers[0].text"),
+        ({"prompt": "words", "completion": "a"}, 'words[0] for the first item, "{words}"'),
+        ({"prompt": "{answers}", "completion": "a"}, "text or a list of texts"),
+        ({"prompt": "a[{q}]", "completion": "a"}, "needs a list"),
+        ({"prompt": "answers[{q}]", "completion": "a"}, "needs text"),
+        ({"messages": "words"}, "needs text or a list of messages"),
+        ({"messages": "answers", "system": "words"}, "system needs text"),
+        ({"chosen": "words", "rejected": "a"}, "chosen needs text or a list of messages"),
+        ({"prompt": "a", "completion": "a", "label": "words"}, "label needs text"),
+        ({"text": "raw"}, "column raw is large_binary"),
+    ],
+)
+def test_a_type_that_cannot_fit_is_a_fault_that_names_a_remedy(roles: Row, said: str) -> None:
+    columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
+    columns += [*columns_named("words", kind="list<item: string>"), *columns_named("raw", kind="large_binary")]
+    assert any(said in message for message in faults_of(columns, **mapped(roles)))
+
+
+def test_a_type_that_fits_in_some_chunk_is_no_fault() -> None:
+    columns = [*columns_named("a"), *columns_named("b", kind="list<item: string> | string")]
+    assert resolve(config_of(**mapped({"prompt": "b", "completion": "a"})), columns).form == "completion"
+    odd = columns_named("b", kind="struct<a: string> | struct<c: d: string>")
+    assert resolve(config_of(**mapped({"text": "b.zzz"})), odd).roles == {"text": "b.zzz"}
+
+
+def test_roles_that_go_into_no_one_form_are_refused() -> None:
+    (message,) = faults_of(columns_named("a", "b"), **mapped({"messages": "a", "prompt": "b"}))
+    assert "messages and prompt go into no one form" in message
+    (message,) = faults_of(columns_named("a"), **mapped({"chosen": "a"}, prompt_template={"format_type": "text"}))
+    assert "text takes text" in message
+
+
+def test_close_readings_are_named_and_a_mapping_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [
+        Reading("completion", {"prompt": "q", "completion": "a"}, 0.8),
+        Reading("text", {"text": "a"}, 0.75),
+        Reading("kto", {"prompt": "z", "completion": "a", "label": "l"}, 0.3),
+    ]
+    monkeypatch.setattr(mapping, "_readings", lambda *_: readings)
+    (message,) = faults_of(columns_named("q", "a"))
+    assert "completion ({prompt: q, completion: a}) or text ({text: a})" in message
+    assert "kto" not in message
+    monkeypatch.setattr(mapping, "_readings", lambda *_: readings[1:])
+    assert resolve(config_of(), columns_named("q", "a")) == ColumnMapping("text", {"text": "a"})
+
+
+KINDS = st.recursive(
+    st.sampled_from([pa.string(), pa.int64(), pa.bool_(), pa.null(), pa.timestamp("ms", "UTC"), pa.decimal128(9, 2)]),
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        inner.map(lambda kind: pa.list_(kind, 2)),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+        st.dictionaries(st.text("ab _?", min_size=1, max_size=4), inner, max_size=3).map(
+            lambda fields: pa.struct(list(fields.items()))
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def same(kind: pa.DataType, found: types.Kind) -> bool:
+    if pa.types.is_map(kind):
+        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        return found.name == "list" and found.item is not None and same(pair, found.item)
+    if pa.types.is_struct(kind):
+        named = {field.name: field.type for field in kind}
+        return (
+            found.name == "struct"
+            and list(found.fields) == list(named)
+            and all(same(inner, found.fields[name]) for name, inner in named.items())
+        )
+    if pa.types.is_nested(kind):
+        return found.name == "list" and found.item is not None and same(kind.value_type, found.item)
+    return found == types.Kind(str(kind))
+
+
+@given(KINDS, KINDS)
+def test_types_are_read_back_from_their_text(first: pa.DataType, second: pa.DataType) -> None:
+    found = types.kinds_of(f"{first} | {second}")
+    assert len(found) == 2
+    assert same(first, found[0])
+    assert same(second, found[1])
+
+
+@given(st.text("alist<>uc: ,string[]|struct<a: ", max_size=20))
+def test_any_text_is_a_type_or_unknown(text: str) -> None:
+    assert types.kinds_of(text)

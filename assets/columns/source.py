@@ -15,7 +15,9 @@ from tokenloom.config import Constant
 
 _PATH = rf"(?:{QUOTED}|[^{{}}`])+"
 _PART = re.compile(rf"\{{\{{|\}}\}}|\{{({_PATH})\}}|[{{}}]")
-_CHOICE = re.compile(rf"({_PATH})\[(?:({_PATH}?)=)?\{{({_PATH})\}}\]")
+_LABELS = rf"(?:{QUOTED}|[^{{}}`\[\]=]|\[-?\d+\])+"
+_CHOICE = re.compile(rf"({_PATH}?)\[(?:({_LABELS})=)?\{{({_PATH})\}}\]")
+_STYLED = re.compile(rf"({_PATH}):([^`:]*)")
 _WHOLLY_QUOTED = re.compile(rf"(?:(?:^|\.)(?:{QUOTED}|[^`{{}}.\[]+)|\[-?\d+\])+")
 STYLES = ("lines", "letters")
 
@@ -101,9 +103,9 @@ def _template_parts(text: str, columns: Collection[str]) -> Iterator[str | Place
 
 
 def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
-    name, colon, style = text.rpartition(":")
-    if not colon or text in columns or style.endswith("`"):
+    if text in columns or not (styled := _STYLED.fullmatch(text)):
         return Placeholder(parse_path(text, columns))
+    name, style = styled.groups()
     if style not in STYLES:
         raise ValueError(f"{{{text}}}: no layout {style!r}; there is letters; a name with a colon stands in backticks")
     return Placeholder(parse_path(name, columns), style)
