@@ -248,7 +248,7 @@ def test_a_row_s_system_message_is_put_before_conversations_without_one(
     roles = mapped({"messages": "messages", "system": "sys"})
     out = canonical(data, {"messages": kind, "sys": pa.string()}, **roles)
     expected = [
-        [message("system", system)] * bool((system or "").strip() and talk[0]["role"] != "system")
+        [message("system", system or "")] * bool((system or "").strip() and talk[0]["role"] != "system")
         + [message(**turn) for turn in talk]
         for talk, (system, _) in zip(talks, rows, strict=True)
     ]
