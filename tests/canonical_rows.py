@@ -66,6 +66,6 @@ def mapped(roles: Row, **sections: Any) -> Row:
     return {"dataset": {"column_mapping": roles}, **sections}
 
 
-def message(role: str, content: str, **more: Any) -> Row:
+def message(role: str, content: str | None, **more: Any) -> Row:
     """A message as the stage writes it."""
     return {"role": role, "content": content, "name": None, "tool_calls": None, "weight": None, **more}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from canonical_rows import (
@@ -13,14 +15,19 @@ from canonical_rows import (
     config_of,
     described,
     kept,
+    mapped,
+    message,
     table_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
-from tokenloom.errors import ConfigError
+from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.contract import validate
+from tokenloom.errors import ConfigError, DataValidationError
 
 
 @given(st.lists(st.fixed_dictionaries({"q": MAYBE, "n": st.integers(-5, 5), "a": MAYBE}), max_size=8))
@@ -85,6 +92,40 @@ def test_a_chunk_whose_column_holds_no_text_rejects_its_rows(kind: pa.DataType) 
     out = to_canonical(table, mapping)
     assert codes(out) == {1: "not_text"}
     assert kept(out) == [{"q": "", "a": "fine"}]
+
+
+def test_a_template_s_field_may_be_a_path() -> None:
+    rows = [{"q": "a", "answers": {"text": ["b", "c"]}}, {"q": "d", "answers": {"text": []}}]
+    prompt = {"template": "{q}: {answers.text[1]}", "label_column": "answers.text[1]"}
+    out = canonical(rows, prompt_template=prompt)
+    assert kept(out) == [{"q": "a", "answers.text[1]": "c"}]
+    assert codes(out) == {3: "empty_answer"}
+
+
+def test_what_is_declared_is_json_whatever_is_mapped() -> None:
+    config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
+    assert json.loads(json.dumps(STAGE.declared(config)))["mapping"] == {
+        "prompt": "q",
+        "completion": {"constant": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "check"),
+    [
+        ({"text": pa.array(["a", None])}, "nothing is null"),
+        ({"text": pa.array([1, 2])}, "one canonical form"),
+        ({"messages": pa.array([[], []], MESSAGES)}, "one canonical form"),
+        ({"messages": pa.array([[], []], MESSAGES), "tools": pa.array(["", ""])}, "messages have a known role"),
+        ({"messages": pa.array([[message("robot", "a")]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "known role"),
+        ({"messages": pa.array([[message("user", None)]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "and a text"),
+        ({"text": pa.array(["a", "b"]), "_row": pa.array([1, 1], pa.int32())}, "row positions ascend"),
+    ],
+)
+def test_the_contract_refuses_what_is_not_canonical(columns: dict[str, pa.Array], check: str) -> None:
+    table = pa.table({"_row": pa.array([0, 1], pa.int32()), **columns})
+    with pytest.raises(DataValidationError, match=check):
+        validate(STAGE, table)
 
 
 @given(

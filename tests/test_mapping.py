@@ -223,6 +223,7 @@ def test_what_an_expression_names_in_vain_is_a_fault_with_its_line(tmp_path: Pat
         ({"prompt": "answers", "completion": "a"}, "answers[0].text"),
         ({"prompt": "words", "completion": "a"}, 'words[0] for the first item, "{words}"'),
         ({"prompt": "{answers}", "completion": "a"}, "text or a list of texts"),
+        ({"prompt": "{q:letters}", "completion": "a"}, "needs a list of texts"),
         ({"prompt": "a[{q}]", "completion": "a"}, "needs a list"),
         ({"prompt": "answers[{q}]", "completion": "a"}, "needs text"),
         ({"messages": "words"}, "needs text or a list of messages"),

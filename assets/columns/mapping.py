@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenloom.assets.columns import types
-from tokenloom.assets.columns.source import Choice, Source, Template, parse_source, paths_of
+from tokenloom.assets.columns.source import Choice, Placeholder, Source, Template, parse_source, paths_of
 from tokenloom.assets.paths import Path, parse_path
 from tokenloom.assets.schema import candidates
 from tokenloom.assets.templates.custom import field_names
@@ -234,7 +234,8 @@ def _wanted(form: Form, role: str, source: Source) -> list[tuple[Path, str]]:
     if role == "tools" or isinstance(source, Constant):
         return []
     if isinstance(source, Template):
-        return [(path, "text or a list of texts") for path in paths_of(source)]
+        placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
+        return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
     own = "text or a list of messages" if role in _CONVERSATIONS.get(form, ()) else "text"
     if isinstance(source, Choice):
         lists = [source.items, *([source.labels] if source.labels else [])]
@@ -248,10 +249,10 @@ def _fits(kind: types.Kind, wanted: str) -> bool:
         return True
     if kind.name == "list":
         item = kind.item or types.UNKNOWN
-        if wanted == "text or a list of texts":
+        if wanted.endswith("a list of texts"):
             return item.is_text
         return wanted == "a list" or (wanted == "text or a list of messages" and item.name in ("", "null", "struct"))
-    return wanted != "a list" and kind.is_text
+    return not wanted.startswith("a list") and kind.is_text
 
 
 def _remedy(path: Path, kind: types.Kind) -> str:
