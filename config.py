@@ -56,6 +56,13 @@ class ReaderConfig(Section):
         return value
 
 
+class Constant(Section):
+    """A value that every row has."""
+
+    constant: str | bool | int | float
+    """The value."""
+
+
 class DatasetConfig(Section):
     """Where the rows come from."""
 
@@ -81,8 +88,9 @@ class DatasetConfig(Section):
     """True: `get_dataloader` iterates the source without materializing anything."""
     columns: Names | None = None
     """Keep only these source columns."""
-    column_mapping: dict[str, str] = {}
-    """Role to source column, e.g. `{prompt: question, completion: answer}`."""
+    column_mapping: dict[str, str | Constant] = {}
+    """Role to where its values come from: a column, a path such as `answers[0].text`, a text with `{column}` in it,
+    `choices[{answer}]`, or `{constant: value}`; e.g. `{prompt: question, completion: answer}`."""
     filters: Names = ()
     """Row conditions, e.g. `len(output) > 0`; what they drop is counted as filtered."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tokenloom.config import DATASET_NAME, PipelineConfig
+from tokenloom.config import DATASET_NAME, Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -165,9 +165,11 @@ def _in_file(location: Location) -> Location:
     """The part of a pydantic location that names settings, without the tags of union members."""
     model: Any = PipelineConfig
     kept: list[str | int] = []
-    for part in location:
+    for at, part in enumerate(location):
         fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
         if part in fields:
+            if typing.get_origin(fields[part].annotation) is dict:
+                return location[: at + 2]
             model = section_of(fields[part].annotation)
         elif not isinstance(part, int) and not fields:
             break
@@ -176,9 +178,11 @@ def _in_file(location: Location) -> Location:
 
 
 def section_of(annotation: Any) -> Any:
-    """The model, list item's model, or None, that an annotation leads to."""
+    """The model, list item's model, or None, that an annotation leads to; a mapping leads to none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
+    if typing.get_origin(annotation) is dict:
+        return None
     for inner in typing.get_args(annotation):
         if inner is not types.NoneType and (model := section_of(inner)) is not None:
             return model
@@ -223,6 +227,9 @@ def expected(location: Location) -> Expected:
     for part in location:
         if isinstance(part, int):
             continue
+        if typing.get_origin(annotation) is dict:
+            annotation = typing.get_args(annotation)[1]
+            break
         if model is None or part not in model.model_fields:
             return Expected("text")
         annotation = model.model_fields[part].annotation
@@ -247,6 +254,8 @@ def _words(annotation: Any) -> list[str]:
         return ["a list"]
     if origin is dict:
         return ["a mapping"]
+    if annotation is Constant:
+        return ["{constant: a value}"]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return ["settings"]
     return [_WORDS.get(annotation, "text")]

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from tokenloom.resources.ragged import Ints, list_array, offsets_of, one_array, ranges
 
-QUOTED = r"`(?:[^`]|``)*`"
+QUOTED = r"`(?:[^`]|``)*`(?!`)"
 _INDEX = re.compile(r"\[(-?\d{1,9})\](?=[.\[]|$)")
 _NAME = re.compile(rf"({QUOTED})(?=[.\[]|$)|((?:[^.\[]|\[(?!-?\d{{1,9}}\](?:[.\[]|$)))*)")
-_NEEDS_QUOTES = re.compile(r"[`.\[\]{}=:]|^$")
+_NEEDS_QUOTES = re.compile(r"[`.\[\]{}=:]|^\s|\s\Z|^\Z")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-pytest.register_assert_rewrite("rendered_prompts", "raw_rows", "loaded_rows")
+pytest.register_assert_rewrite("canonical_rows", "rendered_prompts", "raw_rows", "loaded_rows")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

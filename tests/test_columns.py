@@ -1,169 +1,33 @@
-"""Columns: which column plays which role, and the canonical form of every row, against a per-row oracle."""
+"""Columns: text, completion and fields of every row, against a per-row oracle."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import json
 
 import pyarrow as pa
 import pytest
+from canonical_rows import (
+    MAYBE,
+    TEXT,
+    Row,
+    canonical,
+    codes,
+    config_of,
+    described,
+    kept,
+    mapped,
+    message,
+    table_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.schema.sketch import merge, sketch
-from tokenloom.assets.stage import ChunkOutput
-from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError
-
-Row = dict[str, Any]
-
-TEXT = st.one_of(st.text(max_size=8), st.sampled_from(["", " ", "\n\t", "\u00a0", "x", "0"]))
-MAYBE = st.one_of(st.none(), TEXT)
-
-
-def table_of(rows: list[Row], columns: dict[str, pa.DataType] | None = None) -> pa.Table:
-    """A raw chunk; row positions have gaps, as they have behind rejects."""
-    schema = pa.schema(list(columns.items())) if columns else None
-    table = pa.Table.from_pylist(rows, schema)
-    return table.append_column(ROW, pa.array([2 * index + 1 for index in range(len(rows))], pa.int32()))
-
-
-def config_of(**sections: Any) -> PipelineConfig:
-    return PipelineConfig.from_mapping({"dataset": {"name": "x", **sections.pop("dataset", {})}, **sections})
-
-
-def described(*tables: pa.Table) -> list[Row]:
-    return merge([sketch(table) for table in tables])
-
-
-def columns_named(*names: str, kind: str = "string") -> list[Row]:
-    return [{"column": name, "type": kind} for name in names]
-
-
-def canonical(rows: list[Row], columns: dict[str, pa.DataType] | None = None, **sections: Any) -> ChunkOutput:
-    table = table_of(rows, columns)
-    out = to_canonical(table, resolve(config_of(**sections), described(table)))
-    assert out.rows_in == len(rows) == out.table.num_rows + out.rejects.num_rows + out.filtered
-    positions = sorted(out.table[ROW].to_pylist() + out.rejects[ROW].to_pylist())
-    assert positions == table[ROW].to_pylist()
-    assert out.table[ROW].to_pylist() == sorted(out.table[ROW].to_pylist())
-    return out
-
-
-def kept(out: ChunkOutput) -> list[Row]:
-    return out.table.drop_columns([ROW]).to_pylist()
-
-
-def codes(out: ChunkOutput) -> dict[int, str]:
-    return dict(zip(out.rejects[ROW].to_pylist(), out.rejects["code"].to_pylist(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["instruction", "input", "output"], {"prompt": "instruction", "context": "input", "completion": "output"}),
-        (["id", "question", "answer"], {"prompt": "question", "completion": "answer"}),
-        (["Question", "ANSWER"], {"prompt": "Question", "completion": "ANSWER"}),
-        (["input", "output"], {"prompt": "input", "completion": "output"}),
-        (
-            ["query", "response", "system_prompt"],
-            {"prompt": "query", "completion": "response", "system": "system_prompt"},
-        ),
-        (["text"], {"text": "text"}),
-        (["title", "content"], {"text": "content"}),
-    ],
-)
-def test_roles_follow_from_the_usual_names(names: list[str], expected: dict[str, str]) -> None:
-    found = resolve(config_of(), columns_named(*names))
-    assert found.roles == expected
-    assert found.form == ("text" if "text" in expected else "completion")
-
-
-def test_a_mapping_given_wins_over_names() -> None:
-    config = config_of(dataset={"column_mapping": {"prompt": "b", "completion": "question"}})
-    found = resolve(config, columns_named("question", "answer", "b"))
-    assert (found.form, found.roles) == ("completion", {"prompt": "b", "completion": "question"})
-
-
-def test_conversations_are_found_by_name_and_type() -> None:
-    kind = "list<item: struct<from: string, value: string>>"
-    columns = [*columns_named("id", "text"), *columns_named("conversations", kind=kind)]
-    assert resolve(config_of(), columns) == ColumnMapping("messages", {"messages": "conversations"}, "messages")
-
-
-def test_a_mapping_renames_the_fields_of_a_template() -> None:
-    prompt = {"template": "{q}\n{a}", "label_column": "a"}
-    config = config_of(dataset={"column_mapping": {"q": "Frage", "a": "Antwort"}}, prompt_template=prompt)
-    found = resolve(config, columns_named("Frage", "Antwort"))
-    assert (found.form, found.roles, found.answer) == ("fields", {"q": "Frage", "a": "Antwort"}, "a")
-
-
-FAULTY = """\
-dataset:
-  name: x
-  columns:
-    - instrution
-  column_mapping:
-    prompt: instructoin
-    completion: output
-prompt_template:
-  label_column: output
-  template: |
-    Do this.
-
-    {instructon}, {prompt}, {completion} and {nothing_like_it}
-    {output}
-"""
-
-
-def test_every_missing_column_is_one_fault_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
-    path = tmp_path / "data.yaml"
-    path.write_text(FAULTY)
-    with pytest.raises(ConfigError) as raised:
-        resolve(PipelineConfig.from_file(path), columns_named("instruction", "output"))
-    found = {fault.place: fault.message for fault in raised.value.faults}
-    lines = FAULTY.splitlines()
-    mapped, listed = lines.index("    prompt: instructoin") + 1, lines.index("    - instrution") + 1
-    used = lines.index("    {instructon}, {prompt}, {completion} and {nothing_like_it}") + 1
-    assert len(raised.value.faults) == 4
-    assert {place.removeprefix(f"{path}:") for place in found} <= {str(n) for n in (mapped, listed, listed - 1, used)}
-    for name, line in (("instructoin", mapped), ("instructon", used)):
-        assert any(name in f.message and f.place == f"{path}:{line}" for f in raised.value.faults)
-    near = [fault.message for fault in raised.value.faults if "did you mean instruction?" in fault.message]
-    assert len(near) == 3
-    assert all("instruction, output" in fault.message for fault in raised.value.faults)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "names"),
-    [
-        ({}, ["title", "score"]),
-        ({"format_type": "text"}, ["question", "answer"]),
-        ({"format_type": "completion"}, ["question", "reply"]),
-    ],
-)
-def test_columns_that_fit_no_form_are_listed(prompt: Row, names: list[str]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        resolve(config_of(prompt_template=prompt), columns_named(*names))
-    (fault,) = raised.value.faults
-    assert all(name in fault.message for name in names)
-
-
-@pytest.mark.parametrize("template", ["{q} {a} {a}", "{q}"])
-def test_the_label_stands_in_the_template_exactly_once(template: str) -> None:
-    prompt = {"template": template, "label_column": "a"}
-    with pytest.raises(ConfigError, match="label_column"):
-        resolve(config_of(prompt_template=prompt), columns_named("q", "a"))
-
-
-def test_input_columns_that_the_template_lacks_are_faults() -> None:
-    prompt = {"template": "{q} {a}", "label_column": "a", "input_columns": ["q", "b", "c"]}
-    with pytest.raises(ConfigError) as raised:
-        resolve(config_of(prompt_template=prompt), columns_named("q", "a", "b", "c"))
-    assert len(raised.value.faults) == 2
+from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.contract import validate
+from tokenloom.errors import ConfigError, DataValidationError
 
 
 @given(st.lists(st.fixed_dictionaries({"q": MAYBE, "n": st.integers(-5, 5), "a": MAYBE}), max_size=8))
@@ -201,78 +65,6 @@ def test_text_goes_on_as_it_is(rows: list[Row]) -> None:
     assert set(codes(out).values()) <= {"empty_text"}
 
 
-NAMES = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "Assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-}
-MESSAGE = st.fixed_dictionaries({"speaker": st.sampled_from([*NAMES, "narrator", "", None]), "said": MAYBE})
-MESSAGES = st.one_of(
-    st.none(), st.lists(st.one_of(MESSAGE, MESSAGE.filter(lambda m: m["speaker"] in NAMES and m["said"])), max_size=4)
-)
-
-
-def problems(talk: list[Row] | None) -> set[str]:
-    """Codes of everything wrong with a conversation."""
-    if not talk:
-        return {"no_messages"}
-    found = {"unknown_role"} if any(turn["speaker"] not in NAMES for turn in talk) else set()
-    found |= {"missing_content"} if any(turn["said"] is None for turn in talk) else set()
-    answers = [turn["said"] for turn in talk if NAMES.get(turn["speaker"] or "") == "assistant"]
-    return found if any((answer or "").strip() for answer in answers) else found | {"empty_answer"}
-
-
-@pytest.mark.parametrize("keys", [("role", "content"), ("from", "value")])
-@given(talks=st.lists(MESSAGES, max_size=6))
-def test_conversations_of_either_form_become_messages(keys: tuple[str, str], talks: list[list[Row] | None]) -> None:
-    shaped = [
-        None if talk is None else [dict(zip(keys, (turn["speaker"], turn["said"]), strict=True)) for turn in talk]
-        for talk in talks
-    ]
-    kind = pa.list_(pa.struct([(key, pa.string()) for key in keys]))
-    out = canonical([{"conversations": talk} for talk in shaped], {"conversations": kind})
-    good = [talk for talk in talks if talk and not problems(talk)]
-    expected = [[{"role": NAMES[turn["speaker"]], "content": turn["said"]} for turn in talk] for talk in good]
-    assert [row["messages"] for row in kept(out)] == expected
-    for position, code in codes(out).items():
-        assert code in problems(talks[position // 2])
-
-
-@pytest.mark.parametrize(
-    ("talk", "code"),
-    [
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": " \n"}], "empty_answer"),
-        ([{"role": "user", "content": "a"}], "empty_answer"),
-        ([{"role": "robot", "content": "a"}, {"role": "assistant", "content": "b"}], "unknown_role"),
-        ([{"role": "user", "content": None}, {"role": "assistant", "content": "b"}], "missing_content"),
-        ([{"role": "user"}, {"role": "assistant", "content": "b"}], "missing_content"),
-        ([None, {"role": "assistant", "content": "b"}], "unknown_role"),
-        ([], "no_messages"),
-        (None, "no_messages"),
-    ],
-)
-def test_a_bad_conversation_is_rejected_with_its_code_and_others_go_on(talk: Any, code: str) -> None:
-    good = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    out = canonical([{"messages": good}, {"messages": talk}, {"messages": good}])
-    assert codes(out) == {3: code}
-    assert [row["messages"] for row in kept(out)] == [good, good]
-    assert out.rejects["stage"].to_pylist() == ["columns"]
-
-
-def test_further_keys_of_messages_do_not_matter() -> None:
-    talk = [
-        {"role": "user", "content": "hi", "name": "Ann", "weight": 1},
-        {"role": "assistant", "content": "ho", "name": None, "weight": 1},
-    ]
-    (row,) = kept(canonical([{"id": 1, "messages": talk}]))
-    assert row["messages"] == [{"role": turn["role"], "content": turn["content"]} for turn in talk]
-
-
 def test_numbers_and_truth_values_become_text_and_lists_are_refused_by_name() -> None:
     rows = [{"q": 1.5, "a": True}, {"q": None, "a": False}]
     prompt = {"template": "{q} {a}", "label_column": "a"}
@@ -302,6 +94,40 @@ def test_a_chunk_whose_column_holds_no_text_rejects_its_rows(kind: pa.DataType) 
     assert kept(out) == [{"q": "", "a": "fine"}]
 
 
+def test_a_template_s_field_may_be_a_path() -> None:
+    rows = [{"q": "a", "answers": {"text": ["b", "c"]}}, {"q": "d", "answers": {"text": []}}]
+    prompt = {"template": "{q}: {answers.text[1]}", "label_column": "answers.text[1]"}
+    out = canonical(rows, prompt_template=prompt)
+    assert kept(out) == [{"q": "a", "answers.text[1]": "c"}]
+    assert codes(out) == {3: "empty_answer"}
+
+
+def test_what_is_declared_is_json_whatever_is_mapped() -> None:
+    config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
+    assert json.loads(json.dumps(STAGE.declared(config)))["mapping"] == {
+        "prompt": "q",
+        "completion": {"constant": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "check"),
+    [
+        ({"text": pa.array(["a", None])}, "nothing is null"),
+        ({"text": pa.array([1, 2])}, "one canonical form"),
+        ({"messages": pa.array([[], []], MESSAGES)}, "one canonical form"),
+        ({"messages": pa.array([[], []], MESSAGES), "tools": pa.array(["", ""])}, "messages have a known role"),
+        ({"messages": pa.array([[message("robot", "a")]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "known role"),
+        ({"messages": pa.array([[message("user", None)]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "and a text"),
+        ({"text": pa.array(["a", "b"]), "_row": pa.array([1, 1], pa.int32())}, "row positions ascend"),
+    ],
+)
+def test_the_contract_refuses_what_is_not_canonical(columns: dict[str, pa.Array], check: str) -> None:
+    table = pa.table({"_row": pa.array([0, 1], pa.int32()), **columns})
+    with pytest.raises(DataValidationError, match=check):
+        validate(STAGE, table)
+
+
 @given(
     st.lists(st.fixed_dictionaries({"a": MAYBE, "b": st.one_of(st.none(), st.lists(TEXT, max_size=2))}), max_size=8),
     st.integers(0, 8),
@@ -322,21 +148,3 @@ def test_sketches_of_parts_merge_to_the_sketch_of_the_whole(rows: list[Row], pla
         "longest": max((len(text or "") for text in texts), default=0),
         "examples": [text for text in texts if text is not None][:3],
     }
-
-
-@pytest.mark.parametrize(
-    ("special", "code"),
-    [
-        ({"tool_calls": [{"name": "f"}]}, "tool_calls"),
-        ({"function_call": "f()"}, "tool_calls"),
-        ({"weight": 0}, "message_weight"),
-        ({"loss_weight": 0.5}, "message_weight"),
-        ({"train": False}, "message_weight"),
-    ],
-)
-def test_what_would_be_trained_otherwise_than_it_says_is_rejected(special: Row, code: str) -> None:
-    plain = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    odd = [plain[0], {**plain[1], **special}]
-    out = canonical([{"messages": plain}, {"messages": odd}, {"messages": plain}])
-    assert out.table["messages"].to_pylist() == [plain, plain]
-    assert out.rejects["code"].to_pylist() == [code]

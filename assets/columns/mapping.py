@@ -1,18 +1,51 @@
-"""Resolves which source column plays which role: from the YAML, then from the columns found."""
+"""Resolves what each role's values are made of: from the YAML, then from the columns found."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
+from tokenloom.assets.columns import types
+from tokenloom.assets.columns.source import Choice, Placeholder, Source, Template, parse_source, paths_of
+from tokenloom.assets.paths import Path, parse_path
 from tokenloom.assets.schema import candidates
 from tokenloom.assets.templates.custom import field_names
-from tokenloom.config import PipelineConfig
+from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault
 
-Form = Literal["fields", "messages", "completion", "text"]
+Form = str
+"""`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
+Columns = Sequence[Mapping[str, Any]]
+"""The dataset's columns as `tokenloom.assets.schema.sketch.merge` describes them."""
+
+ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "messages": (("messages",), ("system", "tools")),
+    "completion": (("prompt", "completion"), ("context", "system")),
+    "text": (("text",), ()),
+    "preference": (("chosen", "rejected"), ("prompt", "system")),
+    "kto": (("prompt", "completion", "label"), ("system",)),
+}
+"""For each form, the roles that it needs and those that it may have."""
+
+ALLOWED: Mapping[str, tuple[Form, ...]] = {
+    "chat": ("messages", "completion"),
+    "completion": ("completion",),
+    "text": ("text",),
+    "preference": ("preference",),
+    "kto": ("kto",),
+}
+"""The forms that a `format_type` admits; one not named here admits all."""
+
+CLOSE = 0.1
+"""Readings whose confidence differs by no more are equally likely."""
+
+_CONVERSATIONS = {
+    "messages": ("messages",),
+    "preference": ("chosen", "rejected", "prompt"),
+    "kto": ("prompt", "completion"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,105 +54,254 @@ class ColumnMapping:
 
     Args:
         form: the canonical form: `fields` are the columns that a template names.
-        roles: role, or field, to source column.
-        answer: the role whose empty rows are useless, if there is one.
+        roles: role, or field, to source expression, which needs no knowledge of the columns any more.
+        answer: fields: the field whose empty rows are useless, if there is one.
     """
 
     form: Form
-    roles: dict[str, str]
-    answer: str | None
+    roles: dict[str, str | Constant]
+    answer: str | None = None
+
+    def sources(self) -> dict[str, Source]:
+        """What each role is made of."""
+        return {role: parse_source(text) for role, text in self.roles.items()}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Everything that changes the output, as JSON."""
+        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer}
 
 
-def resolve(config: PipelineConfig, columns: Sequence[Mapping[str, Any]]) -> ColumnMapping:
+@dataclass(frozen=True)
+class Reading:
+    """One way to read the columns; `roles` are those found, besides the ones that the YAML maps."""
+
+    form: Form
+    roles: Mapping[str, str]
+    confidence: float
+
+
+def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
+    """Source expressions as JSON."""
+    return {role: text.model_dump() if isinstance(text, Constant) else text for role, text in roles.items()}
+
+
+def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     """The mapping for a dataset whose columns are as `schema` described them.
 
     Raises:
-        ConfigError: a column that the YAML names does not exist, or the columns fit no form.
+        ConfigError: what the YAML names does not exist or has no fitting type, or the columns fit no form, or several.
     """
+    prompt, mapping = config.prompt_template, config.dataset.column_mapping
     names = [column["column"] for column in columns]
-    prompt, mapping = config.prompt_template, dict(config.dataset.column_mapping)
-    known = list(field_names(config)) if prompt.template else list(candidates.ALIASES)
+    lines = field_names(config) if prompt.template else {}
+    known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
-    faults += [
-        _missing(config, f"dataset.column_mapping.{role}", column, names)
-        for role, column in mapping.items()
-        if column not in names and role in known
-    ]
-    faults += [
-        _missing(config, "dataset.columns", column, names)
-        for column in config.dataset.columns or ()
-        if column not in names
-    ]
-    if prompt.template:
-        fields = field_names(config)
-        faults += [
-            _missing(config, "prompt_template.template", mapping.get(field, field), names, line, field)
-            for field, line in fields.items()
-            if field not in mapping and field not in names
-        ]
-        if faults:
-            raise ConfigError(faults)
-        found = ColumnMapping("fields", {field: mapping.get(field, field) for field in fields}, prompt.label_column)
-    else:
-        if faults:
-            raise ConfigError(faults)
-        found = _by_form(config, columns, mapping)
-    _check_types(config, columns, found)
-    return found
+    given: dict[str, Source] = {}
+    for role, text in mapping.items():
+        if role in known:
+            setting = f"dataset.column_mapping.{role}"
+            try:
+                given[role] = parse_source(text, names)
+                faults += _missing(config, columns, given[role], setting)
+            except ValueError as error:
+                faults.append(_fault(config, setting, str(error)))
+    for column in config.dataset.columns or ():
+        if column not in names:
+            faults += _missing(config, columns, Path(column), "dataset.columns")
+    fields: dict[str, Source] = {field: given.get(field) or parse_path(field, names) for field in lines}
+    for field, line in lines.items():
+        if field not in mapping:
+            faults += _missing(config, columns, fields[field], "prompt_template.template", line, field)
+    if faults:
+        raise ConfigError(faults)
+    form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
+    faults = [fault for role, source in sources.items() for fault in _unfit(config, columns, form, role, source, lines)]
+    if faults:
+        raise ConfigError(faults)
+    roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
+    return ColumnMapping(form, roles, prompt.label_column if form == "fields" else None)
+
+
+def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[Form, dict[str, Source]]:
+    """The form that the mapped roles and the columns make, and what its roles are made of."""
+    allowed = ALLOWED.get(config.prompt_template.format_type, tuple(ROLES))
+    fitting = [form for form in allowed if set(given) <= set(sum(ROLES[form], ()))]
+    if not fitting:
+        raise _odd_roles(config, given, allowed)
+    complete = [form for form in fitting if set(ROLES[form][0]) <= set(given)]
+    reading = _likeliest(config, columns, given, complete or fitting)
+    names = [column["column"] for column in columns]
+    found = {role: parse_source(text, names) for role, text in reading.roles.items()}
+    order = sum(ROLES[reading.form], ())
+    return reading.form, {role: {**found, **given}[role] for role in order if role in found or role in given}
+
+
+def _likeliest(config: PipelineConfig, columns: Columns, given: Mapping[str, Source], forms: Sequence[Form]) -> Reading:
+    """The reading of the columns that stands out.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    readings = sorted(_readings(columns, given, forms), key=lambda reading: -reading.confidence)
+    likely = [reading for reading in readings if reading.confidence >= readings[0].confidence - CLOSE]
+    if len(likely) == 1:
+        return likely[0]
+    if likely:
+        shown = " or ".join(f"{reading.form} ({_example(reading.roles)})" for reading in likely[:4])
+        raise _no_mapping(config, f"the columns can be read as {shown}; say which", _example(likely[0].roles))
+    needed = ROLES[forms[0]][0] if len(forms) == 1 else ()
+    found = _found(columns, given)
+    lacking = ", ".join(role for role in needed if role not in {**found, **given}) or _listed_needs(forms)
+    names = [column["column"] for column in columns]
+    example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
+    raise _no_mapping(config, f"no column found for {lacking}; the columns are {_listed(names)}", _example(example))
+
+
+def _readings(columns: Columns, given: Mapping[str, Source], forms: Sequence[Form]) -> list[Reading]:
+    """The ways to read the columns, each in one of the forms, with the roles that are given."""
+    found = _found(columns, given)
+    readings = []
+    for rank, form in enumerate(form for form in ROLES if form in forms):
+        needed, optional = ROLES[form]
+        if all(role in found or role in given for role in needed):
+            roles = {role: found[role] for role in (*needed, *optional) if role in found and role not in given}
+            readings.append(Reading(form, roles, 1.0 - 0.2 * rank))
+    return readings
+
+
+def _found(columns: Columns, given: Mapping[str, Source]) -> dict[str, str]:
+    """Role to column by the columns' names and types, for the roles that are not given."""
+    taken = {role: next((path.column for path in paths_of(source)), "") for role, source in given.items()}
+    roles = candidates.roles([dict(column) for column in columns], taken)
+    return {role: column for role, column in roles.items() if role not in given}
+
+
+def _missing(
+    config: PipelineConfig, columns: Columns, source: Source, setting: str, line: int | None = None, name: str = ""
+) -> list[Fault]:
+    """Faults for columns and fields that a source names and the data lacks."""
+    names = [column["column"] for column in columns]
+    faults = []
+    for path in paths_of(source):
+        subject = f"{{{name}}} in the template" if name else str(path)
+        if path.column not in names:
+            near = _nearest(path.column, names)
+            literal = (
+                "; a literal text is written {constant: …}" if setting.startswith("dataset.column_mapping.") else ""
+            )
+            subject = subject if name else path.column
+            message = f"no column {subject}; {near}the data has {_listed(names)}{literal}"
+            faults.append(_fault(config, setting, message, line))
+            continue
+        for at in range(len(path.steps)):
+            kinds = types.follow(_kinds(columns, path.column), path.steps[:at])
+            if not types.follow(kinds, path.steps[at : at + 1]):
+                before, step = Path(path.column, path.steps[:at]), path.steps[at]
+                faults.append(_fault(config, setting, _no_step(before, step, types.fields_of(kinds), kinds), line))
+                break
+    return faults
+
+
+def _no_step(before: Path, step: str | int, fields: list[str], kinds: Sequence[types.Kind]) -> str:
+    if isinstance(step, int):
+        return f"{before} is {kinds[0].name}, not a list: it has no item [{step}]"
+    if not fields:
+        return f"{before} is {kinds[0].name}: it has no field {step}"
+    return f"{before} has no field {step}; {_nearest(step, fields)}it has {_listed(fields)}"
+
+
+def _unfit(
+    config: PipelineConfig, columns: Columns, form: Form, role: str, source: Source, lines: Mapping[str, int]
+) -> list[Fault]:
+    """Faults for sources of which the schema shows that they have no fitting type in any chunk."""
+    mapped = role in config.dataset.column_mapping
+    setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
+    place = config.fault(setting, "", None if mapped else lines.get(role)).faults[0].place
+    faults = []
+    for path, wanted in _wanted(form, role, source):
+        kinds = types.follow(_kinds(columns, path.column), path.steps)
+        if kinds and not any(_fits(kind, wanted) for kind in kinds):
+            remedy = _remedy(path, kinds[0]) if wanted == "text" else ""
+            shown = next(str(column["type"]) for column in columns if column["column"] == path.column)
+            found = shown if not path.steps else kinds[0].name
+            message = f"dataset.column_mapping: column {path} is {found}; {role} needs {wanted}{remedy}"
+            faults.append(Fault(place, message))
+    return faults
+
+
+def _wanted(form: Form, role: str, source: Source) -> list[tuple[Path, str]]:
+    """What each path of a source has to lead to."""
+    if role == "tools" or isinstance(source, Constant):
+        return []
+    if isinstance(source, Template):
+        placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
+        return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
+    own = "text or a list of messages" if role in _CONVERSATIONS.get(form, ()) else "text"
+    if isinstance(source, Choice):
+        lists = [source.items, *([source.labels] if source.labels else [])]
+        inner = [(Path(path.column, (*path.steps, 0)), own) for path in lists[:1]]
+        return [*((path, "a list") for path in lists), *inner, (source.key, "text")]
+    return [(source, own)]
+
+
+def _fits(kind: types.Kind, wanted: str) -> bool:
+    if kind.name in ("", "null"):
+        return True
+    if kind.name == "list":
+        item = kind.item or types.UNKNOWN
+        if wanted.endswith("a list of texts"):
+            return item.is_text
+        return wanted == "a list" or (wanted == "text or a list of messages" and item.name in ("", "null", "struct"))
+    return not wanted.startswith("a list") and kind.is_text
+
+
+def _remedy(path: Path, kind: types.Kind) -> str:
+    if kind.name == "list" and kind.item and kind.item.is_text:
+        return f'; write {path}[0] for the first item, "{{{path}}}" for one a line, or "{{{path}:letters}}"'
+    if fields := types.fields_of([kind]):
+        step = f"{path}{'[0]' * (kind.name == 'list')}.{fields[0]}"
+        return f"; name a field of it, e.g. {step}"
+    return ""
+
+
+def _kinds(columns: Columns, name: str) -> list[types.Kind]:
+    return types.kinds_of(next(str(column["type"]) for column in columns if column["column"] == name))
 
 
 def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fault:
     close = difflib.get_close_matches(role, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    setting = f"dataset.column_mapping.{role}"
-    return config.fault(setting, f"{setting}: no such role; {hint}").faults[0]
+    return _fault(config, f"dataset.column_mapping.{role}", f"no such role; {hint}")
 
 
-def _by_form(config: PipelineConfig, columns: Sequence[Mapping[str, Any]], mapping: dict[str, str]) -> ColumnMapping:
-    roles = candidates.roles([dict(column) for column in columns], mapping)
-    wanted = {"completion": "completion", "text": "text"}.get(config.prompt_template.format_type)
-    form = wanted or candidates.form(roles)
-    needed = candidates.FORMS.get(form or "", ())
-    if form is None or any(role not in roles for role in needed):
-        names = _listed([column["column"] for column in columns])
-        lacking = ", ".join(role for role in needed if role not in roles) or "messages, prompt and completion, or text"
-        example = f"{{prompt: {_listed([columns[0]['column']])}}}"
-        message = (
-            f"dataset.column_mapping: no column found for {lacking}; the columns are {names}; map one, e.g. {example}"
-        )
-        raise config.fault("dataset.column_mapping", message)
-    optional = {"completion": ("context", "system")}.get(form, ())
-    kept = {role: roles[role] for role in (*needed, *optional) if role in roles}
-    if form == "messages":
-        return ColumnMapping("messages", kept, "messages")
-    return ColumnMapping("text", kept, "text") if form == "text" else ColumnMapping("completion", kept, "completion")
+def _odd_roles(config: PipelineConfig, given: Mapping[str, Source], allowed: Sequence[Form]) -> ConfigError:
+    takes = "; ".join(f"{form} takes {', '.join(sum(ROLES[form], ()))}" for form in allowed)
+    return config.fault(
+        "dataset.column_mapping", f"dataset.column_mapping: {' and '.join(given)} go into no one form: {takes}"
+    )
 
 
-def _check_types(config: PipelineConfig, columns: Sequence[Mapping[str, Any]], found: ColumnMapping) -> None:
-    kinds = {column["column"]: column["type"] for column in columns}
-    for role, column in found.roles.items():
-        nested = kinds[column].startswith(("list", "struct"))
-        if nested != (found.form == "messages") and kinds[column] != "null":
-            expected = "a list of messages" if found.form == "messages" else "text"
-            raise config.fault("dataset.column_mapping", f"column {column} is {kinds[column]}; {role} needs {expected}")
+def _no_mapping(config: PipelineConfig, message: str, example: str) -> ConfigError:
+    return config.fault(
+        "dataset.column_mapping", f"dataset.column_mapping: {message}; write e.g. column_mapping: {example}"
+    )
 
 
-def _missing(
-    config: PipelineConfig,
-    setting: str,
-    column: str,
-    names: Sequence[str],
-    line: int | None = None,
-    field: str | None = None,
-) -> Fault:
-    close = difflib.get_close_matches(column, names, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    subject = f"{{{field}}} in the template" if field else column
-    fault = config.fault(setting, f"{setting}: no column {subject}; {hint}the data has {_listed(names)}", line)
-    return fault.faults[0]
+def _example(roles: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{role}: {text}" for role, text in roles.items()) + "}"
+
+
+def _listed_needs(forms: Sequence[Form]) -> str:
+    return ", or ".join(" and ".join(ROLES[form][0]) for form in forms)
+
+
+def _fault(config: PipelineConfig, setting: str, message: str, line: int | None = None) -> Fault:
+    return config.fault(setting, f"{setting}: {message}", line).faults[0]
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _listed(names: Sequence[str]) -> str:

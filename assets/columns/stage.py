@@ -6,20 +6,44 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tokenloom.assets.columns.canonical import MESSAGES, to_canonical
-from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.forms import FORMS, MESSAGES
+from tokenloom.assets.columns.mapping import plain_roles, resolve
+from tokenloom.assets.paths import list_values
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import Context, Stage, Work
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.ragged import one_array
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
 
 
+ROLES = ("system", "user", "assistant", "tool")
+
+
 def _is_canonical(table: pa.Table) -> bool:
-    kinds = {field.type for field in table.schema if field.name != ROW}
-    return bool(kinds) and kinds <= {pa.string(), MESSAGES} and all(not column.null_count for column in table.columns)
+    """The columns of one form with their exact types, or strings only: the fields of a template."""
+    kinds = {field.name: field.type for field in table.schema if field.name != ROW}
+    return bool(kinds) and (kinds in map(dict, FORMS.values()) or set(kinds.values()) == {pa.string()})
+
+
+def _is_filled(table: pa.Table) -> bool:
+    return all(not column.null_count for column in table.columns)
+
+
+def _messages_hold(table: pa.Table) -> bool:
+    """Every message has a known role and a text; conversations hold at least one."""
+    return all(_hold(one_array(column)) for column in table.columns if column.type == MESSAGES)
+
+
+def _hold(conversations: pa.Array) -> bool:
+    lengths, messages = list_values(conversations)
+    role, content = messages.flatten()[:2]
+    known = pc.all(pc.is_in(role, pa.array(ROLES)), min_count=0).as_py()
+    return bool(known and not content.null_count and not messages.null_count and (lengths > 0).all())
 
 
 def _rows_ascend(table: pa.Table) -> bool:
@@ -28,11 +52,16 @@ def _rows_ascend(table: pa.Table) -> bool:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 1
+    version = 2
     upstream = ("raw", "schema")
     libraries = ("pyarrow",)
     output_schema = None
-    checks: ClassVar = {"strings or messages, without nulls": _is_canonical, "row positions ascend": _rows_ascend}
+    checks: ClassVar = {
+        "one canonical form": _is_canonical,
+        "nothing is null": _is_filled,
+        "messages have a known role and a text": _messages_hold,
+        "row positions ascend": _rows_ascend,
+    }
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Nothing directly: keys hold the resolved mapping; a setting that changes no mapping changes nothing."""
@@ -44,7 +73,7 @@ class ColumnsStage(Stage):
             "template": prompt.template,
             "format": prompt.format_type,
             "label": prompt.label_column,
-            "mapping": mapping,
+            "mapping": plain_roles(mapping),
         }
 
     def prepare(self, context: Context) -> Work:

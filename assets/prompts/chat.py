@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.canonical import MESSAGES
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verified import Shape, render_verified
@@ -20,6 +19,7 @@ from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array
 
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
 
@@ -52,7 +52,7 @@ class ChatFormat:
 
     def _shapes(self, rows: pa.Array, messages: pa.Array) -> Iterator[Shape]:
         offsets, flat = list_parts(messages)
-        role, content = flat.flatten()
+        role, content = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
         letters = pa.array(list(_LETTERS.values())).take(pc.index_in(role, pa.array(list(_LETTERS))))
         letters = pc.if_else(pc.equal(content, ""), pc.utf8_upper(letters), letters)
         shapes = pc.binary_join(list_array(offsets, letters), "").dictionary_encode()
@@ -185,7 +185,7 @@ def _with_system(messages: pa.Array, system: str | None) -> pa.Array:
     if system is None:
         return messages
     offsets, flat = list_parts(messages)
-    role, content = flat.flatten()
+    role, content = pc.struct_field(flat, "role"), pc.struct_field(flat, "content")
     lengths = np.diff(offsets)
     first = role.take(pa.array(offsets[:-1]))
     lacking = np.asarray(pc.not_equal(first, "system").to_numpy(zero_copy_only=False), bool)

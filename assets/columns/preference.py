@@ -1,0 +1,162 @@
+"""Preferences: one prompt with a chosen and a rejected answer, or with one answer and whether it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.columns.messages import (
+    join_messages,
+    no_messages,
+    slice_messages,
+    to_messages,
+    with_system,
+    without_answer,
+)
+from tokenloom.assets.columns.source import Source
+from tokenloom.assets.columns.text import Flags, Problem, as_text, flags_of, values_of
+from tokenloom.assets.paths import list_values, plain
+from tokenloom.resources.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
+
+TRUE_LABELS = ("true", "yes", "1", "desirable", "good", "chosen")
+FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")
+
+
+def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+    """Prompt, chosen and rejected as messages.
+
+    The prompt is what chosen and rejected begin with in common, behind the row's own prompt where they do not begin
+    with that one.
+    """
+    chosen, problems = _conversation(table, sources, "chosen", "assistant")
+    rejected, found = _conversation(table, sources, "rejected", "assistant")
+    problems += found
+    own, found = _prompt(table, sources)
+    problems += found
+    shown, _ = values_of(table, sources["chosen"], "chosen")
+    identity = _identities(chosen, rejected, own)
+    shared = _shared(identity[0], identity[1])
+    lengths = [list_values(part)[0] for part in (chosen, rejected, own)]
+    same = (shared == lengths[0]) & (shared == lengths[1])
+    prefix = slice_messages(chosen, np.zeros_like(shared), shared)
+    repeated = _is_part(identity[2], _cut(identity[0], shared))
+    owned = slice_messages(own, np.zeros_like(shared), np.where(repeated, 0, lengths[2]))
+    prompt = join_messages(owned, prefix)
+    chosen, rejected = (
+        slice_messages(part, shared, length - shared) for part, length in zip((chosen, rejected), lengths, strict=False)
+    )
+    prompt_length, _ = list_values(prompt)
+    problems += [
+        Problem(same, "same_answers", "rejected", "chosen and rejected are the same", shown),
+        Problem(prompt_length == 0, "no_common_prompt", "prompt", "chosen and rejected share no prompt", shown),
+        without_answer(chosen, "chosen", "chosen holds no answer of its own", shown),
+        without_answer(rejected, "rejected", "rejected holds no answer of its own", shown),
+    ]
+    prompt, found = with_system(prompt, table, sources)
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}, [*problems, *found]
+
+
+def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+    """Prompt and completion as messages, and whether the completion is wanted."""
+    prompt, problems = _prompt(table, sources)
+    completion, found = _conversation(table, sources, "completion", "assistant")
+    problems += found
+    shown, _ = values_of(table, sources["completion"], "completion")
+    length, _ = list_values(prompt)
+    problems.append(Problem(length == 0, "empty_prompt", "prompt", "the prompt is empty", shown))
+    problems.append(without_answer(completion, "completion", "completion holds no answer", shown))
+    values, found = values_of(table, sources["label"], "label")
+    label = _truth(values)
+    message = f"neither true nor false: {', '.join((*TRUE_LABELS, *FALSE_LABELS))} are"
+    problems += [*found, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
+    prompt, found = with_system(prompt, table, sources)
+    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, [*problems, *found]
+
+
+def _conversation(
+    table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str
+) -> tuple[pa.Array, list[Problem]]:
+    values, problems = values_of(table, sources[role], role)
+    messages, found = to_messages(values, role, speaker)
+    return messages, [*problems, *found]
+
+
+def _prompt(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+    """The row's own prompt, without an empty answer that waits at its end; empty where there is none."""
+    if "prompt" not in sources:
+        return no_messages(table.num_rows), []
+    prompt, problems = _conversation(table, sources, "prompt", "user")
+    lengths, flat = list_values(prompt)
+    blank = flags_of(pc.equal(pc.struct_field(flat, "content"), ""))
+    waits = flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")) & blank
+    waits &= ~flags_of(pc.struct_field(flat, "tool_calls").is_valid())
+    ends = np.zeros(len(lengths), bool)
+    ends[lengths > 0] = waits[offsets_of(lengths)[1:][lengths > 0] - 1]
+    return slice_messages(prompt, np.zeros_like(lengths), lengths - ends), problems
+
+
+def _truth(values: pa.Array) -> pa.Array:
+    """Booleans, null where a value is no label."""
+    values = plain(values)
+    if pa.types.is_boolean(values.type):
+        return values
+    if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type):
+        number = values.cast(pa.float64(), safe=False)
+        zero_or_one = pc.is_in(number, pa.array([0.0, 1.0]))
+        return pc.if_else(zero_or_one, pc.equal(number, 1.0), pa.scalar(None, pa.bool_()))
+    text = pc.utf8_lower(pc.utf8_trim_whitespace(as_text(values)[0]))
+    known = pa.array([True] * len(TRUE_LABELS) + [False] * len(FALSE_LABELS))
+    return known.take(pc.index_in(text, pa.array([*TRUE_LABELS, *FALSE_LABELS])))
+
+
+Identities = tuple[Ints, Ints]
+"""Lengths [rows], and one number a message: the same for the same role, text, name and calls."""
+
+
+def _identities(*conversations: pa.Array) -> list[Identities]:
+    split = [list_values(part) for part in conversations]
+    role, content, name, calls, _ = pa.concat_arrays([flat for _, flat in split]).flatten()
+    count, inner = list_values(calls)
+    called = pc.binary_join_element_wise(
+        *(field.fill_null("") for field in inner.flatten()), "\x00", null_handling="replace"
+    )
+    keys = [role, content, name, pc.binary_join(list_array(offsets_of(count), called), "\x01")]
+    codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
+    identity = np.zeros(len(role), np.int64)
+    for code in codes:
+        identity = np.unique(identity * (int(code.max(initial=0)) + 1) + code, return_inverse=True)[1]
+    ends = np.cumsum([len(flat) for _, flat in split])[:-1]
+    return [(length, ids) for (length, _), ids in zip(split, np.split(identity, ends), strict=True)]
+
+
+def _shared(first: Identities, second: Identities) -> Ints:
+    """How many messages two conversations begin with in common; int64 [rows]."""
+    shorter = np.minimum(first[0], second[0])
+    pairs = [ids[ranges(offsets_of(length)[:-1], shorter)] for length, ids in (first, second)]
+    return _leading(pairs[0] == pairs[1], shorter)
+
+
+def _leading(flags: Flags, lengths: Ints) -> Ints:
+    """How many flags are set before the first that is not, row by row."""
+    offsets = offsets_of(lengths)
+    unset = np.cumsum(~flags)
+    before = np.append(0, unset)[offsets[:-1]]
+    return sum_rows((unset == before[row_of(lengths)]).astype(np.int64), offsets)
+
+
+def _cut(conversations: Identities, length: Ints) -> Identities:
+    """The first messages of each conversation."""
+    return length, conversations[1][ranges(offsets_of(conversations[0])[:-1], length)]
+
+
+def _is_part(own: Identities, prefix: Identities) -> Flags:
+    """Whether the prefix begins with the row's own prompt, or ends with its last message."""
+    begins = _shared(own, prefix) == own[0]
+    both = (own[0] > 0) & (prefix[0] > 0)
+    ends = np.zeros(len(both), bool)
+    last = [ids[offsets_of(length)[1:][both] - 1] for length, ids in (own, prefix)]
+    ends[both] = last[0] == last[1]
+    return begins | ends

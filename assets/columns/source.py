@@ -1,0 +1,126 @@
+"""Source expressions: what `dataset.column_mapping` says a role's values are made of.
+
+A text is a column or path; or a template, text with `{path}` in it; or a choice, `choices[{answer}]` or
+`choices.text[choices.label={key}]`. A constant stands for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from tokenloom.assets.paths import QUOTED, Path, parse_path
+from tokenloom.config import Constant
+
+_PATH = rf"(?:{QUOTED}|[^{{}}`])+"
+_PART = re.compile(rf"\{{\{{|\}}\}}|\{{({_PATH})\}}|[{{}}]")
+_LABELS = rf"(?:{QUOTED}|[^{{}}`\[\]=]|\[-?\d+\])+"
+_CHOICE = re.compile(rf"({_PATH}?)\[(?:({_LABELS})=)?\{{({_PATH})\}}\]")
+_STYLED = re.compile(rf"({_PATH}):([^`:]*)")
+_WHOLLY_QUOTED = re.compile(rf"(?:(?:^|\.)(?:{QUOTED}|[^`{{}}.\[]+)|\[-?\d+\])+")
+STYLES = ("lines", "letters")
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """A path inside a template; `style` is how a list of texts is laid out: one a line, or as "A. …", "B. …"."""
+
+    path: Path
+    style: str = "lines"
+
+    def __str__(self) -> str:
+        return f"{{{self.path}{':letters' if self.style == 'letters' else ''}}}"
+
+
+@dataclass(frozen=True)
+class Template:
+    """Literal text and placeholders."""
+
+    parts: tuple[str | Placeholder, ...]
+
+    def __str__(self) -> str:
+        shown = (p if isinstance(p, Placeholder) else p.replace("{", "{{").replace("}", "}}") for p in self.parts)
+        return "".join(map(str, shown))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One item of a list a row: the one at `key`'s index or letter, or where `labels` hold `key`."""
+
+    items: Path
+    key: Path
+    labels: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.items}[{f'{self.labels}=' if self.labels else ''}{{{self.key}}}]"
+
+
+Source = Path | Template | Choice | Constant
+
+
+def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
+    """What an expression means for a dataset with these columns; the name of a column is always that column.
+
+    `str(source)` parses back to the same source without knowing the columns.
+
+    Raises:
+        ValueError: a lone brace, or an unknown layout behind a colon.
+    """
+    if isinstance(text, Constant):
+        return text
+    if text in columns or not re.search(r"[{}]", text) or _WHOLLY_QUOTED.fullmatch(text):
+        return parse_path(text, columns)
+    if found := _CHOICE.fullmatch(text):
+        items, labels, key = found.groups()
+        held = parse_path(labels, columns) if labels else None
+        return Choice(parse_path(items, columns), parse_path(key, columns), held)
+    return Template(tuple(_joined(_template_parts(text, columns))))
+
+
+def paths_of(source: Source) -> tuple[Path, ...]:
+    """Every path that a source reads."""
+    if isinstance(source, Template):
+        return tuple(part.path for part in source.parts if isinstance(part, Placeholder))
+    if isinstance(source, Choice):
+        return (source.items, source.key, *((source.labels,) if source.labels else ()))
+    return (source,) if isinstance(source, Path) else ()
+
+
+def _template_parts(text: str, columns: Collection[str]) -> Iterator[str | Placeholder]:
+    at = 0
+    for match in _PART.finditer(text):
+        yield text[at : match.start()]
+        at = match.end()
+        inner = match.group(1)
+        if match.group() in ("{{", "}}"):
+            yield match.group()[0]
+        elif inner is None or not inner.strip():
+            raise ValueError(f"a lone {match.group()[0]!r}; write {{{{ or }}}} for a literal brace")
+        else:
+            yield _placeholder(inner if inner in columns else inner.strip(), columns)
+    yield text[at:]
+
+
+def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
+    if text in columns or not (styled := _STYLED.fullmatch(text)):
+        return Placeholder(parse_path(text, columns))
+    name, style = styled.groups()
+    if style not in STYLES:
+        raise ValueError(f"{{{text}}}: no layout {style!r}; there is letters; a name with a colon stands in backticks")
+    return Placeholder(parse_path(name, columns), style)
+
+
+def _joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
+    """The parts with neighbouring literals in one piece."""
+    literal = ""
+    for part in parts:
+        if isinstance(part, str):
+            literal += part
+            continue
+        if literal:
+            yield literal
+        literal = ""
+        yield part
+    if literal:
+        yield literal
