@@ -24,7 +24,6 @@ Location = tuple[str | int, ...]
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
     "dataset.filters": frozenset(),
     "dataset.reader.root": frozenset(),
-    "prompt_template.format_type": frozenset({"preference", "kto"}),
     "prompt_template.few_shot.count": frozenset(),
     "prompt_template.tools": frozenset(),
     "length.strategy": frozenset({"smart", "drop_turns", "split"}),
