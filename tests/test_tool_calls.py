@@ -214,7 +214,8 @@ def test_batches_carry_weights_where_any_differs_from_1(
     plain = [[said("user", "q"), said("assistant", f"answer {number}")] for number in range(5)]
     odd = [[said("user", "q", weight=0.25), said("assistant", "aa", weight=0.5), said("assistant", "b", weight=0.0)]]
     tables = [table_of("messages", [{"messages": talk} for talk in talks]) for talks in (plain, odd * 2)]
-    config = config_of(tokenizer_folder, length={"packing": packing}, tokenizer={"max_length": 24})
+    settings = {"length": {"packing": packing}, "tokenizer": {"max_length": 24}}
+    config = config_of(tokenizer_folder, {"train_on": "all"}, **settings)
     build, _ = build_canonical(config, ArtifactStore(tmp_path), "messages", tables)
     chunks = [build.store.objects.get(chunk.output) for chunk in build.manifest("sequences").chunks]
     assert ["weights" in chunk.column_names for chunk in chunks] == [False, True]

@@ -143,16 +143,17 @@ class ChatFormat:
         if any(token in text for text in constants for token in self.control):
             message = "a name, a tool or a tool call holds a control token's text"
             raise ShapeError("control_token_in_content", message)
-        contents = [content[0].as_py() for content in group.contents]
-        for index, turn in enumerate(turns):
-            if turn.tool_calls:
-                without = [*turns[:index], replace(turn, tool_calls=()), *turns[index + 1 :]]
-                if self._written(group, without, contents) == self._written(group, turns, contents):
-                    message = f"the chat template leaves out the tool calls of message {index}"
-                    raise ShapeError("tool_calls_ignored", message)
+        callers = [index for index, turn in enumerate(turns) if turn.tool_calls]
+        written = self._written(group, turns) if callers else None
+        for index in callers:
+            without = [*turns[:index], replace(turns[index], tool_calls=()), *turns[index + 1 :]]
+            if self._written(group, without) == written:
+                message = f"the chat template leaves out the tool calls of message {index}"
+                raise ShapeError("tool_calls_ignored", message)
 
-    def _written(self, group: Conversations, turns: Sequence[Turn], contents: Sequence[str]) -> str | None:
-        """What the template makes of the messages, None where it refuses them."""
+    def _written(self, group: Conversations, turns: Sequence[Turn]) -> str | None:
+        """What the template makes of the first row with these turns, None where it refuses them."""
+        contents = [content[0].as_py() for content in group.contents]
         try:
             return self.template.render(self._variables(group, turns, contents))
         except TemplateError:
@@ -172,7 +173,7 @@ def _last_answer(turns: Sequence[Turn]) -> int:
 
 
 def _speakers(slots: list[Slot], turns: Sequence[Turn]) -> dict[int, int]:
-    """The message that each generation block renders: the one whose content it holds, else the n-th answer, for block n.
+    """The message that each generation block renders: the one whose content it holds, else, for block n, answer n.
 
     Raises:
         ShapeError: that cannot be told.
