@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from canonical_rows import CHATML, Row, build_canonical, chatml, config_of, said, table_of
+from canonical_tables import CHATML, Row, build_canonical, chatml, config_of, said, table_of
 from tokenizers import Tokenizer
 
 from tokenloom.assets.pairs import in_pairs

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from canonical_rows import (
+from canonical_tables import (
     CHATML,
     TOOLS,
     Row,
