@@ -185,7 +185,8 @@ class PromptTemplateConfig(Section):
 
     format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto"] = "custom"
     """`custom`: a template with `{column}`; `jinja`: one with `{{ column }}`; `chat`: a chat template; `completion`:
-    prompt and completion joined; `text`: the text alone. Custom without a template follows the data: text as it is,
+    prompt and completion joined; `text`: the text alone; `preference`, `kto`: chosen and rejected completions, or ones
+    with a label, through the chat template. Custom without a template follows the data: text as it is,
     anything else through the chat template where there is one."""
     template: str | None = None
     """Text of the custom or jinja template. One final newline is dropped."""

@@ -22,7 +22,6 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
 
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "prompt_template.format_type": frozenset({"preference", "kto"}),
     "prompt_template.few_shot.count": frozenset(),
     "prompt_template.tools": frozenset(),
     "length.strategy": frozenset({"smart", "drop_turns", "split"}),

@@ -10,6 +10,7 @@ import pyarrow as pa
 from tokenloom.assets.rejects import REJECTS, ROW
 from tokenloom.assets.stage import Stage
 from tokenloom.errors import DataValidationError
+from tokenloom.resources.sides import sides
 
 
 def validate(stage: Stage, table: pa.Table) -> None:
@@ -18,17 +19,10 @@ def validate(stage: Stage, table: pa.Table) -> None:
     Raises:
         DataValidationError: listing every property that does not hold.
     """
-    from pandera.errors import SchemaError, SchemaErrors
-
-    problems = _type_problems(stage, table)
-    if not problems:
-        try:
-            _schema(stage, table.schema).validate(table, lazy=True)
-            return
-        except (SchemaErrors, SchemaError) as error:
-            cases = getattr(error, "schema_errors", [error])
-            problems = [str(getattr(case, "args", [case])[0]).splitlines()[0] for case in cases]
-    raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
+    found = {"": table} if stage.output_schema is None else sides(table)
+    problems = [f"{side} {problem}".strip() for side, rows in found.items() for problem in _problems(stage, rows)]
+    if problems:
+        raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
 
 
 def validate_rejects(table: pa.Table) -> None:
@@ -41,12 +35,26 @@ def validate_rejects(table: pa.Table) -> None:
         raise DataValidationError(f"rejects have another layout: {table.schema}")
 
 
+def _problems(stage: Stage, table: pa.Table) -> list[str]:
+    from pandera.errors import SchemaError, SchemaErrors
+
+    if problems := _type_problems(stage, table):
+        return problems
+    try:
+        _schema(stage, table.schema).validate(table, lazy=True)
+    except (SchemaErrors, SchemaError) as error:
+        cases = getattr(error, "schema_errors", [error])
+        return [str(getattr(case, "args", [case])[0]).splitlines()[0] for case in cases]
+    return []
+
+
 def _type_problems(stage: Stage, table: pa.Table) -> list[str]:
     if stage.output_schema is None:
         return []
     problems = [f"no column {name}" for name in stage.output_schema if name not in table.column_names]
-    problems += [f"unexpected column {name}" for name in table.column_names if name not in stage.output_schema]
-    for name, allowed in stage.output_schema.items():
+    known = {**stage.output_schema, **stage.optional_columns}
+    problems += [f"unexpected column {name}" for name in table.column_names if name not in known]
+    for name, allowed in known.items():
         if name in table.column_names and table.schema.field(name).type not in allowed:
             problems.append(f"column {name} is {table.schema.field(name).type}, not {' or '.join(map(str, allowed))}")
     return problems

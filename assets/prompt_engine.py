@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.stage import renderer
 from tokenloom.assets.rejects import ROW, join_rejects
 from tokenloom.assets.schema.sketch import merge, sketch
@@ -71,8 +72,8 @@ class PromptEngine:
         return (
             lambda rows: to_canonical(rows, mapping),
             render,
-            lambda prompts: tokenize(prompts, self._encoder, spec.control, policy),
-            lambda tokens: to_sequences(tokens, config.length, config.tokenizer.max_length),
+            in_pairs(lambda prompts: tokenize(prompts, self._encoder, spec.control, policy)),
+            in_pairs(lambda tokens: to_sequences(tokens, config.length, config.tokenizer.max_length)),
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -142,7 +142,10 @@ class Stage(ABC):
     """Distributions whose version the output depends on."""
     compressed: ClassVar[bool] = True
     output_schema: ClassVar[Mapping[str, Sequence[pa.DataType]] | None]
-    """Columns that every chunk has, with the types allowed; None: any columns."""
+    """Columns that every chunk has, with the types allowed; None: any columns. Pairs have them under
+    `chosen_` and `rejected_`."""
+    optional_columns: ClassVar[Mapping[str, Sequence[pa.DataType]]] = {}
+    """Columns that a chunk may have besides."""
     checks: ClassVar[Mapping[str, Check]] = {}
     """Named properties that every output chunk has."""
 

@@ -33,15 +33,18 @@ def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> N
 
 
 def _panel(row: ShownRow) -> RenderableType:
-    text = (
-        Text(row.absence, "yellow") if row.absence else Text.assemble(*((_shown(run), _style(run)) for run in row.runs))
-    )
+    sides = [
+        Text.assemble((f"{side}:\n" if side else "", "bold"), *((_shown(run), _style(run)) for run in runs))
+        for side, runs in row.sides.items()
+    ]
+    text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
     return Panel(text, title=_title(row), title_align="left", border_style="dim")
 
 
 def _title(row: ShownRow) -> str:
-    counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.runs else ""
-    return f"row {row.row} · {row.split} · {row.source}{counts}"
+    counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.sides else ""
+    label = "" if row.label is None else f" · label {str(row.label).lower()}"
+    return f"row {row.row} · {row.split} · {row.source}{label}{counts}"
 
 
 def _style(run: Run) -> str:
@@ -82,7 +85,11 @@ def _article(row: ShownRow) -> str:
     if row.absence:
         body = f'<span class="absent">{html.escape(row.absence)}</span>'
     else:
-        body = "".join(f'<span class="{_classes(run)}">{html.escape(_shown(run))}</span>' for run in row.runs)
+        body = "\n\n".join(
+            (f"<b>{side}:</b>\n" if side else "")
+            + "".join(f'<span class="{_classes(run)}">{html.escape(_shown(run))}</span>' for run in runs)
+            for side, runs in row.sides.items()
+        )
     return f"<article><h2>{html.escape(_title(row))}</h2><pre>{body}</pre></article>"
 
 

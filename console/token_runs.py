@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from tokenloom.assets.rejects import ROW
 from tokenloom.resources.ragged import list_parts
+from tokenloom.resources.sides import sides
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tokenizers import TOKENIZER
 
@@ -26,24 +27,26 @@ class Run:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One sequence for the eye, or the reason why its row has none.
+    """The sequences of a row for the eye, or the reason why it has none.
 
-    `row` counts the raw rows of all files and splits, from 0.
+    `row` counts the raw rows of all files and splits, from 0. `sides` are a pair's chosen and rejected sequence, by
+    name; anything else has one, under "". `label` is what kto data says of it.
     """
 
     row: int
     split: str
     source: str
-    runs: tuple[Run, ...]
+    sides: Mapping[str, tuple[Run, ...]]
     absence: str = ""
+    label: bool | None = None
 
     @property
     def tokens(self) -> int:
-        return sum(run.tokens for run in self.runs)
+        return sum(run.tokens for runs in self.sides.values() for run in runs)
 
     @property
     def trained(self) -> int:
-        return sum(run.tokens for run in self.runs if run.trained)
+        return sum(run.tokens for runs in self.sides.values() for run in runs if run.trained)
 
 
 class RowReader:
@@ -83,9 +86,11 @@ class RowReader:
         offsets, rows = list_parts(table["rows"])
         found = np.flatnonzero(rows.to_numpy() == local)
         if not len(found):
-            return ShownRow(row, chunk.split, chunk.source, (), self._absence(number, local))
+            return ShownRow(row, chunk.split, chunk.source, {}, self._absence(number, local))
         sequence = int(np.searchsorted(offsets, found[0], side="right")) - 1
-        return ShownRow(row, chunk.split, chunk.source, tuple(self._runs(table, sequence)))
+        runs = {side: tuple(self._runs(columns, sequence)) for side, columns in sides(table).items()}
+        label = table["label"][sequence].as_py() if "label" in table.column_names else None
+        return ShownRow(row, chunk.split, chunk.source, runs, label=label)
 
     def _runs(self, table: Any, sequence: int) -> Iterator[Run]:
         ids = np.array(table["input_ids"][sequence].as_py())

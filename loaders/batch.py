@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.resources.ragged import Ints, list_parts, offsets_of, ranges
+from tokenloom.resources.sides import sides
 
 IGNORED = -100
 """The label of what is not trained."""
@@ -52,20 +53,32 @@ class PaddingPolicy:
         return longest if self.padding == "longest" else -(-longest // int(self.padding)) * int(self.padding)
 
 
-class SequenceChunk:
-    """The columns of one chunk of sequences, as NumPy views of its memory map.
+class SequenceColumns:
+    """One sequence a row, as NumPy views of a memory map.
 
-    `offsets` int64 [rows + 1] into `ids` (unsigned) and `trained` (uint8); `document_offsets` int64 [rows + 1] into
-    `documents` int32, the lengths of each row's documents.
+    `offsets` int64 [rows + 1] into `ids` (unsigned), `trained` (uint8) and `weights` (float32, or None where they equal
+    `trained`); `document_offsets` int64 [rows + 1] into `documents` int32, the lengths of each row's documents.
     """
 
     def __init__(self, table: pa.Table):
         self.offsets, ids = list_parts(table["input_ids"])
         self.ids = ids.to_numpy()
         self.trained = list_parts(table["trained"])[1].to_numpy()
+        self.weights = list_parts(table["weights"])[1].to_numpy() if "weights" in table.column_names else None
         self.document_offsets, documents = list_parts(table["document_lengths"])
         self.documents = documents.to_numpy()
-        self.rows = len(self.offsets) - 1
+
+
+class SequenceChunk:
+    """One chunk of sequences.
+
+    `sides` holds its columns under "", those of pairs under "chosen" and "rejected"; `label` is bool [rows] or None.
+    """
+
+    def __init__(self, table: pa.Table):
+        self.rows = table.num_rows
+        self.sides = {side: SequenceColumns(columns) for side, columns in sides(table).items()}
+        self.label = table["label"].to_numpy() if "label" in table.column_names else None
 
 
 class SequenceReader:
@@ -74,6 +87,9 @@ class SequenceReader:
     def __init__(self, chunks: Sequence[SequenceChunk]):
         self._chunks = list(chunks)
         self._first_row = offsets_of(np.array([chunk.rows for chunk in self._chunks], np.int64))
+        self._sides = tuple(self._chunks[0].sides) if self._chunks else ("",)
+        self._labelled = any(chunk.label is not None for chunk in self._chunks)
+        self._weighted = any(side.weights is not None for chunk in self._chunks for side in chunk.sides.values())
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
@@ -84,49 +100,68 @@ class SequenceReader:
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained); for
             packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch
-            (runs of padding count as documents), and the int `max_seqlen`.
+            (runs of padding count as documents), and the int `max_seqlen`. Where any chunk has weights, float32
+            [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all that under `chosen_` and
+            `rejected_`, each with a width of its own; labelled rows also have `label`, bool [rows].
         """
-        places, lengths = self._places(rows)
+        places = self._places(rows)
+        batch: Batch = {}
+        for side in self._sides:
+            found = [(chunk.sides[side], members, local) for chunk, members, local in places]
+            made = self._padded(found, len(rows), policy)
+            batch |= {f"{side}_{name}": value for name, value in made.items()} if side else made
+        if self._labelled:
+            label = batch["label"] = np.zeros(len(rows), bool)
+            for chunk, members, local in places:
+                label[members] = False if chunk.label is None else chunk.label[local]
+        return batch
+
+    def _padded(self, places: Sequence[tuple[SequenceColumns, Ints, Ints]], rows: int, policy: PaddingPolicy) -> Batch:
+        lengths = np.zeros(rows, np.int64)
+        for columns, members, local in places:
+            lengths[members] = columns.offsets[local + 1] - columns.offsets[local]
         width = policy.width(lengths)
-        begins = np.arange(len(rows)) * width + (width - lengths if policy.side == "left" else 0)
-        input_ids = np.full((len(rows), width), policy.pad_token_id, np.int64)
-        labels = np.full((len(rows), width), IGNORED, np.int64)
-        attention_mask = np.zeros((len(rows), width), np.int64)
+        begins = np.arange(rows) * width + (width - lengths if policy.side == "left" else 0)
+        input_ids = np.full((rows, width), policy.pad_token_id, np.int64)
+        labels = np.full((rows, width), IGNORED, np.int64)
+        attention_mask = np.zeros((rows, width), np.int64)
+        loss_weights = np.zeros((rows, width) if self._weighted else 0, np.float32)
         documents: list[tuple[Ints, Ints]] = []
-        for number, members, local in places:
-            chunk = self._chunks[number]
-            source = ranges(chunk.offsets[local], lengths[members])
+        for columns, members, local in places:
+            source = ranges(columns.offsets[local], lengths[members])
             target = ranges(begins[members], lengths[members])
-            ids = chunk.ids[source].astype(np.int64)
+            ids = columns.ids[source].astype(np.int64)
             input_ids.reshape(-1)[target] = ids
             attention_mask.reshape(-1)[target] = 1
-            labels.reshape(-1)[target] = np.where(chunk.trained[source] != 0, ids, IGNORED)
+            labels.reshape(-1)[target] = np.where(columns.trained[source] != 0, ids, IGNORED)
+            if self._weighted:
+                weights = columns.trained if columns.weights is None else columns.weights
+                loss_weights.reshape(-1)[target] = weights[source]
             if policy.packed:
-                documents.append(_document_starts(chunk, local, begins[members]))
+                documents.append(_document_starts(columns, local, begins[members]))
         batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         if policy.packed:
             batch |= _keep_apart(labels, documents, begins, lengths, width)
+        if self._weighted:
+            loss_weights[labels == IGNORED] = 0.0
+            batch["loss_weights"] = loss_weights
         return batch
 
-    def _places(self, rows: Ints) -> tuple[list[tuple[int, Ints, Ints]], Ints]:
-        """For each chunk met: its number, which of `rows` it holds, and their places in it; and all rows' lengths."""
-        lengths = np.zeros(len(rows), np.int64)
+    def _places(self, rows: Ints) -> list[tuple[SequenceChunk, Ints, Ints]]:
+        """Each chunk met, which of `rows` it holds, and their places in it."""
         number = np.searchsorted(self._first_row, rows, side="right") - 1
         number[rows < 0] = -1
         places = []
         for found in np.unique(number[number >= 0]):
             members = np.flatnonzero(number == found)
-            local = rows[members] - self._first_row[found]
-            offsets = self._chunks[found].offsets
-            lengths[members] = offsets[local + 1] - offsets[local]
-            places.append((int(found), members, local))
-        return places, lengths
+            places.append((self._chunks[found], members, rows[members] - self._first_row[found]))
+        return places
 
 
-def _document_starts(chunk: SequenceChunk, local: Ints, begins: Ints) -> tuple[Ints, Ints]:
+def _document_starts(columns: SequenceColumns, local: Ints, begins: Ints) -> tuple[Ints, Ints]:
     """Where in the flattened batch the documents of some rows begin, and their lengths."""
-    counts = chunk.document_offsets[local + 1] - chunk.document_offsets[local]
-    lengths = chunk.documents[ranges(chunk.document_offsets[local], counts)].astype(np.int64)
+    counts = columns.document_offsets[local + 1] - columns.document_offsets[local]
+    lengths = columns.documents[ranges(columns.document_offsets[local], counts)].astype(np.int64)
     offsets = offsets_of(counts)
     within = np.cumsum(lengths) - lengths
     of_row = np.repeat(begins - within[np.minimum(offsets[:-1], max(len(within) - 1, 0))], counts)

@@ -21,7 +21,8 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     """The sequences of one split.
 
     `dataset[i]` is row i, unpadded: int64 [length] `input_ids`, `attention_mask` and `labels` (and `position_ids`
-    where rows are packed). `TokenLoader` makes batches.
+    where rows are packed, float32 `loss_weights` where weights differ from 1); pairs have them under `chosen_` and
+    `rejected_`, and labelled rows a bool `label`. `TokenLoader` makes batches.
 
     Attributes:
         name, split: what was opened.
@@ -44,9 +45,9 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
             raise IndexError(f"row {row} of {len(self)}")
         batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))
         return {
-            name: torch.from_numpy(value[0])
+            name: torch.from_numpy(value)[0]
             for name, value in batch.items()
-            if isinstance(value, np.ndarray) and value.ndim == 2
+            if isinstance(value, np.ndarray) and (value.ndim == 2 or name == "label")
         }
 
     @cached_property

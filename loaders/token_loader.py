@@ -36,7 +36,9 @@ class TokenLoader(DataLoader[Any]):
     """Batches of a `TokenDataset`: dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length].
 
     `labels` are not shifted and are -100 where nothing is trained. Packed datasets add `position_ids`, int32
-    `cu_seqlens` and `max_seqlen`.
+    `cu_seqlens` and `max_seqlen`; datasets with weights other than 0 and 1 add float32 `loss_weights`, of the same
+    shape. Preference datasets have all keys twice, under `chosen_` and `rejected_`, each side padded on its own; kto
+    datasets add `label`, bool [batch_size].
 
     Args:
         dataset: what to read.

@@ -62,7 +62,7 @@ class FieldsFormat:
         pieces: list[Piece] = []
         for slot in slots:
             name = self.fields[slot.value] if slot.value >= 0 else None
-            answer = slot.generated if self.template.marks_generation else name is not None and name == self.label
+            answer = slot.generated > 0 if self.template.marks_generation else name is not None and name == self.label
             weight, role = (
                 float(answer or self.train_all),
                 "answer" if answer else "template" if name is None else "input",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.rejects import ROW
@@ -16,6 +17,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import one_array
+from tokenloom.resources.sides import SIDES
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 1
+    version = 2
     upstream = ("columns",)
     libraries = ("pyarrow", "jinja2")
     output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
+    optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
     checks: ClassVar = {"spans partition the text": partition_text}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -74,6 +77,9 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     bos = spec.bos if prompt.add_bos is True or (prompt.add_bos == "auto" and spec.adds_bos) else None
     eos = spec.eos if prompt.add_eos else None
     form = mapping["form"]
+    refuse_packing(config, form)
+    if form in ("preference", "kto"):
+        return _preference(config, spec, bos, eos)
     if form == "fields":
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
@@ -103,6 +109,8 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
 def _is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Whether rows go through the chat template: asked for, or no template given and there is one."""
     prompt = config.prompt_template
+    if mapping["form"] in ("preference", "kto"):
+        return True
     if prompt.format_type == "chat" and not spec.chat_template:
         raise config.fault(
             "prompt_template.format_type",
@@ -139,6 +147,20 @@ def _chat(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str
     prompt = config.prompt_template
     template = _compiled(config, "tokenizer.chat_template", spec.chat_template or "")
     return ChatFormat(template, prompt, spec.tokens(), spec.control, bos, eos).render
+
+
+def _preference(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
+    """Prompts and completions in messages; completions alone are trained, chosen and rejected ones in pairs."""
+    if not spec.chat_template:
+        message = "tokenizer.chat_template: preference data are conversations, but there is no chat template"
+        raise config.fault("tokenizer.chat_template", message)
+    prompt = config.prompt_template
+    if prompt.train_on == "all":  # every message of a completion, nothing of the template's own
+        every = {"train_on": ("system", "user", "assistant", "tool")}
+        config = config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
+    render = in_pairs(_chat(config, spec, bos, eos))
+    names = {side: f"{side}_completion" for side in SIDES}
+    return lambda table: render(table.rename_columns([names.get(name, name) for name in table.column_names]))
 
 
 def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:

@@ -25,6 +25,14 @@ Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """From a template's slots to its pieces, and to the pieces with BOS and EOS added."""
 
 
+class ShapeError(TemplateError):
+    """The rows of a shape cannot be used; `code` says why."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
 @dataclass(frozen=True)
 class Shape:
     """Rows that share a layout.
@@ -33,8 +41,8 @@ class Shape:
         rows: int32 row positions.
         values: one string array for each value that the template places.
         empty: which of the values are empty, in all rows.
-        variables: the template's variables for one row's values.
-        layout: makes pieces of the template's slots; a piece's column is its slot's.
+        variables: the template's variables for one row's values; may raise a `ShapeError`.
+        layout: makes pieces of the template's slots; a piece's column is its slot's. May raise a `ShapeError`.
     """
 
     rows: pa.Array
@@ -67,6 +75,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape) -> tuple[pa.Table, list
         pieces, complete = shape.layout(slots)
     except TemplateError as error:
         code = "unverified_spans" if isinstance(error, SpansError) else "template_refused"
+        code = error.code if isinstance(error, ShapeError) else code
         return _nothing(), [refuse(np.arange(count), code, str(error))]
     placed = {slot.value for slot in slots}
     lost = [index for index, nothing in enumerate(shape.empty) if not nothing and index not in placed]

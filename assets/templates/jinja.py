@@ -95,14 +95,14 @@ class Slot:
     """Where value number `value` goes, or, where it is -1, text that the template itself writes.
 
     Args:
-        generated: whether it lies inside a `{% generation %}` block.
+        generated: which `{% generation %}` block it lies in, counted from 1; 0: none.
         column: counts the slots that hold a value.
         left, right: what the template strips of the value.
     """
 
     value: int
     text: str
-    generated: bool
+    generated: int
     column: int = -1
     left: Trim = ""
     right: Trim = ""
@@ -171,14 +171,15 @@ class JinjaTemplate:
         ]
         text = self._run({**variables(marks), "_marks_generation": True})
         slots: list[Slot] = []
-        at, generated = 0, False
+        at = blocks = generated = 0
         for match in _MARK.finditer(text):
             slots += [Slot(-1, text[at : match.start()], generated)] * (match.start() > at)
             at = match.end()
             if match.group(1) is not None:
                 slots.append(Slot(int(match.group(1)), "", generated))
             else:
-                generated = match.group(2) == GENERATION_OPEN
+                blocks += match.group(2) == GENERATION_OPEN
+                generated = blocks if match.group(2) == GENERATION_OPEN else 0
         return slots + [Slot(-1, text[at:], generated)] * (at < len(text))
 
     def _run(self, variables: Mapping[str, Any]) -> str:

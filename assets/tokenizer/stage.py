@@ -12,6 +12,7 @@ from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.sides import sides
 from tokenloom.resources.tokenizers import CONFIG, TEMPLATE, TOKENIZER, TokenizerSpec, declared_tokenizer, export_config
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class TokenizerStage(Stage):
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
         settings = context.config.tokenizer.train
-        sides = {"chat_template": digest_json(spec.chat_template)}
+        side_inputs = {"chat_template": digest_json(spec.chat_template)}
         if settings is None:
             name = context.config.tokenizer.name_or_path or ""
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
@@ -52,11 +53,11 @@ class TokenizerStage(Stage):
             prompts = [chunk.output for chunk in context.manifest("prompts").chunks if chunk.split == "train"]
 
             def trained() -> bytes:
-                segments = (content_segments(context.store.objects.get(digest)).to_pylist() for digest in prompts)
-                return train(segments, settings, spec)
+                tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
+                return train((content_segments(table).to_pylist() for table in tables), settings, spec)
 
             chunk = InputChunk(digest_json(prompts), "all", "trained", trained)
-        return Work([chunk], lambda tokenizer: _files(tokenizer, spec), sides)
+        return Work([chunk], lambda tokenizer: _files(tokenizer, spec), side_inputs)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Digest, size, and the ids of special tokens; also publishes the files for `from_pretrained`."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.pairs import LABEL, in_pairs
 from tokenloom.assets.prompts.segments import Segments, segments, swallow
 from tokenloom.assets.prompts.spans import SPANS, flat_spans, span_lists, spans_cover
 from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
@@ -41,6 +42,7 @@ class TokensStage(Stage):
     upstream = ("prompts", "tokenizer")
     libraries = ("pyarrow", "tokenizers")
     output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
+    optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
     checks: ClassVar = {"spans partition the tokens": _spans_cover_ids}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -75,7 +77,7 @@ class LazyTokenize:
     def __call__(self, table: pa.Table) -> ChunkOutput:
         with self._lock:
             encoder = self._encoder
-        return tokenize(table, encoder, self._control, self._policy)
+        return in_pairs(lambda prompts: tokenize(prompts, encoder, self._control, self._policy))(table)
 
 
 def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...], policy: ControlPolicy) -> ChunkOutput:
@@ -159,7 +161,7 @@ def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Tabl
     return table.filter(pa.array(~bad)).combine_chunks(), rejects
 
 
-def trained_tokens(table: pa.Table) -> np.ndarray:
-    """bool [tokens]: whether each token of a chunk is trained, flat."""
+def token_weights(table: pa.Table) -> np.ndarray:
+    """float32 [tokens]: how much each token of a chunk is trained, flat; 0: not at all."""
     spans = flat_spans(table["spans"])
-    return np.repeat(spans.weight > 0, spans.end - spans.start)
+    return np.repeat(spans.weight, spans.end - spans.start)
