@@ -151,8 +151,8 @@ class Build:
         manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=work.notes())
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
-        self._check_rejects(stage, manifest)
         manifest = replace(manifest, facts=stage.facts(self, manifest))
+        self._check_rejects(stage, manifest)
         self.store.put_manifest(manifest)
         self._manifests[name] = manifest
         return self._report(manifest, reused, time.perf_counter() - started)

@@ -44,7 +44,7 @@ def _panel(row: ShownRow) -> RenderableType:
 def _title(row: ShownRow) -> str:
     counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.sides else ""
     label = "" if row.label is None else f" · label {str(row.label).lower()}"
-    return f"row {row.row} · {row.split} · {row.source}{label}{counts}"
+    return f"row {row.row} · {row.split} · {row.place}{label}{counts}"
 
 
 def _style(run: Run) -> str:

@@ -29,13 +29,13 @@ class Run:
 class ShownRow:
     """The sequences of a row for the eye, or the reason why it has none.
 
-    `row` counts the raw rows of all files and splits, from 0. `sides` are a pair's chosen and rejected sequence, by
-    name; anything else has one, under "". `label` is what kto data says of it.
+    `row` counts the raw rows of all files and splits, from 0; `place` says where it stands. `sides` are a pair's chosen
+    and rejected sequence, by name; anything else has one, under "". `label` is what kto data says of it.
     """
 
     row: int
     split: str
-    source: str
+    place: str
     sides: Mapping[str, tuple[Run, ...]]
     absence: str = ""
     label: bool | None = None
@@ -67,30 +67,38 @@ class RowReader:
         self._tokenizer = Tokenizer.from_file(str(store.tokenizer_folder(facts["digest"]) / TOKENIZER))
         found = (self._tokenizer.token_to_id(token) for token in facts["control"])
         self._control = [index for index in found if index is not None]
-        self._first_row = np.cumsum([0, *(chunk.rows_in for chunk in self._raw.chunks)])
+        self._first_row = np.cumsum([0, *(chunk.rows_out + chunk.rejected for chunk in self._raw.chunks)])
 
     @property
     def _raw(self) -> Manifest:
         return self._manifests["raw"]
 
     def __len__(self) -> int:
-        """Number of raw rows."""
+        """Number of raw rows, those that `raw` filtered apart."""
         return int(self._first_row[-1])
 
     def read(self, row: int) -> ShownRow:
         """The sequence that holds a raw row; with packing, together with its neighbours."""
         number = int(np.searchsorted(self._first_row, row, side="right")) - 1
-        local = row - int(self._first_row[number])
+        position = self._position(number, row - int(self._first_row[number]))
         chunk = self._manifests["sequences"].chunks[number]
         table = self._store.objects.get(chunk.output)
         offsets, rows = list_parts(table["rows"])
-        found = np.flatnonzero(rows.to_numpy() == local)
+        found = np.flatnonzero(rows.to_numpy() == position)
+        place = chunk.place(position)
         if not len(found):
-            return ShownRow(row, chunk.split, chunk.source, {}, self._absence(number, local))
+            return ShownRow(row, chunk.split, place, {}, self._absence(number, position))
         sequence = int(np.searchsorted(offsets, found[0], side="right")) - 1
         runs = {side: tuple(self._runs(columns, sequence)) for side, columns in sides(table).items()}
         label = table["label"][sequence].as_py() if "label" in table.column_names else None
-        return ShownRow(row, chunk.split, chunk.source, runs, label=label)
+        return ShownRow(row, chunk.split, place, runs, label=label)
+
+    def _position(self, number: int, local: int) -> int:
+        """The position within its chunk of the raw row that is the chunk's `local`-th."""
+        chunk = self._raw.chunks[number]
+        objects = [chunk.output, *([chunk.rejects] if chunk.rejects else [])]
+        positions = np.concatenate([self._store.objects.get(digest)[ROW].to_numpy() for digest in objects])
+        return int(np.sort(positions)[local])
 
     def _runs(self, table: Any, sequence: int) -> Iterator[Run]:
         ids = np.array(table["input_ids"][sequence].as_py())
@@ -101,11 +109,11 @@ class RowReader:
             text = self._tokenizer.decode(ids[begin:end].tolist(), skip_special_tokens=False)
             yield Run(text, bool(trained[begin]), bool(control[begin]), int(end - begin))
 
-    def _absence(self, number: int, local: int) -> str:
+    def _absence(self, number: int, position: int) -> str:
         """Why a raw row has no sequence."""
         for stage, manifest in self._manifests.items():
             rejects = manifest.chunks[number].rejects
             for reject in self._store.objects.get(rejects).to_pylist() if rejects else []:
-                if reject[ROW] == local:
+                if reject[ROW] == position:
                     return f"rejected by {stage}: {reject['code']}: {reject['message']}"
         return "filtered"

@@ -31,7 +31,7 @@ from tokenloom.assets.raw.json_elements import JsonElements
 from tokenloom.assets.raw.records import Finder, Lines, Paragraphs, QuotedLines, record_blocks
 from tokenloom.assets.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, TokenloomError
+from tokenloom.errors import ConfigError, SourceError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
 
 
@@ -438,3 +438,166 @@ def test_limit_takes_the_first_rows_of_each_split(tmp_path: Path, limit: int) ->
     whole, limited = found
     assert limited == {split: rows[:limit] for split, rows in whole.items()}
     assert Build(config, store, limit=limit).name == f"dataset@{limit}"
+
+
+def places(path: Path, store: Path, **dataset: Any) -> dict[str, str]:
+    """Where each row, and each reject's excerpt, of a built file stands: text to place."""
+    config = PipelineConfig.from_mapping(
+        {"dataset": {"name": str(path), **dataset}, "validation": {"max_reject_fraction": 1.0}}
+    )
+    build = Build(config, ArtifactStore(store), chunk_size=ChunkSize(256, 64, 1024))
+    build.run("raw")
+    found = {}
+    for chunk in build.manifest("raw").chunks:
+        table = build.store.objects.get(chunk.output)
+        found |= {row["a"]: chunk.place(row[ROW]) for row in table.to_pylist()}
+        rejects = build.store.objects.get(chunk.rejects).to_pylist() if chunk.rejects else []
+        found |= {row["excerpt"]: chunk.place(row[ROW]) for row in rejects}
+    return found
+
+
+@pytest.mark.parametrize("val_split", [0.0, 0.3])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_every_row_and_reject_is_placed_at_its_line(tmp_path: Path, ending: str, val_split: float) -> None:
+    noise = random.Random(4)
+    values = [f"{index}" + noise.choice(["", "\nand more", '\n\n""quoted""']) for index in range(200)]
+    records = [
+        noise.choice(["", ending]) + (f'"{value}",x' if index % 9 else f"{index},x,y")
+        for index, value in enumerate(values)
+    ]
+    path = tmp_path / "rows.csv"
+    path.write_bytes(ending.join(["a,b", *records]).encode())
+    lines = path.read_bytes().decode().replace(ending, "\n").split("\n")
+    found = places(path, tmp_path / "store", val_split=val_split)
+    assert len(found) == 200
+    for value, place in found.items():
+        name, _, line = place.rpartition(":")
+        assert name == "rows.csv"
+        assert lines[int(line) - 1].lstrip('"').split("\n")[0].startswith(value.split("\n")[0].split('"')[0])
+        assert re.match(rf'"?{value.splitlines()[0].split(",")[0]}\b', lines[int(line) - 1])
+
+
+def test_rows_of_lines_arrays_and_tables_are_placed_too(tmp_path: Path) -> None:
+    rows = [{"a": f"row number {index}"} for index in range(100)]
+    for suffix in (".json", ".jsonl", ".parquet"):
+        write_table(tmp_path / f"rows{suffix}", rows)
+        found = places(tmp_path / f"rows{suffix}", tmp_path / "store")
+        mark, first = (":", 1) if suffix == ".jsonl" else (" row ", 0)
+        assert found == {row["a"]: f"rows{suffix}{mark}{first + index}" for index, row in enumerate(rows)}
+
+
+OTHER_SHAPES = {
+    "keyed": (lambda rows: {f"id {index}": row for index, row in enumerate(rows)}, "key"),
+    "nested": (lambda rows: {"version": "1", "data": rows, "n": [1, 2]}, ""),
+    "deep": (lambda rows: {"data": [{"title": "t", "parts": [{"c": "x", "qas": rows}]}]}, "title c"),
+}
+
+
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+@pytest.mark.parametrize("indent", [None, 1])
+@given(rows=st.lists(st.fixed_dictionaries({"a": TEXT, "b": TEXT, "n": st.integers(0, 9)}), min_size=2, max_size=6))
+def test_json_objects_hold_rows_too(shape: str, indent: int | None, rows: list[Row]) -> None:
+    make, others = OTHER_SHAPES[shape]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        path.write_text(json.dumps(make(rows), indent=indent))
+        for size in (ChunkSize(), ChunkSize(64, 16, 256)):
+            found, rejects, _ = read(path, size)
+            assert rejects == []
+            assert [{name: row[name] for name in ("a", "b", "n")} for row in found] == rows
+            if others == "key":
+                assert [row["key"] for row in found] == [f"id {index}" for index in range(len(rows))]
+            for name in others.split()[:2] if others != "key" else ():
+                assert {row[name] for row in found} == {"t" if name == "title" else "x"}
+
+
+@given(st.lists(st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), min_size=1, max_size=3), min_size=1))
+def test_bare_lists_become_one_column(rows: list[list[Row]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (
+            ("rows.jsonl", "\n".join(map(json.dumps, rows))),
+            ("rows.json", json.dumps(rows, indent=1)),
+        ):
+            (Path(folder) / name).write_text(text)
+            assert read(Path(folder) / name) == ([{"items": row} for row in rows], [], 0)
+
+
+NESTED = {"a": {"groups": [{"g": 1, "items": [{"x": "p"}, {"x": "q"}]}, {"g": 2, "items": []}, {"g": 3}]}, "z": 0}
+
+
+def test_a_declared_root_leads_to_the_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(NESTED))
+    assert read(tmp_path / "rows.json", reader={"root": "a.groups[].items[]"})[0] == [
+        {"x": "p", "g": 1},
+        {"x": "q", "g": 1},
+    ]
+    assert [row["g"] for row in read(tmp_path / "rows.json", reader={"root": "a.groups[]"})[0]] == [1, 2, 3]
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(NESTED["a"])] * 3))
+    assert (
+        read(tmp_path / "rows.jsonl", reader={"root": "groups[].items[]"})[0]
+        == [{"x": "p", "g": 1}, {"x": "q", "g": 1}] * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "root", "message"),
+    [
+        (json.dumps(NESTED), "b[]", "no b"),
+        (json.dumps(NESTED), "a.g[]", "no a.g"),
+        (json.dumps(NESTED), "a[]", "a.*is no list"),
+        (json.dumps(NESTED), "z.groups[]", "z.*is no object"),
+        (json.dumps(NESTED), "groups", "no path to rows"),
+        ('{"train": [{"a": 1}], "test": [{"a": 2}]}', None, "more than one list of objects, train"),
+        (json.dumps(NESTED)[:-3], "a.groups[]", "byte"),
+        (json.dumps({"data": [{"a": 1}]})[:-1], None, "byte"),
+        ('{"data": [{"a": 1}]} x', None, "byte 21"),
+    ],
+)
+def test_a_root_that_is_not_there_is_told(tmp_path: Path, text: str, root: str | None, message: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(TokenloomError, match=message):
+        read(tmp_path / "rows.json", reader={"root": root})
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("name,age\nx,1\n", ["name", "age"]),
+        ("x,1\ny,2\n", ["column_0", "column_1"]),
+        ("who wrote this long sentence and why did they do so?,maybe\nb,c\n", ["column_0", "column_1"]),
+        ("a;b\n1;2\n", ["a", "b"]),
+        ("a|b,c\n", ["a|b", "c"]),
+        ("a,a\n1,2\n", ["column_0", "column_1"]),
+    ],
+)
+def test_headers_and_separators_are_found(tmp_path: Path, text: str, columns: list[str]) -> None:
+    (tmp_path / "rows.csv").write_text(text * 2 if columns == ["a|b", "c"] else text)
+    assert list(read(tmp_path / "rows.csv")[0][0]) == columns
+
+
+def test_a_declared_header_wins_over_what_is_found(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("1,2\n3,4\n")
+    assert read(tmp_path / "rows.csv", reader={"header": True})[0] == [{"1": "3", "2": "4"}]
+    (tmp_path / "rows.csv").write_text("a,b\n3,4\n")
+    assert len(read(tmp_path / "rows.csv", reader={"header": False})[0]) == 2
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_filters_drop_and_count_whatever_the_format(tmp_path: Path, suffix: str) -> None:
+    rows = [{"a": f"{index}" * (index % 3), "b": str(index)} for index in range(60)]
+    write_table(tmp_path / f"rows{suffix}", rows)
+    found, rejects, filtered = read(tmp_path / f"rows{suffix}", filters=["len(a) > 0", 'b != "4"'], columns=["a"])
+    kept = [{"a": row["a"]} for row in rows if row["a"] and row["b"] != "4"]
+    assert (found, rejects, filtered) == (kept, [], 60 - len(kept))
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"), [("len(aa) > 0", "did you mean a"), ("a >", "condition"), ("a > 1", "a > 1")]
+)
+def test_a_filter_that_cannot_be_is_told_at_its_line(tmp_path: Path, condition: str, message: str) -> None:
+    write_table(tmp_path / "rows.jsonl", [{"a": "x"}] * 5)
+    (tmp_path / "data.yaml").write_text(f"dataset:\n  name: rows.jsonl\n  filters: ['{condition}']\n")
+    build = Build(PipelineConfig.from_file(tmp_path / "data.yaml"), ArtifactStore(tmp_path / "store"))
+    with pytest.raises(ConfigError, match=message) as raised:
+        build.run("raw")
+    assert raised.value.faults[0].place.endswith("data.yaml:3")

@@ -69,8 +69,9 @@ class JsonElements:
         """Hold what follows the container against the braces that must close."""
         at, char, self._in_string, self._escaped = structure(window, self._in_string, self._escaped)
         depth = self._depth + np.cumsum(_DEPTH[char], dtype=np.int64)
-        beyond = np.flatnonzero(depth < -len(self._keys))
-        more = np.flatnonzero(~_SPACE[window]) if not self._keys else at[beyond]
+        ended = [-1] if self._depth == -len(self._keys) else at[depth == -len(self._keys)][:1]
+        more = np.flatnonzero(~_SPACE[window])
+        more = more[more > ended[0]] if len(ended) else more[:0]
         if len(more):
             raise SourceError(
                 f"{self._name}: invalid JSON: more text follows its end, at byte {self._at + int(more[0])}"
