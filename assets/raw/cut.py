@@ -96,16 +96,17 @@ def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
     """uint64 [rows] hashes of each row's content, and int64 [rows] sizes in bytes."""
     hashes, sizes = np.zeros(table.num_rows, np.uint64), np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        column_hashes, column_sizes = _hash_array(one_array(column))
+        column_hashes, column_sizes = hash_array(one_array(column))
         hashes = _mix(hashes ^ column_hashes)
         sizes += column_sizes
     return hashes, np.maximum(sizes, 1)
 
 
-def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
+def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
+    """uint64 [rows] hashes of each value's content, null hashing as empty, and int64 [rows] sizes in bytes."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return _hash_array(array.dictionary_decode())
+        return hash_array(array.dictionary_decode())
     if (
         pa.types.is_string(kind)
         or pa.types.is_binary(kind)
@@ -122,24 +123,24 @@ def _hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     if pa.types.is_struct(kind):
         hashes, sizes = np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
         for field in array.flatten():
-            field_hashes, field_sizes = _hash_array(field)
+            field_hashes, field_sizes = hash_array(field)
             hashes, sizes = _mix(hashes ^ field_hashes), sizes + field_sizes
         return hashes, sizes
     if pa.types.is_fixed_size_list(kind):
-        return _hash_array(array.cast(pa.list_(kind.value_type)))
+        return hash_array(array.cast(pa.list_(kind.value_type)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _hash_lists(array)
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
     if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
-        return _hash_array(array.cast(pa.string()).fill_null(""))
-    return _hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
+        return hash_array(array.cast(pa.string()).fill_null(""))
+    return hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
 
 
 def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
     lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    item_hashes, item_sizes = _hash_array(array.flatten())
+    item_hashes, item_sizes = hash_array(array.flatten())
     place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     mixed = _mix(item_hashes ^ _mix(place.astype(np.uint64)))
     totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
