@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tokenloom.assets.schema import candidates
+from tokenloom.assets.schema.sketch import top_level
 from tokenloom.assets.templates.custom import field_names
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, Fault
@@ -39,6 +40,7 @@ def resolve(config: PipelineConfig, columns: Sequence[Mapping[str, Any]]) -> Col
     Raises:
         ConfigError: a column that the YAML names does not exist, or the columns fit no form.
     """
+    columns = top_level([dict(column) for column in columns])
     names = [column["column"] for column in columns]
     prompt, mapping = config.prompt_template, dict(config.dataset.column_mapping)
     known = list(field_names(config)) if prompt.template else list(candidates.ALIASES)

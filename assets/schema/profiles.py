@@ -1,0 +1,179 @@
+"""Profiles of paths, as `sketch.merge` gives them, asked for their shape: how well do a path's values fit a role?
+
+A fit is a share from 0 to 1 that follows the values' own shares without steps, so that a few rows more change it a little.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
+KNOWN_SPEAKERS = frozenset(
+    "system user assistant tool function human gpt bot model chatgpt bard bing developer ipython observation "
+    "function_call function_response tool_call tool_response".split()
+)
+_FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One path's profile."""
+
+    facts: Mapping[str, Any]
+    within: Mapping[str, Profile]
+    """All paths of the same dataset."""
+
+    @property
+    def column(self) -> str:
+        return self.facts["column"]
+
+    @property
+    def path(self) -> str:
+        return self.facts.get("path", self.column)
+
+    @property
+    def kind(self) -> str:
+        """As in `sketch.kind_of`; from the type where the profile holds no more."""
+        if "kind" in self.facts:
+            return self.facts["kind"]
+        arrow = self.facts["type"]
+        kinds = {"list": "list", "large_list": "list", "struct": "struct", "bool": "boolean", "null": "null"}
+        numbers = ("int", "uint", "float", "double", "decimal")
+        return kinds.get(arrow.partition("<")[0], "number" if arrow.startswith(numbers) else "text")
+
+    @property
+    def source(self) -> str:
+        """The source expression: a list's first item stands for its items."""
+        return self.column + self.path[len(self.column) :].replace("[]", "[0]")
+
+    @property
+    def name(self) -> str:
+        """The name of the column, or of the field that it is."""
+        return self.path[len(self.column) :].rpartition(".")[2].replace("[]", "") or self.column
+
+    @property
+    def is_column(self) -> bool:
+        return self.path == self.column
+
+    @property
+    def fields(self) -> list[str]:
+        """The names of a struct's fields."""
+        inside = [path[len(self.path) + 1 :] for path in self.within if path.startswith(f"{self.path}.")]
+        return [name for name in inside if "." not in name and "[]" not in name]
+
+    @property
+    def items(self) -> Profile | None:
+        """What a list holds."""
+        return self.within.get(f"{self.path}[]") if self.kind == "list" else None
+
+    def field(self, name: str) -> Profile | None:
+        """A struct's field."""
+        return self.within.get(f"{self.path}.{name}")
+
+    def share(self, count: str) -> float:
+        """The share of `nulls` or `empty` places."""
+        return self.facts.get(count, 0) / max(self.facts.get("rows", 1), 1)
+
+    def trait(self, name: str) -> float:
+        return self.facts.get("traits", {}).get(name, 0.0)
+
+    @property
+    def numbers(self) -> float:
+        """The share of values that are numbers."""
+        return 1.0 if self.kind == "number" else self.trait("number")
+
+    @property
+    def variety(self) -> float:
+        """Distinct values for each place."""
+        distinct = self.facts.get("distinct")
+        return 1.0 if distinct is None else distinct / max(self.facts.get("rows", 1), 1)
+
+    @property
+    def typical_length(self) -> int:
+        """The median length of its values; 0 where it is not known."""
+        return (self.facts.get("lengths") or {}).get("p50", 0)
+
+    def shape(self) -> str:
+        """What the values look like, in a few words."""
+        lengths = self.facts.get("lengths")
+        if self.kind == "text" and lengths:
+            told = {"question": "questions", "transcript": "transcripts", "turns": "dialogues", "number": "numbers"}
+            shares = [f"{self.trait(name):.0%} {plural}" for name, plural in told.items() if self.trait(name) >= 0.2]
+            return ", ".join([f"text of about {lengths['p50']:,} characters", *shares])
+        if self.kind == "list" and lengths:
+            return f"lists of up to {lengths['longest']:,}"
+        return self.kind
+
+
+def profiles(columns: Sequence[Mapping[str, Any]]) -> dict[str, Profile]:
+    """Profiles by path."""
+    found: dict[str, Profile] = {}
+    for facts in columns:
+        profile = Profile(facts, found)
+        found.setdefault(profile.path, profile)
+    return found
+
+
+def fits_text(profile: Profile) -> float:
+    """A prompt, a context, a document: text, not mostly numbers, URLs or nothing."""
+    if profile.kind != "text":
+        return 0.0
+    return (1 - 0.7 * profile.numbers) * (1 - 0.7 * profile.trait("url")) * (1 - 0.6 * _gone(profile))
+
+
+def fits_context(profile: Profile) -> float:
+    """As `fits_text`, but may be empty."""
+    return (1 - 0.7 * profile.trait("url")) * float(profile.kind == "text")
+
+
+def fits_answer(profile: Profile) -> float:
+    """Text, or a number, or, less so, true and false."""
+    fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.0)
+    return fit * (1 - 0.8 * profile.trait("url")) * (1 - 0.8 * _gone(profile))
+
+
+def fits_flag(profile: Profile) -> float:
+    """True and false, or what says so."""
+    if profile.kind == "boolean":
+        return 1.0
+    said = {str(value).lower() for value in profile.facts.get("values") or ()}
+    return 0.75 if said and said <= {"0", "1", "true", "false", "yes", "no", "good", "bad"} else 0.0
+
+
+def fits_label(profile: Profile) -> float:
+    """One of few names; numbers and flags name nothing."""
+    fit = {"text": 1.0 - 0.55 * profile.numbers, "number": 0.45, "boolean": 0.45}.get(profile.kind, 0.0)
+    return fit * (1 - ramp(profile.variety, 0.2, 0.8)) * (1 - 0.8 * _gone(profile))
+
+
+def fits_messages(profile: Profile) -> float:
+    """A list of structs of which one field says who speaks, and one what is said."""
+    speaker, said = message_fields(profile)
+    if not (speaker and said):
+        return 0.0
+    spoken = profile.items.field(speaker) if profile.items else None
+    values = {value.lower() for value in (spoken.facts.get("values") or ())} if spoken else set()
+    return 1.0 if not values or values <= KNOWN_SPEAKERS else 0.85
+
+
+def message_fields(profile: Profile) -> tuple[str | None, str | None]:
+    """The fields of a conversation's messages that hold who speaks and what is said."""
+    if profile.kind != "list":
+        return None, None
+    if profile.items is not None:
+        names = profile.items.fields if profile.items.kind == "struct" else []
+    else:
+        names = _FIELD.findall(profile.facts["type"])
+    return next((name for name in SPEAKERS if name in names), None), next((name for name in SAID if name in names), None)
+
+
+def ramp(value: float, low: float, high: float) -> float:
+    """0 up to `low`, 1 from `high` on, straight between."""
+    return min(max((value - low) / (high - low), 0.0), 1.0)
+
+
+def _gone(profile: Profile) -> float:
+    return profile.share("nulls") + profile.share("empty")
