@@ -302,28 +302,6 @@ def test_a_chunk_whose_column_holds_no_text_rejects_its_rows(kind: pa.DataType) 
     assert kept(out) == [{"q": "", "a": "fine"}]
 
 
-@given(
-    st.lists(st.fixed_dictionaries({"a": MAYBE, "b": st.one_of(st.none(), st.lists(TEXT, max_size=2))}), max_size=8),
-    st.integers(0, 8),
-)
-def test_sketches_of_parts_merge_to_the_sketch_of_the_whole(rows: list[Row], place: int) -> None:
-    columns = {"a": pa.string(), "b": pa.list_(pa.string())}
-    parts = [table_of(part, columns) for part in (rows[:place], rows[place:])]
-    whole = described(table_of(rows, columns))
-    assert described(*parts) == whole
-    texts = [row["a"] for row in rows]
-    assert whole[0] == {
-        "column": "a",
-        "type": "string",
-        "rows": len(rows),
-        "nulls": texts.count(None),
-        "empty": texts.count(""),
-        "characters": sum(len(text or "") for text in texts),
-        "longest": max((len(text or "") for text in texts), default=0),
-        "examples": [text for text in texts if text is not None][:3],
-    }
-
-
 @pytest.mark.parametrize(
     ("special", "code"),
     [

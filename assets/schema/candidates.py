@@ -46,7 +46,7 @@ class Ambiguity:
 
 
 def choose(candidates: Sequence[FormatCandidate]) -> FormatCandidate | Ambiguity:
-    """The likeliest candidate where it is sure: a confidence of at least `SURE` and a lead of `LEAD` before every other.
+    """The likeliest candidate where it is sure: a confidence of at least `SURE`, and a lead of `LEAD` before all others.
 
     Args:
         candidates: as `format_candidates` ranks them.
@@ -61,6 +61,8 @@ def choose(candidates: Sequence[FormatCandidate]) -> FormatCandidate | Ambiguity
 
 def _roles(found: FormatCandidate) -> str:
     return ", ".join(f"{role}: {source!r}" for role, source in found.roles.items())
+
+
 FORMS: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "completion": ("prompt", "completion"),

@@ -15,6 +15,7 @@ from math import prod
 from tokenloom.assets.schema.names import ALIASES, is_beside, likeness, role_likeness
 from tokenloom.assets.schema.profiles import (
     Profile,
+    Steps,
     fits_answer,
     fits_context,
     fits_flag,
@@ -23,10 +24,11 @@ from tokenloom.assets.schema.profiles import (
     fits_text,
     message_fields,
     profiles,
+    quoted,
     ramp,
 )
 
-CERTAIN = 0.95
+CERTAIN, LEAST = 0.95, 0.3
 SUMMARIZED = ("dialogue", "dialog", "article", "document", "passage", "transcript", "conversation", "report", "text")
 SUMMARIES = ("summary", "highlights", "tldr", "abstract")
 CLASSIFIED = ("text", "sentence", "utterance", "review", "tweet", "headline", "comment", "query", "content", "title")
@@ -63,7 +65,7 @@ class _Found:
     profile: Profile
 
 
-Profiles = Mapping[str, Profile]
+Profiles = Mapping[Steps, Profile]
 Fit = Callable[[Profile], float]
 
 
@@ -82,7 +84,9 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
     return sorted(best.values(), key=lambda candidate: -candidate.confidence)
 
 
-def _candidate(format: str, form: str, found: Mapping[str, _Found], factor: float = 1.0, *notes: str) -> FormatCandidate:
+def _candidate(
+    format: str, form: str, found: Mapping[str, _Found], factor: float = 1.0, *notes: str
+) -> FormatCandidate:
     """A candidate whose roles are all found; optional ones do not weigh on its confidence."""
     scores = [one.score for role, one in found.items() if role not in ("system", "tools", "context")]
     mean = prod(scores) ** (1 / len(scores))
@@ -95,7 +99,7 @@ def _columns(found: Profiles) -> list[Profile]:
     return [profile for profile in found.values() if profile.is_column]
 
 
-def _ranked(candidates: Sequence[Profile], role: str | tuple[str, ...], fit: Fit, least: float = 0.3) -> list[_Found]:
+def _ranked(candidates: Sequence[Profile], role: str | tuple[str, ...], fit: Fit, least: float = LEAST) -> list[_Found]:
     """Sources for a role among some paths, the best first."""
     ranked = []
     for profile in candidates:
@@ -161,27 +165,16 @@ def _kto(found: Profiles) -> Iterator[FormatCandidate]:
 
 def _answers(found: Profiles) -> Iterator[_Found]:
     """Sources for a completion: columns, fields of structs, and of lists their first item."""
-    nested = [
-        profile
-        for profile in found.values()
-        if profile.is_column or (profile.kind == "text" and not _in_conversation(found, profile))
-    ]
-    ranked = _ranked([profile for profile in nested if profile.is_column], "completion", fits_answer)
-    for profile in nested:
-        if profile.is_column:
+    ranked = _ranked(_columns(found), "completion", fits_answer)
+    for profile in found.values():
+        if profile.is_column or profile.kind != "text" or fits_messages(profile.column):
             continue
-        of_column = role_likeness(profile.column, "completion")
-        own = role_likeness(profile.name, "completion") if profile.name != profile.column else of_column
-        like = max(of_column if profile.name in ("text", profile.column) else own, own, key=lambda like: like.score)
-        score = 0.97 * like.score * fits_answer(profile)
-        if score >= 0.3:
-            first = " (the first of each list)" if "[]" in profile.path else ""
+        named = {profile.column.name, profile.name} if profile.name in ("text", "value") else {profile.name}
+        like = max((role_likeness(name, "completion") for name in sorted(named)), key=lambda like: like.score)
+        if (score := 0.97 * like.score * fits_answer(profile)) >= LEAST:
+            first = ", the first of each list" if None in profile.steps else ""
             ranked.append(_Found(profile.source, score, f"{like.reason}, {profile.shape()}{first}", profile))
     yield from islice(sorted(ranked, key=lambda one: -one.score), 3)
-
-
-def _in_conversation(found: Profiles, profile: Profile) -> bool:
-    return fits_messages(found[profile.column]) > 0
 
 
 def _completions(found: Profiles) -> Iterator[FormatCandidate]:
@@ -207,14 +200,12 @@ def _completions(found: Profiles) -> Iterator[FormatCandidate]:
 
 def _siblings(found: Profiles, profile: Profile) -> list[Profile]:
     """The other fields of the struct that a nested path is a field of."""
-    above = profile.path.removesuffix(f".{profile.name}")
-    if above == profile.path:
-        return []
-    return [field for name in found[above].fields if (field := found[above].field(name)) and field.name != profile.name]
+    above = profile.steps[:-1]
+    return [field for name in found[above].fields if (field := found[(*above, name)]) is not profile] if above else []
 
 
 def _completion_name(prompt: Profile, completion: Profile, extra: Mapping[str, _Found]) -> str:
-    if "context" in extra and not completion.is_column and "answer" in completion.column.lower():
+    if "context" in extra and likeness(completion.column.name, ("answer",)).score and not completion.is_column:
         return "reading comprehension"
     if likeness(prompt.name, ("instruction",)).score:
         return "alpaca"
@@ -223,7 +214,9 @@ def _completion_name(prompt: Profile, completion: Profile, extra: Mapping[str, _
 
 
 def _fits_choices(profile: Profile) -> float:
-    return float(profile.kind == "list" and (profile.items is None or profile.items.kind == "text"))
+    """A list of texts, or a struct of one and the labels beside it."""
+    texts = profile.field("text") if profile.kind == "struct" and profile.field("label") else profile
+    return float(bool(texts and texts.kind == "list" and (texts.items is None or texts.items.kind == "text")))
 
 
 def _fits_choice(profile: Profile) -> float:
@@ -240,13 +233,22 @@ def _multiple_choice(found: Profiles) -> Iterator[FormatCandidate]:
         answers = _ranked(columns, ("answer", "answer_key", "label", "target", "gold"), _fits_choice)
         for answer in answers[:2]:
             for prompt in _ranked(columns, (*ALIASES["prompt"], "ctx", "context", "sentence"), fits_text)[:2]:
-                asked = f"{{{prompt.source}}}\n\n{{{choices.source}:letters}}"
-                picked = f"{choices.source}[{{{answer.source}}}]"
+                items = choices.profile.field("text") or choices.profile
+                by = f"{_inside(choices)}.label=" if items is not choices.profile else ""
+                inner = f"{_inside(choices)}.text" if by else _inside(choices)
+                asked = f"{{{_inside(prompt)}}}\n\n{{{inner}:letters}}"
+                picked = f"{inner}[{by}{{{_inside(answer)}}}]"
+                both = (prompt.score * choices.score) ** 0.5
                 roles = {
-                    "prompt": _Found(asked, (prompt.score * choices.score) ** 0.5, f"{prompt.reason}, with the choices", prompt.profile),
+                    "prompt": _Found(asked, both, f"{prompt.reason}, with the choices", prompt.profile),
                     "completion": _Found(picked, answer.score, f"{answer.reason}, picks a choice", answer.profile),
                 }
                 yield _candidate("multiple choice", "completion", roles)
+
+
+def _inside(found: _Found) -> str:
+    """A column's name as it stands inside an expression."""
+    return quoted(found.profile.name)
 
 
 def _classification(found: Profiles) -> Iterator[FormatCandidate]:
@@ -287,7 +289,7 @@ def _texts(found: Profiles) -> Iterator[FormatCandidate]:
 def _unnamed(found: Profiles) -> Iterator[FormatCandidate]:
     """Two columns without names, of which one asks and the other is a number that varies."""
     columns = [profile for profile in _columns(found) if profile.kind != "null"]
-    if len(columns) != 2 or not all(_GENERIC.fullmatch(profile.column) for profile in columns):
+    if len(columns) != 2 or not all(_GENERIC.fullmatch(profile.name) for profile in columns):
         return
     for prompt, answer in (columns, columns[::-1]):
         asks, counts = prompt.trait("question"), answer.numbers * ramp(answer.variety, 0.02, 0.2)

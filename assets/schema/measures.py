@@ -1,8 +1,6 @@
-"""What is measured of one array: lengths, distinct values, traits of its text, examples. All of it adds up or merges."""
+"""What is measured of one array: lengths, distinct values, traits of its text, examples. All of it merges."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pyarrow as pa

@@ -1,6 +1,6 @@
 """Profiles of paths, as `sketch.merge` gives them, asked for their shape: how well do a path's values fit a role?
 
-A fit is a share from 0 to 1 that follows the values' own shares without steps, so that a few rows more change it a little.
+A fit is a share from 0 to 1 that follows the values' own shares without steps: a few rows more change it a little.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
-KNOWN_SPEAKERS = frozenset(
-    "system user assistant tool function human gpt bot model chatgpt bard bing developer ipython observation "
-    "function_call function_response tool_call tool_response".split()
-)
+KNOWN_SPEAKERS = {
+    *("system", "developer", "user", "human", "assistant", "gpt", "bot", "model", "chatgpt", "bard", "bing"),
+    *("tool", "function", "ipython", "observation", "function_call", "function_response", "tool_call", "tool_response"),
+}
+_NEEDS_QUOTES = re.compile(r"[`.\[\]{}=:]|^$")
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
+
+Steps = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,17 @@ class Profile:
     """One path's profile."""
 
     facts: Mapping[str, Any]
-    within: Mapping[str, Profile]
+    within: Mapping[Steps, Profile]
     """All paths of the same dataset."""
 
     @property
-    def column(self) -> str:
-        return self.facts["column"]
+    def steps(self) -> Steps:
+        return tuple(self.facts.get("steps") or [self.facts["column"]])
 
     @property
-    def path(self) -> str:
-        return self.facts.get("path", self.column)
+    def column(self) -> Profile:
+        """The profile of the column that it lies in."""
+        return self.within[self.steps[:1]]
 
     @property
     def kind(self) -> str:
@@ -46,32 +50,36 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The source expression: a list's first item stands for its items."""
-        return self.column + self.path[len(self.column) :].replace("[]", "[0]")
+        """The source expression: a column's name as it is, further in a path, with a list's first item for its items."""
+        if self.is_column:
+            return self.name
+        first, *rest = self.steps
+        return quoted(first or "") + "".join("[0]" if step is None else f".{quoted(step)}" for step in rest)
 
     @property
     def name(self) -> str:
-        """The name of the column, or of the field that it is."""
-        return self.path[len(self.column) :].rpartition(".")[2].replace("[]", "") or self.column
+        """The name of the column, or of the innermost field, that it is or is an item of."""
+        return next(step for step in reversed(self.steps) if step is not None)
 
     @property
     def is_column(self) -> bool:
-        return self.path == self.column
+        return len(self.steps) == 1
 
     @property
     def fields(self) -> list[str]:
         """The names of a struct's fields."""
-        inside = [path[len(self.path) + 1 :] for path in self.within if path.startswith(f"{self.path}.")]
-        return [name for name in inside if "." not in name and "[]" not in name]
+        depth = len(self.steps)
+        inside = [steps[depth] for steps in self.within if steps[:depth] == self.steps and len(steps) == depth + 1]
+        return [name for name in inside if name is not None]
 
     @property
     def items(self) -> Profile | None:
         """What a list holds."""
-        return self.within.get(f"{self.path}[]") if self.kind == "list" else None
+        return self.within.get((*self.steps, None)) if self.kind == "list" else None
 
     def field(self, name: str) -> Profile | None:
         """A struct's field."""
-        return self.within.get(f"{self.path}.{name}")
+        return self.within.get((*self.steps, name))
 
     def share(self, count: str) -> float:
         """The share of `nulls` or `empty` places."""
@@ -108,13 +116,18 @@ class Profile:
         return self.kind
 
 
-def profiles(columns: Sequence[Mapping[str, Any]]) -> dict[str, Profile]:
-    """Profiles by path."""
-    found: dict[str, Profile] = {}
+def profiles(columns: Sequence[Mapping[str, Any]]) -> dict[Steps, Profile]:
+    """Profiles by their steps."""
+    found: dict[Steps, Profile] = {}
     for facts in columns:
         profile = Profile(facts, found)
-        found.setdefault(profile.path, profile)
+        found.setdefault(profile.steps, profile)
     return found
+
+
+def quoted(name: str) -> str:
+    """A name as it stands in a path: in backticks where it holds a character that a path gives a meaning."""
+    return f"`{name.replace('`', '``')}`" if _NEEDS_QUOTES.search(name) else name
 
 
 def fits_text(profile: Profile) -> float:
@@ -167,7 +180,9 @@ def message_fields(profile: Profile) -> tuple[str | None, str | None]:
         names = profile.items.fields if profile.items.kind == "struct" else []
     else:
         names = _FIELD.findall(profile.facts["type"])
-    return next((name for name in SPEAKERS if name in names), None), next((name for name in SAID if name in names), None)
+    return next((name for name in SPEAKERS if name in names), None), next(
+        (name for name in SAID if name in names), None
+    )
 
 
 def ramp(value: float, low: float, high: float) -> float:

@@ -201,11 +201,14 @@ class _Merged:
         found = np.unique(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
         counted = len(found) or nulls == rows
         letters, sampled = int(self.letters.sum()), self.counts["sampled"]
-        shares = {name: round(int(count) / letters, 4) for name, count in zip(SCRIPTS, self.letters, strict=False) if count}
+        shares = {
+            name: round(int(count) / letters, 4) for name, count in zip(SCRIPTS, self.letters, strict=False) if count
+        }
         measured = [name for name in self.kinds if name in MEASURED]
         return {
             "column": steps[0],
             "path": path_text(steps),
+            "steps": list(steps),
             "type": " | ".join(self.types) or "null",
             "kind": kind,
             "rows": rows,
@@ -248,8 +251,8 @@ def path_text(steps: Steps) -> str:
 def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
     """The sketches of all chunks as one: a profile for each path, depth first, columns and fields as they first occur.
 
-    A profile is JSON: `column`, `path` (the column itself for a column), `type` (several joined by " | "), `kind`, `rows`
-    (places: items of a list, structs that are there), `nulls` (a column or field that a chunk lacks counts as null
+    A profile is JSON: `column`, `path` (the column itself for a column), `steps` (the same, null for a list's items),
+    `type` (several joined by " | "), `kind`, `rows` (places: items of a list, structs that are there), `nulls` (a column or field that a chunk lacks counts as null
     there), `empty`, `distinct` (null where it was not counted), `lengths` (p50, p90, p99, longest: characters or items),
     `scripts` (share of letters), `values` (all, where few and short), `traits` (share of a sample) and `examples`.
     """
