@@ -46,7 +46,7 @@ class Ambiguity:
 
 
 def choose(candidates: Sequence[FormatCandidate]) -> FormatCandidate | Ambiguity:
-    """The likeliest candidate where it is sure: a confidence of at least `SURE`, and a lead of `LEAD` before all others.
+    """The likeliest candidate where it is sure: confidence of at least `SURE`, and a lead of `LEAD` before all others.
 
     Args:
         candidates: as `format_candidates` ranks them.

@@ -22,48 +22,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 """For each role, the column names that stand for it, the most telling first."""
 
-_BESIDES = frozenset(
-    [
-        "id",
-        "ids",
-        "idx",
-        "uuid",
-        "hash",
-        "count",
-        "counts",
-        "num",
-        "number",
-        "length",
-        "len",
-        "score",
-        "scores",
-        "rating",
-        "url",
-        "link",
-        "lang",
-        "language",
-        "type",
-        "time",
-        "date",
-        "timestamp",
-        "tokens",
-        "token",
-        "source",
-        "start",
-        "end",
-        "offset",
-        "path",
-        "file",
-        "name",
-        "fname",
-        "author",
-        "split",
-        "version",
-        "model",
-    ]
-)
-_PRAISE = frozenset(["best", "gold", "final", "correct", "reference", "expected", "golden", "true"])
-_BLAME = frozenset(["incorrect", "wrong", "bad", "negative", "invalid", "false", "worst"])
+_BESIDES = {
+    *("id", "ids", "idx", "uuid", "hash", "count", "counts", "num", "number", "length", "len", "score", "scores"),
+    *("rating", "url", "link", "lang", "language", "type", "time", "date", "timestamp", "tokens", "token", "source"),
+    *("start", "end", "offset", "path", "file", "name", "fname", "author", "split", "version", "model"),
+}
+_ABOUT = {"title", "meta", "metadata", "subset", "license", "domain", "topic", "key"}
+_PRAISE = {"best", "gold", "golden", "final", "correct", "reference", "expected", "true"}
+_BLAME = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst"}
 _BORDER = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[A-Z])(?=[A-Z][a-z])")
 _TYPO = 88.0
 
@@ -101,9 +67,7 @@ def role_likeness(name: str, role: str) -> Likeness:
 
 def is_beside(name: str) -> bool:
     """Whether a name is that of something beside the text: an id, a URL, a date, a title."""
-    return bool(
-        {*words(name)} & {*_BESIDES, "title", "meta", "metadata", "subset", "license", "domain", "topic", "key"}
-    )
+    return bool({*words(name)} & (_BESIDES | _ABOUT))
 
 
 def _alike(name: tuple[str, ...], alias: tuple[str, ...]) -> float:

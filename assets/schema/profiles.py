@@ -50,7 +50,7 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The source expression: a column's name as it is, further in a path, with a list's first item for its items."""
+        """The source expression: a column's name as it is, further in a path, a list's first item for its items."""
         if self.is_column:
             return self.name
         first, *rest = self.steps

@@ -53,9 +53,9 @@ SKETCH = pa.schema(
         ("examples", pa.list_(pa.string())),
     ]
 )
-"""Of each path: its steps (a column, then fields, null for a list's items; none at all for the chunk itself), type and
-kind; places, nulls and empty ones; the longest value and a histogram of lengths; letters by script; the smallest hashes;
-all values where they are few; how many texts were sampled, and of how many each trait holds; the first values."""
+"""Of each path: its steps (a column, then fields, null for a list's items; none for the chunk itself), type and kind;
+places, nulls and empty ones; the longest value and a histogram of lengths; letters by script; the smallest hashes; all
+values where they are few; how many texts were sampled, and of how many each trait holds; the first values."""
 
 Steps = tuple[str | None, ...]
 
@@ -90,8 +90,7 @@ def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         row["longest"], row["lengths"] = int(lengths.max(initial=0)), length_buckets(lengths)
     row["examples"] = examples(array, filled)
     if kind == "text":
-        offsets, data = text_parts(array)
-        row["letters"] = count_letters(data)
+        row["letters"] = count_letters(text_parts(array)[1])
         texts = array if not row["empty"] else array.filter(pc.not_equal(array, ""))
         row["sampled"], row["traits"] = text_traits(texts)
     if kind != "null" and (kind not in ("list", "struct") or len(steps) == 1):
@@ -252,9 +251,10 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
     """The sketches of all chunks as one: a profile for each path, depth first, columns and fields as they first occur.
 
     A profile is JSON: `column`, `path` (the column itself for a column), `steps` (the same, null for a list's items),
-    `type` (several joined by " | "), `kind`, `rows` (places: items of a list, structs that are there), `nulls` (a column or field that a chunk lacks counts as null
-    there), `empty`, `distinct` (null where it was not counted), `lengths` (p50, p90, p99, longest: characters or items),
-    `scripts` (share of letters), `values` (all, where few and short), `traits` (share of a sample) and `examples`.
+    `type` (several joined by " | "), `kind`, `rows` (places: items of a list, structs that are there), `nulls` (what a
+    chunk lacks counts as null there), `empty`, `distinct` (null where it was not counted), `lengths` (p50, p90, p99,
+    longest: characters or items), `scripts` (share of letters), `values` (all, where few and short), `traits` (share of
+    a sample) and `examples`.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
     for table in sketches:
