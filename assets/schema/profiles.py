@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
+TOOL_SPEAKERS = {"tool", "function", "ipython", "observation", "function_call", "function_response", "tool_call"}
 KNOWN_SPEAKERS = {
     *("system", "developer", "user", "human", "assistant", "gpt", "bot", "model", "chatgpt", "bard", "bing"),
-    *("tool", "function", "ipython", "observation", "function_call", "function_response", "tool_call", "tool_response"),
+    *TOOL_SPEAKERS,
+    "tool_response",
 }
 _NEEDS_QUOTES = re.compile(r"[`.\[\]{}=:]|^$")
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
