@@ -157,8 +157,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
             console.print(f"{report.name} rejected {reasons}", highlight=False, markup=False, soft_wrap=True)
     console.print(format_table(found.facts["formats"]))
     sure = not isinstance(found.choice, Ambiguity)
-    told = f"Read as {found.choice.format}." if sure else f"Not clear which columns to train on: {found.choice}."
-    console.print(told, highlight=False, markup=False, soft_wrap=True)
+    console.print(found.verdict(), highlight=False, markup=False, soft_wrap=True)
     if parsed.json:
         print(json.dumps({"dataset": found.config.dataset_name, "sure": sure, **found.facts}, ensure_ascii=False))
     if target == "-" and not parsed.json:

@@ -55,6 +55,12 @@ class Inspection:
         """The rows of each split, in words."""
         return ", ".join(f"{rows:,} rows of {split}" for split, rows in self.facts["splits"].items())
 
+    def verdict(self) -> str:
+        """What the data were read as, or what cannot be told."""
+        if isinstance(self.choice, Ambiguity):
+            return f"Not clear which columns to train on: {self.choice}."
+        return f"Read as {self.choice.format}."
+
 
 def inspect_source(
     source: str,

@@ -29,6 +29,9 @@ ROLES = {
 }
 """The roles that each form needs."""
 
+FORMATS = {"messages": "chat"}
+"""What `prompt_template.format_type` calls a form, where it calls it otherwise."""
+
 CHARACTERS_A_TOKEN = 3
 LONGEST_OFFERED = 8192
 SHOWN_COLUMNS = 20
@@ -93,8 +96,9 @@ def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Amb
     shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
     more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
     yield f"  # The columns are{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
-    forms = "; ".join(f"{form} takes {', '.join(roles)}" for form, roles in ROLES.items())
-    yield f"  # Fill in a column, a path such as answers[0].text, or a text with {{column}} in it. {forms}."
+    yield "  # Fill in columns, paths such as answers[0].text, or texts with {column} in them, for the roles of one form,"
+    yield "  # and set prompt_template.format_type to match:"
+    yield from (f"  #   {FORMATS.get(form, form)}: {', '.join(roles)}" for form, roles in ROLES.items())
     yield "  column_mapping:"
     for role in ROLES[_form(choice)]:
         offered = list(dict.fromkeys(found.roles[role] for found in choice.close if role in found.roles))
@@ -144,8 +148,7 @@ def _block(text: str) -> Iterator[str]:
 
 
 def _prompt(form: str, chat: bool, tokenizer: tuple[str, TokenizerSpec] | None) -> Iterator[str]:
-    kind = form if form in ("preference", "kto") else "chat" if chat else form
-    yield f"  format_type: {kind}"
+    yield f"  format_type: {'chat' if chat and form == 'completion' else FORMATS.get(form, form)}"
     if tokenizer is not None and tokenizer[1].eos is None:
         yield "  add_eos: false  # the tokenizer names none"
 

@@ -13,7 +13,20 @@ from typing import Any
 SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
 TOOL_SPEAKERS = {"tool", "function", "ipython", "observation", "function_call", "function_response", "tool_call"}
 KNOWN_SPEAKERS = {
-    *("system", "developer", "user", "human", "assistant", "gpt", "bot", "model", "chatgpt", "bard", "bing"),
+    *(
+        "system",
+        "developer",
+        "user",
+        "human",
+        "prompter",
+        "assistant",
+        "gpt",
+        "bot",
+        "model",
+        "chatgpt",
+        "bard",
+        "bing",
+    ),
     *TOOL_SPEAKERS,
     "tool_response",
 }
