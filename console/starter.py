@@ -96,7 +96,7 @@ def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Amb
     shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
     more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
     yield f"  # The columns are{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
-    yield "  # Fill in columns, paths such as answers[0].text, or texts with {column} in them, for the roles of one form,"
+    yield "  # Fill in columns, paths such as answers[0].text, or texts with {column} in them for the roles of one form"
     yield "  # and set prompt_template.format_type to match:"
     yield from (f"  #   {FORMATS.get(form, form)}: {', '.join(roles)}" for form, roles in ROLES.items())
     yield "  column_mapping:"

@@ -109,17 +109,17 @@ def examples(array: pa.Array, filled: Ints) -> list[str]:
     Args:
         filled: the places of values that are not empty.
     """
-    chosen = array.take(pa.array(filled[:EXAMPLES], pa.int64()))
+    chosen = [array[int(place)] for place in filled[:EXAMPLES]]
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        chosen = pc.utf8_slice_codeunits(chosen, 0, EXAMPLE_CHARACTERS + 1)
-    return [_shortened(_told(chosen[index])) for index in range(len(chosen))]
+        chosen = [pc.utf8_slice_codeunits(value, 0, EXAMPLE_CHARACTERS + 1) for value in chosen]
+    return [_shortened(_told(value)) for value in chosen]
 
 
 def _told(value: pa.Scalar) -> str:
     try:
         return str(value.as_py())
-    except (ValueError, OverflowError, ImportError):  # times that Python cannot hold
-        return str(value)
+    except (ValueError, OverflowError, ImportError):  # a time that Python cannot hold
+        return f"<{value.type}>"
 
 
 def _shortened(text: str) -> str:

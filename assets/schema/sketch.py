@@ -115,6 +115,8 @@ def _plain(array: pa.Array) -> pa.Array:
             array = pc.run_end_decode(array)
         elif pa.types.is_string_view(array.type):
             array = array.cast(pa.large_string())
+        elif pa.types.is_binary_view(array.type):
+            array = array.cast(pa.large_binary())
         else:
             return array
 
@@ -136,9 +138,8 @@ def kind_of(arrow: pa.DataType) -> str:
         return "struct"
     if kinds.is_null(arrow):
         return "null"
-    if any(test(arrow) for test in (kinds.is_binary, kinds.is_large_binary, kinds.is_fixed_size_binary)):
-        return "binary"
-    return "binary" if kinds.is_binary_view(arrow) else "other"
+    binary = kinds.is_binary(arrow) or kinds.is_large_binary(arrow) or kinds.is_fixed_size_binary(arrow)
+    return "binary" if binary else "other"
 
 
 def _lengths(array: pa.Array) -> Ints:
