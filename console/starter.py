@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +33,6 @@ FORMATS = {"messages": "chat"}
 CHARACTERS_A_TOKEN = 3
 LONGEST_OFFERED = 8192
 SHOWN_COLUMNS = 20
-_PLAIN = re.compile(r"[^\W\d][\w ./+-]*")
 
 
 def starter_yaml(
@@ -78,10 +75,8 @@ def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
 
 
 def scalar(value: Any) -> str:
-    """A value as YAML on one line: plain where it reads back as the same text, else as JSON."""
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value == value.strip() and yaml.safe_load(value) == value:
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    """A value as YAML on one line."""
+    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=1 << 30)[1:-2]
 
 
 def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> Iterator[str]:
