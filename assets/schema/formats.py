@@ -22,6 +22,7 @@ from tokenloom.assets.schema.profiles import (
     fits_label,
     fits_messages,
     fits_text,
+    is_key,
     message_fields,
     profiles,
     quoted,
@@ -180,7 +181,8 @@ def _answers(found: Profiles) -> Iterator[_Found]:
 def _completions(found: Profiles) -> Iterator[FormatCandidate]:
     columns = _columns(found)
     flag = any(_ranked(columns, "label", fits_flag, 0.7))
-    choices = any(_ranked(columns, "choices", _fits_choices))
+    lettered = {"a", "b"} <= {profile.name.lower() for profile in columns}
+    choices = lettered or any(_ranked(columns, "choices", lambda profile: 1.0))
     for completion in _answers(found):
         taken: list[_Found] = []
         for prompt in _ranked(columns, "prompt", fits_text)[:3]:
@@ -191,7 +193,7 @@ def _completions(found: Profiles) -> Iterator[FormatCandidate]:
             taken += extra.values()
             factor, notes = 1.0, []
             if choices and completion.profile.is_column:
-                factor, notes = 0.6, ["there are choices that the answer picks from"]
+                factor, notes = 0.9 - 0.4 * is_key(completion.profile), ["there are choices beside it"]
             elif flag and completion.profile.is_column:
                 factor, notes = 0.8, ["a column of true and false beside it rates the answer"]
             name = _completion_name(prompt.profile, completion.profile, extra)
@@ -281,7 +283,8 @@ def _texts(found: Profiles) -> Iterator[FormatCandidate]:
     told = [profile for profile in columns if not is_beside(profile.name)]
     if len(told) == 1 and told[0].kind == "text":
         only = told[0]
-        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only)
+        beside = max((one.trait("sentences") for one in columns if one is not only), default=0.0)
+        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * beside)
         reason = f"the only column of text, {only.shape()}"
         yield _candidate("plain text", "text", {"text": _Found(only.source, score, reason, only)})
 

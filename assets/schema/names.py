@@ -9,7 +9,7 @@ from functools import lru_cache
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "chat", "turns", "dialog", "dialogue"),
-    "prompt": ("prompt", "instruction", "question", "query", "problem", "user", "input"),
+    "prompt": ("prompt", "instruction", "question", "query", "problem", "user", "human", "input"),
     "context": ("input", "context", "passage", "background", "paragraph"),
     "completion": ("completion", "output", "response", "answer", "target", "assistant", "summary", "solution"),
     "system": ("system", "system_prompt", "system_message"),

@@ -163,6 +163,13 @@ def fits_answer(profile: Profile) -> float:
     return fit * (1 - 0.8 * profile.trait("url")) * (1 - 0.8 * _gone(profile))
 
 
+def is_key(profile: Profile) -> float:
+    """How much values look like letters or small numbers that stand for something else: very short, and few."""
+    short = 1 - ramp(profile.typical_length, 1, 3) if profile.kind == "text" else 1.0
+    words = profile.trait("identifier") if profile.kind == "text" else float(profile.kind == "number")
+    return short * words * (1 - ramp(profile.variety, 0.05, 0.3))
+
+
 def fits_flag(profile: Profile) -> float:
     """True and false, or what says so."""
     if profile.kind == "boolean":
@@ -173,7 +180,7 @@ def fits_flag(profile: Profile) -> float:
 
 def fits_label(profile: Profile) -> float:
     """One of few names; numbers and flags name nothing."""
-    fit = {"text": 1.0 - 0.55 * profile.numbers, "number": 0.45, "boolean": 0.45}.get(profile.kind, 0.0)
+    fit = {"text": 1.0 - 0.65 * profile.numbers, "number": 0.35, "boolean": 0.35}.get(profile.kind, 0.0)
     return fit * (1 - ramp(profile.variety, 0.2, 0.8)) * (1 - 0.8 * _gone(profile))
 
 
