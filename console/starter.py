@@ -76,7 +76,11 @@ def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
 
 def scalar(value: Any) -> str:
     """A value as YAML on one line."""
-    return yaml.safe_dump([value], default_flow_style=True, allow_unicode=True, width=1 << 30)[1:-2]
+    for style in (None, '"'):
+        shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
+        if "\n" not in shown.strip():
+            break
+    return shown.strip()[1:-1]
 
 
 def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> Iterator[str]:

@@ -125,7 +125,8 @@ class Profile:
         if self.kind == "text" and lengths:
             told = {"question": "questions", "transcript": "transcripts", "turns": "dialogues", "number": "numbers"}
             shares = [f"{self.trait(name):.0%} {plural}" for name, plural in told.items() if self.trait(name) >= 0.2]
-            return ", ".join([f"text of about {lengths['p50']:,} characters", *shares])
+            size = f"text of about {lengths['p50']:,} characters" if lengths["p50"] else "often empty text"
+            return ", ".join([size, *shares])
         if self.kind == "list" and lengths:
             return f"lists of up to {lengths['longest']:,}"
         return self.kind
