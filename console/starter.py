@@ -30,6 +30,9 @@ ROLES = {
 FORMATS = {"messages": "chat"}
 """What `prompt_template.format_type` calls a form, where it calls it otherwise."""
 
+LINE_BREAKS = set("\r\n\x85\u2028\u2029")
+"""What ends a line in YAML."""
+
 CHARACTERS_A_TOKEN = 3
 LONGEST_OFFERED = 8192
 SHOWN_COLUMNS = 20
@@ -78,7 +81,7 @@ def scalar(value: Any) -> str:
     """A value as YAML on one line."""
     for style in (None, '"'):
         shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
-        if "\n" not in shown.strip():
+        if not set(shown.strip()) & LINE_BREAKS:
             break
     return shown.strip()[1:-1]
 
