@@ -183,7 +183,8 @@ def test_inspecting_leaves_what_a_build_published(folder: Path, capsys: pytest.C
 def test_no_such_source_is_told_as_a_build_tells_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(folder / "small.jsonl")
     assert main(["inspect", "smal.jsonl"]) == 2
-    assert "no such file: smal.jsonl; did you mean small.jsonl?" in capsys.readouterr().err
+    told = "dataset.name: no such file: smal.jsonl; did you mean small.jsonl?\n"
+    assert capsys.readouterr().err == told
     assert main(["inspect", "small.jsonl", "--tokenizer", "./nowhere"]) == 2
     assert "no such file or folder: ./nowhere" in capsys.readouterr().err
     assert not list(folder.glob("*.yaml"))
