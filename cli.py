@@ -1,4 +1,4 @@
-"""The terminal's front door: `tokenloom build`, `preview`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `schema`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ EXIT_CODES = (
     "exit codes: 0 done; 2 the config or the command is wrong; 3 the data failed validation; "
     "4 the store is damaged; 1 anything else"
 )
+
+STORE_HELP = "default: $TOKENLOOM_STORE, else .tokenloom"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +61,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tokenloom {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
+    inspect = commands.add_parser(
+        "inspect", help="show what is in a source, and write a YAML to start from", epilog=EXIT_CODES
+    )
+    inspect.add_argument("source", metavar="SOURCE", help="a file, folder, glob, URL or hub id; or a dataset's YAML")
+    inspect.add_argument("--tokenizer", metavar="T", help="name this tokenizer in the YAML; default: train one")
+    inspect.add_argument("--out", metavar="FILE", help="the YAML to write, - for stdout; default: SOURCE's stem here")
+    inspect.add_argument("--force", action="store_true", help="overwrite the YAML where it exists")
+    inspect.add_argument("--config", metavar="SUBSET", help="hub subset")
+    inspect.add_argument("--revision", metavar="R", help="hub revision")
+    inspect.add_argument("--split", metavar="S", help="only this split")
+    inspect.add_argument("--root", metavar="PATH", help="nested JSON: the path to the rows, e.g. data[].qas[]")
+    inspect.add_argument("--limit", metavar="N", type=_positive, help="only the first N rows of each split")
+    inspect.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    inspect.add_argument(
+        "--json", action="store_true", help="print the facts as one JSON object; no YAML without --out"
+    )
+    inspect.set_defaults(command=_inspect)
+
     build = commands.add_parser("build", help="make a dataset, computing only what changed", epilog=EXIT_CODES)
     _common(build)
     build.add_argument("--stage", metavar="S", help="stop after this stage")
@@ -82,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
-    parser.add_argument("--store", metavar="DIR", help="default: $TOKENLOOM_STORE, else .tokenloom")
+    parser.add_argument("--store", metavar="DIR", help=STORE_HELP)
     parser.add_argument(
         "--limit", metavar="N", type=_positive, help="only the first N rows of each split, published as NAME@N"
     )
@@ -102,6 +122,59 @@ def _version() -> str:
     from importlib import metadata
 
     return metadata.version("tokenloom")
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from tokenloom.assets.schema.candidates import Ambiguity
+    from tokenloom.console.inspection import dataset_name, inspect_source
+    from tokenloom.console.progress import BuildProgress
+    from tokenloom.console.schema_table import column_table, format_table
+    from tokenloom.resources.store import ArtifactStore
+
+    declared = Path(parsed.source).suffix in (".yaml", ".yml")
+    target = parsed.out or (None if declared or parsed.json else f"{dataset_name(parsed.source)}.yaml")
+    if target not in (None, "-") and Path(target).exists() and not parsed.force:
+        raise ConfigError([Fault("--out", f"{target} exists; name another file, or say --force to overwrite it")])
+    reader = {"reader": {"root": parsed.root}} if parsed.root else {}
+    given = {"config": parsed.config, "revision": parsed.revision, "splits": [parsed.split] if parsed.split else None}
+    dataset = {name: value for name, value in given.items() if value is not None} | reader
+    with BuildProgress(Console(stderr=True, quiet=not sys.stderr.isatty())) as progress:
+        store = ArtifactStore(parsed.store)
+        found = inspect_source(parsed.source, store, progress, dataset, parsed.tokenizer, parsed.limit)
+    quiet = parsed.json or target == "-"
+    console = Console(stderr=quiet)
+    if not console.is_terminal:
+        console = Console(stderr=quiet, width=160)
+    console.print(column_table(f"{found.config.dataset_name}: {found.counts()}", found.facts["columns"]))
+    for report in found.reports:
+        if report.rejected:
+            reasons = found.build.reject_reasons(report.name)
+            console.print(f"{report.name} rejected {reasons}", highlight=False, markup=False, soft_wrap=True)
+    console.print(format_table(found.facts["formats"]))
+    sure = not isinstance(found.choice, Ambiguity)
+    console.print(found.verdict(), highlight=False, markup=False, soft_wrap=True)
+    if parsed.json:
+        print(json.dumps({"dataset": found.config.dataset_name, "sure": sure, **found.facts}, ensure_ascii=False))
+    if target == "-" and not parsed.json:
+        print(found.yaml(Path()), end="")
+    elif target not in (None, "-"):
+        _write("--out", target, found.yaml(Path(target).parent))
+        then = f"build it with: tokenloom build {target}" if sure else "fill in its column_mapping, then build it"
+        console.print(f"Wrote {target}; {then}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _write(option: str, target: str, text: str) -> None:
+    from pathlib import Path
+
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([Fault(option, f"cannot write {target}: {error.strerror}")]) from error
 
 
 def _build(parsed: argparse.Namespace) -> int:
@@ -156,8 +229,6 @@ def _wrong_choice(option: str, given: str, choices: Sequence[str]) -> ConfigErro
 
 
 def _preview(parsed: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from rich.console import Console
 
     from tokenloom.console.preview import html_preview, print_preview
@@ -172,10 +243,7 @@ def _preview(parsed: argparse.Namespace) -> int:
         )
     rows = [reader.read(row) for row in wanted]
     if parsed.html:
-        try:
-            Path(parsed.html).write_text(html_preview(build.name, rows), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError([Fault("--html", f"cannot write {parsed.html}: {error.strerror}")]) from error
+        _write("--html", parsed.html, html_preview(build.name, rows))
         print(f"wrote {parsed.html}")
     else:
         print_preview(Console(), build.name, rows)

@@ -33,7 +33,8 @@ class Fault:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
+        told = self.message.startswith(f"{self.place}:")  # a setting that no file holds is its own place
+        return self.message if told else f"{self.place}: {self.message}"
 
 
 class ConfigError(TokenloomError):

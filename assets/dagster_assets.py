@@ -9,7 +9,7 @@ Dagster what came of it. An asset's code version follows the YAML, its data vers
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from pydantic import Field
 
 from tokenloom.assets.build import STAGES, Build, Progress, StageReport, code_versions, reject_reasons, stage_named
 from tokenloom.assets.rejects import ROW
+from tokenloom.assets.schema.cells import column_cells, format_cells
 from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, TokenloomError
@@ -187,6 +188,9 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         first = _intact(store, manifest.chunks[0].output)
         metadata["dagster/column_schema"] = _column_schema(first.schema)
         metadata["sample"] = _sample(first)
+    if manifest.stage == "schema":
+        metadata["columns"] = _cells([column_cells(column) for column in manifest.facts["columns"]])
+        metadata["formats"] = _cells([format_cells(found) for found in manifest.facts["formats"]])
     if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
         metadata["rejects"] = _reject_codes(rejects)
         metadata["rejects_summary"] = reject_reasons(store, manifest)
@@ -211,6 +215,11 @@ def _reject_codes(rejects: Sequence[pa.Table]) -> dg.TableMetadataValue:
     counted = counted.rename_columns(["code", "field", "rows", "message", "example"])
     shown = counted.sort_by([("rows", "descending"), ("code", "ascending"), ("field", "ascending")]).to_pylist()
     return dg.MetadataValue.table([dg.TableRecord({name: _cell(row[name]) for name in row}) for row in shown])
+
+
+def _cells(rows: Sequence[Mapping[str, str]]) -> dg.TableMetadataValue:
+    columns = [dg.TableColumn(name) for name in (rows[0] if rows else ())]
+    return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows], schema=dg.TableSchema(columns=columns))
 
 
 def _cell_type(kind: pa.DataType) -> str:

@@ -52,8 +52,12 @@ def _style(run: Run) -> str:
 
 
 def _shown(run: Run) -> str:
-    """The run's text with control characters made visible, so that data cannot steer the terminal."""
-    return "".join(char if char in _HARMLESS or char.isprintable() else f"\\u{ord(char):04x}" for char in run.text)
+    return visible(run.text)
+
+
+def visible(text: str) -> str:
+    """A text with control characters made visible, so that data cannot steer the terminal."""
+    return "".join(char if char in _HARMLESS or char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
 _PAGE = """<!doctype html>

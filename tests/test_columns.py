@@ -44,7 +44,8 @@ def test_fields_are_strings_and_empty_answers_are_rejected(rows: list[Row]) -> N
 )
 def test_completion_joins_prompt_and_context_by_a_blank_line(rows: list[Row]) -> None:
     columns: dict[str, pa.DataType] = dict.fromkeys(["instruction", "input", "output", "system"], pa.string())
-    out = canonical(rows, columns)
+    roles = {"prompt": "instruction", "context": "input", "completion": "output", "system": "system"}
+    out = canonical(rows, columns, **mapped(roles))
     good = [row for row in rows if (row["output"] or "").strip()]
     expected = [
         {
@@ -60,7 +61,7 @@ def test_completion_joins_prompt_and_context_by_a_blank_line(rows: list[Row]) ->
 
 @given(st.lists(st.fixed_dictionaries({"text": MAYBE}), max_size=8))
 def test_text_goes_on_as_it_is(rows: list[Row]) -> None:
-    out = canonical(rows, {"text": pa.string()})
+    out = canonical(rows, {"text": pa.string()}, **mapped({"text": "text"}))
     assert kept(out) == [row for row in rows if (row["text"] or "").strip()]
     assert set(codes(out).values()) <= {"empty_text"}
 
@@ -126,25 +127,3 @@ def test_the_contract_refuses_what_is_not_canonical(columns: dict[str, pa.Array]
     table = pa.table({"_row": pa.array([0, 1], pa.int32()), **columns})
     with pytest.raises(DataValidationError, match=check):
         validate(STAGE, table)
-
-
-@given(
-    st.lists(st.fixed_dictionaries({"a": MAYBE, "b": st.one_of(st.none(), st.lists(TEXT, max_size=2))}), max_size=8),
-    st.integers(0, 8),
-)
-def test_sketches_of_parts_merge_to_the_sketch_of_the_whole(rows: list[Row], place: int) -> None:
-    columns = {"a": pa.string(), "b": pa.list_(pa.string())}
-    parts = [table_of(part, columns) for part in (rows[:place], rows[place:])]
-    whole = described(table_of(rows, columns))
-    assert described(*parts) == whole
-    texts = [row["a"] for row in rows]
-    assert whole[0] == {
-        "column": "a",
-        "type": "string",
-        "rows": len(rows),
-        "nulls": texts.count(None),
-        "empty": texts.count(""),
-        "characters": sum(len(text or "") for text in texts),
-        "longest": max((len(text or "") for text in texts), default=0),
-        "examples": [text for text in texts if text is not None][:3],
-    }

@@ -114,6 +114,14 @@ def test_samples_are_short_and_plain(project: Project) -> None:
     assert json.loads(json.dumps(row, allow_nan=False)) == row
 
 
+def test_the_schema_asset_shows_columns_and_formats(project: Project) -> None:
+    result = project.run()
+    columns, formats = (sample_of(result, "schema", label) for label in ("columns", "formats"))
+    assert [column["column"] for column in columns] == ["instruction", "input", "output"]
+    assert all(column["type"] == "string" and column["example"] for column in columns)
+    assert formats[0]["format"] == "alpaca" and "prompt: named 'instruction'" in formats[0]["evidence"]
+
+
 def test_rejects_are_shown_by_code(project: Project) -> None:
     project.write(validation={"max_reject_fraction": 0.5})
     broken = '{"instruction": "a", "input": "b", "output": "c"}\n{"instruction": oops\n[1]\n'

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from canonical_rows import Row, columns_named, config_of, mapped
+from canonical_rows import Row, columns_named, config_of, described, mapped, table_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.columns import mapping, types
-from tokenloom.assets.columns.mapping import ColumnMapping, Reading, resolve
+from tokenloom.assets.columns import types
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError
 
@@ -159,24 +159,16 @@ def test_the_mapped_roles_make_the_form(roles: Row, form: str) -> None:
 @pytest.mark.parametrize(
     ("format_type", "names", "form"),
     [
-        ("chat", ["messages", "question", "answer"], "messages"),
+        ("chat", ["messages", "text"], "messages"),
         ("chat", ["question", "answer", "text"], "completion"),
         ("completion", ["messages", "question", "answer"], "completion"),
         ("text", ["messages", "text"], "text"),
-        ("custom", ["messages", "question", "answer", "text"], "messages"),
+        ("custom", ["messages", "id"], "messages"),
     ],
 )
 def test_the_format_fixes_the_form(format_type: str, names: list[str], form: str) -> None:
     columns = [{"column": name, "type": TALK if name == "messages" else "string"} for name in names]
     assert resolve(config_of(prompt_template={"format_type": format_type}), columns).form == form
-
-
-def test_optional_roles_are_found_and_a_constant_keeps_them_out() -> None:
-    columns = columns_named("instruction", "input", "output")
-    roles: Row = {"prompt": "instruction", "completion": "output"}
-    assert resolve(config_of(**mapped(roles)), columns).roles["context"] == "input"
-    roles["context"] = {"constant": ""}
-    assert resolve(config_of(**mapped(roles)), columns).roles["context"] == Constant(constant="")
 
 
 def test_the_mapping_in_a_key_does_not_depend_on_how_it_was_written() -> None:
@@ -253,18 +245,19 @@ def test_roles_that_go_into_no_one_form_are_refused() -> None:
     assert "text takes text" in message
 
 
-def test_close_readings_are_named_and_a_mapping_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = [
-        Reading("completion", {"prompt": "q", "completion": "a"}, 0.8),
-        Reading("text", {"text": "a"}, 0.75),
-        Reading("kto", {"prompt": "z", "completion": "a", "label": "l"}, 0.3),
-    ]
-    monkeypatch.setattr(mapping, "_readings", lambda *_: readings)
-    (message,) = faults_of(columns_named("q", "a"))
-    assert "completion ({prompt: q, completion: a}) or text ({text: a})" in message
-    assert "kto" not in message
-    monkeypatch.setattr(mapping, "_readings", lambda *_: readings[1:])
-    assert resolve(config_of(), columns_named("q", "a")) == ColumnMapping("text", {"text": "a"})
+def test_close_readings_are_named_and_a_mapping_asked_for() -> None:
+    columns = described(table_of([{"prompt": "why?", "response_a": "since a", "response_b": "since b"}] * 20))
+    with pytest.raises(ConfigError, match=r"response_a.* or .*response_b.*; say which.*column_mapping: ") as raised:
+        resolve(config_of(), columns)
+    assert len(raised.value.faults) == 1
+    found = resolve(config_of(**mapped({"completion": "response_b"})), columns)
+    assert found == ColumnMapping("completion", {"prompt": "prompt", "completion": "response_b"})
+
+
+def test_a_complete_mapping_is_taken_as_it_is() -> None:
+    columns = columns_named("instruction", "input", "output", "system")
+    given = {"prompt": "instruction", "completion": "output"}
+    assert resolve(config_of(**mapped(given)), columns).roles == given
 
 
 KINDS = st.recursive(

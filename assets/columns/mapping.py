@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenloom.assets.columns import types
 from tokenloom.assets.columns.source import Choice, Placeholder, Source, Template, parse_source, paths_of
 from tokenloom.assets.paths import Path, parse_path
-from tokenloom.assets.schema import candidates
+from tokenloom.assets.schema.candidates import FormatCandidate, choose, format_candidates
+from tokenloom.assets.schema.sketch import top_level
 from tokenloom.assets.templates.custom import field_names
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault
 
 Form = str
 """`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
-Columns = Sequence[Mapping[str, Any]]
+Columns = Sequence[dict[str, Any]]
 """The dataset's columns as `tokenloom.assets.schema.sketch.merge` describes them."""
 
 ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -37,9 +38,6 @@ ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "kto": ("kto",),
 }
 """The forms that a `format_type` admits; one not named here admits all."""
-
-CLOSE = 0.1
-"""Readings whose confidence differs by no more are equally likely."""
 
 _CONVERSATIONS = {
     "messages": ("messages",),
@@ -71,15 +69,6 @@ class ColumnMapping:
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer}
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One way to read the columns; `roles` are those found, besides the ones that the YAML maps."""
-
-    form: Form
-    roles: Mapping[str, str]
-    confidence: float
-
-
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
     """Source expressions as JSON."""
     return {role: text.model_dump() if isinstance(text, Constant) else text for role, text in roles.items()}
@@ -92,6 +81,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         ConfigError: what the YAML names does not exist or has no fitting type, or the columns fit no form, or several.
     """
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
+    every, columns = columns, top_level(columns)
     names = [column["column"] for column in columns]
     lines = field_names(config) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
@@ -114,7 +104,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             faults += _missing(config, columns, fields[field], "prompt_template.template", line, field)
     if faults:
         raise ConfigError(faults)
-    form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
+    form, sources = ("fields", fields) if prompt.template else _by_form(config, every, given)
     faults = [fault for role, source in sources.items() for fault in _unfit(config, columns, form, role, source, lines)]
     if faults:
         raise ConfigError(faults)
@@ -123,57 +113,49 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
 
 
 def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[Form, dict[str, Source]]:
-    """The form that the mapped roles and the columns make, and what its roles are made of."""
+    """The form that the mapped roles and the columns make, and what its roles are made of.
+
+    Roles are sought among the columns only where the mapped ones do not make a form by themselves.
+    """
     allowed = ALLOWED.get(config.prompt_template.format_type, tuple(ROLES))
     fitting = [form for form in allowed if set(given) <= set(sum(ROLES[form], ()))]
     if not fitting:
         raise _odd_roles(config, given, allowed)
     complete = [form for form in fitting if set(ROLES[form][0]) <= set(given)]
-    reading = _likeliest(config, columns, given, complete or fitting)
-    names = [column["column"] for column in columns]
-    found = {role: parse_source(text, names) for role, text in reading.roles.items()}
-    order = sum(ROLES[reading.form], ())
-    return reading.form, {role: {**found, **given}[role] for role in order if role in found or role in given}
+    if complete:
+        return complete[0], {role: given[role] for role in sum(ROLES[complete[0]], ()) if role in given}
+    reading = _likeliest(config, columns, given, fitting)
+    names = [column["column"] for column in top_level(columns)]
+    found = {role: parse_source(text, names) for role, text in reading.roles.items()} | dict(given)
+    return reading.form, {role: found[role] for role in sum(ROLES[reading.form], ()) if role in found}
 
 
-def _likeliest(config: PipelineConfig, columns: Columns, given: Mapping[str, Source], forms: Sequence[Form]) -> Reading:
-    """The reading of the columns that stands out.
+def _likeliest(
+    config: PipelineConfig, columns: Columns, given: Mapping[str, Source], forms: Sequence[Form]
+) -> FormatCandidate:
+    """The reading of the columns that stands out, with the roles that are not given.
 
     Raises:
         ConfigError: there is none, or there are several.
     """
-    readings = sorted(_readings(columns, given, forms), key=lambda reading: -reading.confidence)
-    likely = [reading for reading in readings if reading.confidence >= readings[0].confidence - CLOSE]
-    if len(likely) == 1:
-        return likely[0]
-    if likely:
-        shown = " or ".join(f"{reading.form} ({_example(reading.roles)})" for reading in likely[:4])
-        raise _no_mapping(config, f"the columns can be read as {shown}; say which", _example(likely[0].roles))
+    taken = {path.column for source in given.values() for path in paths_of(source)}
+    names = [column["column"] for column in top_level(columns)]
+    readings: dict[tuple[Form, frozenset[str]], FormatCandidate] = {}
+    for found in format_candidates(columns):
+        roles = {role: text for role, text in found.roles.items() if role not in given}
+        used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
+        if found.form in forms and roles and not used & taken and set(ROLES[found.form][0]) <= {*roles, *given}:
+            reading = replace(found, roles=roles)
+            readings.setdefault((found.form, frozenset(f"{role} {text}" for role, text in roles.items())), reading)
+    chosen = choose(list(readings.values()))
+    if isinstance(chosen, FormatCandidate):
+        return chosen
+    if chosen.close:
+        raise _no_mapping(config, f"{chosen}; say which", _example(chosen.close[0].roles))
     needed = ROLES[forms[0]][0] if len(forms) == 1 else ()
-    found = _found(columns, given)
-    lacking = ", ".join(role for role in needed if role not in {**found, **given}) or _listed_needs(forms)
-    names = [column["column"] for column in columns]
+    lacking = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
     raise _no_mapping(config, f"no column found for {lacking}; the columns are {_listed(names)}", _example(example))
-
-
-def _readings(columns: Columns, given: Mapping[str, Source], forms: Sequence[Form]) -> list[Reading]:
-    """The ways to read the columns, each in one of the forms, with the roles that are given."""
-    found = _found(columns, given)
-    readings = []
-    for rank, form in enumerate(form for form in ROLES if form in forms):
-        needed, optional = ROLES[form]
-        if all(role in found or role in given for role in needed):
-            roles = {role: found[role] for role in (*needed, *optional) if role in found and role not in given}
-            readings.append(Reading(form, roles, 1.0 - 0.2 * rank))
-    return readings
-
-
-def _found(columns: Columns, given: Mapping[str, Source]) -> dict[str, str]:
-    """Role to column by the columns' names and types, for the roles that are not given."""
-    taken = {role: next((path.column for path in paths_of(source)), "") for role, source in given.items()}
-    roles = candidates.roles([dict(column) for column in columns], taken)
-    return {role: column for role, column in roles.items() if role not in given}
 
 
 def _missing(

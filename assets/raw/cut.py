@@ -108,6 +108,7 @@ def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
 
 
 def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
+    """uint64 [rows] hashes of each value's content, null hashing as empty, and int64 [rows] sizes in bytes."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return hash_array(array.dictionary_decode())

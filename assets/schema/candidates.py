@@ -1,49 +1,62 @@
-"""What a dataset's columns are, by their names and types: candidates for its form and for the role of each column."""
+"""What a dataset's columns are: candidates for its format and for the role of each column, and which one is sure."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "messages": ("messages", "conversations", "conversation", "chat"),
-    "prompt": ("prompt", "instruction", "question", "query", "problem", "user"),
-    "context": ("input", "context"),
-    "completion": ("completion", "output", "response", "answer", "target", "assistant", "summary"),
-    "system": ("system", "system_prompt"),
-    "text": ("text", "content", "document"),
-}
-"""For each role, the column names that stand for it, the most telling first."""
+from tokenloom.assets.schema.formats import FormatCandidate, format_candidates
+from tokenloom.assets.schema.names import ALIASES
+from tokenloom.assets.schema.roles import RoleCandidate, role_candidates
 
-FORMS: dict[str, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "completion": ("prompt", "completion"),
-    "text": ("text",),
-}
-"""For each canonical form, the roles it needs; the first form whose roles are all found is the likeliest."""
+__all__ = [
+    "ALIASES",
+    "LEAD",
+    "SURE",
+    "Ambiguity",
+    "FormatCandidate",
+    "RoleCandidate",
+    "choose",
+    "format_candidates",
+    "role_candidates",
+]
+
+SURE, LEAD = 0.6, 0.1
 
 
-def roles(columns: list[dict[str, Any]], mapping: dict[str, str]) -> dict[str, str]:
-    """Role to column: what `mapping` says, then the first alias among the columns.
+@dataclass(frozen=True)
+class Ambiguity:
+    """No reading is sure.
 
     Args:
-        columns: as `tokenloom.assets.schema.sketch.merge` describes them.
+        close: the readings between which the data do not decide, the likeliest first; none where nothing fits.
     """
-    found = dict(mapping)
-    by_name = {column["column"].lower(): column["column"] for column in columns}
-    nested = {column["column"] for column in columns if column["type"].startswith(("list", "struct"))}
-    for role, names in ALIASES.items():
-        if role in found:
-            continue
-        for name in names:
-            column = by_name.get(name)
-            if column and column not in found.values() and (column in nested) == (role == "messages"):
-                found[role] = column
-                break
-    if "context" in found and "prompt" not in found and "context" not in mapping:
-        found["prompt"] = found.pop("context")
-    return found
+
+    close: tuple[FormatCandidate, ...]
+
+    def __str__(self) -> str:
+        """What is in doubt, in one sentence."""
+        if not self.close:
+            return "no column is known by its name or its values"
+        told = [f"{found.format} ({_roles(found)})" for found in self.close]
+        if len(told) == 1:
+            return f"it may be {told[0]}, but that is not sure"
+        return f"it may be {', '.join(told[:-1])} or {told[-1]}"
 
 
-def form(found: dict[str, str]) -> str | None:
-    """The canonical form that the roles make, or None."""
-    return next((name for name, needed in FORMS.items() if all(role in found for role in needed)), None)
+def choose(candidates: Sequence[FormatCandidate]) -> FormatCandidate | Ambiguity:
+    """The likeliest candidate where it is sure: confidence of at least `SURE`, and a lead of `LEAD` before all others.
+
+    Args:
+        candidates: as `format_candidates` ranks them.
+    """
+    readings = [found for found in candidates if found.form]
+    if not readings:
+        return Ambiguity(())
+    best = readings[0]
+    close = tuple(found for found in readings if best.confidence - found.confidence < LEAD)
+    return best if best.confidence >= SURE and len(close) == 1 else Ambiguity(close)
+
+
+def _roles(found: FormatCandidate) -> str:
+    return ", ".join(f"{role}: {source!r}" for role, source in found.roles.items())

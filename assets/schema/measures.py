@@ -1,0 +1,126 @@
+"""What is measured of one array: lengths, distinct values, traits of its text, examples. All of it merges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.raw.cut import Hashes, hash_array
+from tokenloom.resources.ragged import Ints
+
+KEPT_HASHES = 1024
+FEW_VALUES, SHORT_VALUE = 16, 64
+SAMPLED_ROWS, READ_CHARACTERS = 512, 1024
+EXAMPLES, EXAMPLE_CHARACTERS = 3, 120
+STEPS_AN_OCTAVE = 16
+
+_ENDED = r"""["'”’»)\]\s]*$"""
+_SPEAKER = r"(?:[A-Za-z0-9_#.' -]{1,24}|[^\s:：]{1,6})[:：]\s"
+TRAITS: dict[str, str] = {
+    "number": r"^\s*[-+]?[$€£¥]?\d[\d.,_ ]*(?:[eE][-+]?\d+)?%?\s*$",
+    "url": r"^\s*(?:https?|ftp|s3|gs)://\S+\s*$",
+    "identifier": r"^[!-~]+$",
+    "sentences": rf"[.!?؟।…]{_ENDED}|[.!?؟।]\s|。|！|？",
+    "question": rf"[?？؟]{_ENDED}",
+    "transcript": r"(?s)\n\nHuman:.*\n\nAssistant:",
+    "turns": rf"(?s)^{_SPEAKER}.*\n{_SPEAKER}",
+    "json": r"^\s*(?:\{\s*[\"}]|\[\s*[\"{\[\]\d-])",
+    "multiline": r"\n.*\S",
+}
+"""What a text may look like, as regular expressions: a number, a URL, one word without spaces, sentences, a question,
+an HH-RLHF transcript, lines that each begin with a speaker, JSON, several lines."""
+
+
+def length_buckets(lengths: Ints) -> Ints:
+    """int64 [buckets]: a histogram of lengths whose buckets grow with the length.
+
+    A length below 16 has a bucket of its own; above, an octave has 16 buckets, so that a bucket's middle is
+    within 1/32 of each length in it. The layout is that of HdrHistogram.
+    """
+    octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 5, 0)
+    return np.bincount(octave * STEPS_AN_OCTAVE + (lengths >> octave)).astype(np.int64)
+
+
+def percentile(buckets: Ints, share: float, longest: int) -> int:
+    """The length that `share` of all do not exceed: exact below 16, else within a bucket's half width."""
+    reached = np.cumsum(buckets)
+    bucket = int(np.searchsorted(reached, max(1, np.ceil(share * reached[-1]))))
+    octave = max(bucket // STEPS_AN_OCTAVE - 1, 0)
+    low = (bucket - octave * STEPS_AN_OCTAVE) << octave
+    return min(low + (1 << octave) // 2, longest)
+
+
+def smallest_hashes(array: pa.Array) -> Hashes:
+    """uint64 [at most KEPT_HASHES], ascending: the smallest hashes of the values, each once.
+
+    None at all where the values are of a type that has no text form.
+    """
+    try:
+        hashes, _ = hash_array(array)
+    except (pa.ArrowException, ValueError, OverflowError):
+        return np.zeros(0, np.uint64)
+    return np.unique(hashes)[:KEPT_HASHES]
+
+
+def estimate_distinct(smallest: Hashes) -> int:
+    """How many values are distinct: exact below KEPT_HASHES, else an estimate with a standard error of about 3 %.
+
+    Texts over 128 bytes of the same length that differ in few places may count as one: see `hash_records`.
+    The estimator by the k minimum values: Bar-Yossef et al., RANDOM 2002, unbiased as in Beyer et al., SIGMOD 2007.
+    """
+    if len(smallest) < KEPT_HASHES:
+        return len(smallest)
+    return round((KEPT_HASHES - 1) * 2.0**64 / float(smallest[KEPT_HASHES - 1]))
+
+
+def few_values(array: pa.Array, distinct: int) -> list[str] | None:
+    """All values as text, sorted, where they are few and short; else None."""
+    if distinct > FEW_VALUES or not len(array):
+        return None
+    values = array.unique().cast(pa.string()).to_pylist()
+    fit = len(values) <= FEW_VALUES and all(len(value) <= SHORT_VALUE for value in values)
+    return sorted(values) if fit else None
+
+
+def text_traits(filled: pa.Array) -> tuple[int, list[int]]:
+    """Of how many of an evenly spaced sample of texts each of `TRAITS` holds: sampled, and a count a trait.
+
+    Args:
+        filled: strings, none of them null.
+    """
+    places = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64)) if len(filled) else []
+    sample = filled.take(pa.array(places, pa.int64()))
+    head = pc.utf8_slice_codeunits(sample, 0, READ_CHARACTERS)
+    whole = pc.equal(pc.utf8_length(head), pc.utf8_length(sample))
+    tail = pc.utf8_slice_codeunits(sample, -8)
+    counts = []
+    for name, pattern in TRAITS.items():
+        found = pc.match_substring_regex(tail if name == "question" else head, pattern)
+        if name in ("number", "url", "identifier"):
+            found = pc.and_(found, whole)
+        counts.append(pc.sum(found).as_py() or 0)
+    return len(sample), counts
+
+
+def examples(array: pa.Array, filled: Ints) -> list[str]:
+    """The first values, shortened.
+
+    Args:
+        filled: the places of values that are not empty.
+    """
+    chosen = [array[int(place)] for place in filled[:EXAMPLES]]
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        chosen = [pc.utf8_slice_codeunits(value, 0, EXAMPLE_CHARACTERS + 1) for value in chosen]
+    return [_shortened(_told(value)) for value in chosen]
+
+
+def _told(value: pa.Scalar) -> str:
+    try:
+        return str(value.as_py())
+    except (ValueError, OverflowError, ImportError):  # a time that Python cannot hold
+        return f"<{value.type}>"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= EXAMPLE_CHARACTERS else f"{text[: EXAMPLE_CHARACTERS - 1]}…"

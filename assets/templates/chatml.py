@@ -1,0 +1,77 @@
+"""ChatML templates for data whose tokenizer brings no chat template; what the model says is marked for training."""
+
+from __future__ import annotations
+
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+
+_TURNS = """\
+{% for message in messages %}
+<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' %}
+{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{{ '\\n' -}}
+{% else %}
+{{ message.content }}<|im_end|>
+{% endif %}
+{% endfor %}
+"""
+
+_TOOL_TURNS = """\
+{% if tools %}
+<|im_start|>system
+{% if messages and messages[0].role == 'system' %}
+{{ messages[0].content }}
+
+{% endif %}
+# Tools
+
+You may call functions. Their signatures are within <tools></tools>:
+<tools>
+{% for tool in tools %}
+{{ tool | tojson }}
+{% endfor %}
+</tools>
+
+For each call, write a JSON object within <tool_call></tool_call>:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call><|im_end|>
+{% endif %}
+{% for message in messages %}
+{% if not (tools and loop.first and message.role == 'system') %}
+<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' %}
+{% generation %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+{% if message.content or not loop.first %}{{ '\\n' }}{% endif %}
+<tool_call>
+{% set given = call.function.arguments %}
+{"name": {{ call.function.name | tojson }}, "arguments": {{ given if given is string else given | tojson }}}
+</tool_call>
+{%- endfor %}
+<|im_end|>{% endgeneration %}{{ '\\n' -}}
+{% elif message.role == 'tool' %}
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% else %}
+{{ message.content }}<|im_end|>
+{% endif %}
+{% endif %}
+{% endfor %}
+"""
+
+_PROMPT = """\
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
+
+
+def chatml(tools: bool, end: str = IM_END) -> str:
+    """A ChatML template that marks answers and their end as generated.
+
+    Args:
+        tools: whether it renders tools, calls of tools and their responses too, in the style of Hermes.
+        end: what ends a message, as the template's own text.
+    """
+    return ((_TOOL_TURNS if tools else _TURNS) + _PROMPT).replace(IM_END, end)

@@ -1,0 +1,184 @@
+"""The YAML that `tokenloom inspect` writes: from what was found of a dataset to settings that build, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
+from tokenloom.assets.schema.profiles import TOOL_SPEAKERS, message_fields, profiles
+from tokenloom.assets.templates.chatml import IM_END, IM_START, chatml
+from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from tokenloom.resources.tokenizers import TokenizerSpec
+
+FILL_IN = "<fill in>"
+"""Stands for a source that only the reader knows; no column has this name, so a build says so."""
+
+ROLES = {
+    "text": ("text",),
+    "completion": ("prompt", "completion"),
+    "messages": ("messages",),
+    "preference": ("chosen", "rejected"),
+    "kto": ("prompt", "completion", "label"),
+}
+"""The roles that each form needs."""
+
+FORMATS = {"messages": "chat"}
+"""What `prompt_template.format_type` calls a form, where it calls it otherwise."""
+
+LINE_BREAKS = set("\r\n\x85\u2028\u2029")
+"""What ends a line in YAML."""
+
+CHARACTERS_A_TOKEN = 3
+LONGEST_OFFERED = 8192
+SHOWN_COLUMNS = 20
+
+
+def starter_yaml(
+    dataset: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    choice: FormatCandidate | Ambiguity,
+    tokenizer: tuple[str, TokenizerSpec] | None = None,
+) -> str:
+    """A dataset's YAML: one that builds where the reading is sure, else one whose `column_mapping` is to be filled in.
+
+    Args:
+        dataset: the settings of the `dataset` section that found the rows.
+        columns: their profiles.
+        choice: the reading, or the close ones.
+        tokenizer: a tokenizer's name and what its files tell; None: one is trained.
+    """
+    lines = ["dataset:", *_settings(dataset), *_mapping(columns, choice)]
+    form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
+    chat = form in ("messages", "preference", "kto") or (
+        isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles
+    )
+    lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
+    lines.append(f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are cut, see length.strategy")
+    if chat and not (tokenizer and tokenizer[1].chat_template):
+        lines += [
+            "  chat_template: |  # ChatML; what is trained is marked",
+            *_block(_template(tokenizer, columns, choice)),
+        ]
+    lines += ["prompt_template:", *_prompt(form, chat, tokenizer)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
+    for name, value in dataset.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _settings(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {scalar(value)}"
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML on one line."""
+    for style in (None, '"'):
+        shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
+        if not set(shown.strip()) & LINE_BREAKS:
+            break
+    return shown.strip()[1:-1]
+
+
+def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> Iterator[str]:
+    if isinstance(choice, FormatCandidate):
+        yield f"  # {choice.format}, confidence {choice.confidence:.2f}"
+        yield "  column_mapping:"
+        reasons = dict(reason.split(": ", 1) for reason in choice.evidence if ": " in reason)
+        for role, source in choice.roles.items():
+            yield f"    {role}: {scalar(source)}{_comment(reasons.get(role, ''))}"
+        return
+    yield f"  # Which columns to train on is not clear:{_comment(str(choice))[3:]}."
+    shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
+    more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
+    yield f"  # The columns are{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
+    yield "  # Fill in columns, paths such as answers[0].text, or texts with {column} in them for the roles of one form"
+    yield "  # and set prompt_template.format_type to match:"
+    yield from (f"  #   {FORMATS.get(form, form)}: {', '.join(roles)}" for form, roles in ROLES.items())
+    yield "  column_mapping:"
+    for role in ROLES[_form(choice)]:
+        offered = list(dict.fromkeys(found.roles[role] for found in choice.close if role in found.roles))
+        agreed = len(choice.close) > 1 and len(offered) == 1 and all(role in found.roles for found in choice.close)
+        hint = "" if agreed or not offered else _comment(f"perhaps {' or '.join(map(repr, offered))}")
+        yield f"    {role}: {scalar(offered[0] if agreed else FILL_IN)}{hint}"
+
+
+def _comment(text: str) -> str:
+    """Text of the data on the rest of a line."""
+    found = " ".join(text.split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in found)
+    return f"  # {shown}" if shown else ""
+
+
+def _form(choice: Ambiguity) -> str:
+    return choice.close[0].form if choice.close else "completion"
+
+
+def _tokenizer(tokenizer: tuple[str, TokenizerSpec] | None, chat: bool) -> Iterator[str]:
+    if tokenizer is not None:
+        yield f"  name_or_path: {scalar(tokenizer[0])}"
+        return
+    vocabulary = TrainConfig().vocab_size
+    yield f"  train: {{vocab_size: {vocabulary}}}  # at most; a tokenizer trained on these rows. Or set name_or_path"
+    yield "  special_tokens:"
+    if not chat:
+        yield from (f"    {role}: {scalar(token)}" for role, token in DEFAULT_SPECIAL_TOKENS.items())
+        return
+    yield f"    eos: {scalar(IM_END)}  # ends every message"
+    yield f"    pad: {scalar(DEFAULT_SPECIAL_TOKENS['pad'])}"
+    yield f"    additional: [{scalar(IM_START)}]"
+
+
+def _template(
+    tokenizer: tuple[str, TokenizerSpec] | None,
+    columns: Sequence[Mapping[str, Any]],
+    choice: FormatCandidate | Ambiguity,
+) -> str:
+    """ChatML; a tokenizer that does not know its end mark ends messages with its own EOS."""
+    known = tokenizer is None or IM_END in tokenizer[1].control
+    return chatml(_has_tools(columns, choice), IM_END if known else "{{ eos_token }}")
+
+
+def _block(text: str) -> Iterator[str]:
+    return (f"    {line}" if line else "" for line in text.splitlines())
+
+
+def _prompt(form: str, chat: bool, tokenizer: tuple[str, TokenizerSpec] | None) -> Iterator[str]:
+    yield f"  format_type: {'chat' if chat and form == 'completion' else FORMATS.get(form, form)}"
+    if tokenizer is not None and tokenizer[1].eos is None:
+        yield "  add_eos: false  # the tokenizer names none"
+
+
+def _has_tools(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> bool:
+    """Whether conversations call tools: by a role of theirs, by their messages' fields, or by who speaks."""
+    if not isinstance(choice, FormatCandidate):
+        return False
+    sources = set(choice.roles.values())
+    for profile in profiles(columns).values():
+        if profile.is_column and profile.name in sources and profile.items is not None:
+            speaker = profile.items.field(message_fields(profile)[0] or "")
+            spoken = {value.lower() for value in (speaker.facts.get("values") or ())} if speaker else set()
+            if spoken & TOOL_SPEAKERS or {"tool_calls", "function_call"} & set(profile.items.fields):
+                return True
+    return "tools" in choice.roles
+
+
+def _max_length(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> int:
+    """2048, or the next power of two, at most `LONGEST_OFFERED`, that nearly all rows fit into by a rough estimate."""
+    default = TokenizerConfig.model_fields["max_length"].default
+    if not isinstance(choice, FormatCandidate):
+        return default
+    tokens = sum(
+        (profile.facts.get("lengths") or {}).get("p99", 0) / CHARACTERS_A_TOKEN
+        for profile in profiles(columns).values()
+        if profile.kind == "text" and profile.source in choice.roles.values()
+    )
+    while default < min(tokens, LONGEST_OFFERED):
+        default *= 2
+    return default

@@ -1,0 +1,269 @@
+"""`tokenloom inspect`: what it says of a source, and that the YAML it writes builds, or asks instead of guessing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from datasets_on_disk import rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.assets.templates.chatml import chatml
+from tokenloom.cli import main
+from tokenloom.config import DATASET_NAME
+from tokenloom.config_file import parse_config
+from tokenloom.console.inspection import dataset_name
+from tokenloom.console.starter import scalar
+from tokenloom.console.token_runs import RowReader
+from tokenloom.resources.store import ArtifactStore
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with its own store."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    return tmp_path
+
+
+def write_rows(path: Path, count: int = 60) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)), encoding="utf-8")
+    return path
+
+
+def built(config: object, capsys: pytest.CaptureFixture[str], *options: object) -> dict[str, dict[str, Any]]:
+    """The stages of a build, by name."""
+    capsys.readouterr()
+    assert main(["build", str(config), "--json", *map(str, options)]) == 0, capsys.readouterr().err
+    return {stage["name"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+
+
+SURE = {
+    "instruct/alpaca_data.json": ("completion", {"prompt": "instruction", "context": "input", "completion": "output"}),
+    "multilingual/alpaca_zh_demo.json": (
+        "completion",
+        {"prompt": "instruction", "context": "input", "completion": "output"},
+    ),
+    "math/gsm8k_test.jsonl": ("completion", {"prompt": "question", "completion": "answer"}),
+    "awkward/dialogsum_dev.jsonl": ("completion", {"prompt": "dialogue", "completion": "summary"}),
+    "awkward/TruthfulQA_bom.csv": ("completion", {"prompt": "Question", "completion": "Best Answer"}),
+    "awkward/banking77_test.csv": ("completion", {"prompt": "text", "completion": "category"}),
+    "chat/dummy_conversation.json": ("chat", {"messages": "conversations"}),
+    "chat/toy_chat_fine_tuning.jsonl": ("chat", {"messages": "messages"}),
+    "text/wikitext-2/test.txt": ("text", {"text": "text"}),
+}
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_the_yaml_of_a_sure_reading_builds_as_it_is(
+    real_data: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(real_data / name), "--limit", "400"]) == 0
+    said = capsys.readouterr().out
+    assert "Read as" in said
+    (path,) = folder.glob("*.yaml")
+    settings = yaml.safe_load(path.read_text())
+    format_type, roles = SURE[name]
+    assert settings["dataset"]["column_mapping"] == roles
+    assert settings["prompt_template"]["format_type"] == format_type
+    stages = built(path, capsys, "--limit", 400)
+    assert all(stages[stage]["chunks_reused"] == stages[stage]["chunks"] for stage in ("raw", "schema"))
+    assert stages["sequences"]["tokens"] > 1000
+    assert stages["sequences"]["rows_out"] >= 0.98 * stages["raw"]["rows_out"]
+
+
+@pytest.mark.parametrize("name", ["awkward/gap_validation.tsv", "multilingual/gemoji.json"])
+def test_where_no_reading_is_sure_the_yaml_asks(
+    real_data: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(real_data / name)]) == 0
+    assert "Not clear which columns to train on" in capsys.readouterr().out
+    (path,) = folder.glob("*.yaml")
+    assert set(yaml.safe_load(path.read_text())["dataset"]["column_mapping"].values()) == {"<fill in>"}
+    assert main(["build", str(path)]) == 2
+    told = capsys.readouterr().err
+    line = 1 + next(n for n, text in enumerate(path.read_text().splitlines()) if "<fill in>" in text)
+    assert f"{path.name}:{line}: dataset.column_mapping." in told and "no column <fill in>" in told
+
+
+def test_close_readings_keep_what_they_agree_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [{"prompt": f"Ask {n}?", "response_a": f"Say {n}.", "response_b": f"Tell {n}."} for n in range(30)]
+    (folder / "two.json").write_text(json.dumps(pairs))
+    assert main(["inspect", "two.json"]) == 0
+    mapping = yaml.safe_load((folder / "two.yaml").read_text())["dataset"]["column_mapping"]
+    assert mapping == {"prompt": "prompt", "completion": "<fill in>"}
+    (folder / "two.yaml").write_text((folder / "two.yaml").read_text().replace("<fill in>", "response_b"))
+    assert built("two.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+def test_conversations_are_trained_on_answers_and_their_end(
+    real_data: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = real_data / "chat" / "dummy_conversation.json"
+    assert main(["inspect", str(source)]) == 0
+    built("dummy_conversation.yaml", capsys)
+    reader = RowReader(ArtifactStore(folder / "store"), "dummy_conversation")
+    for number, row in list(enumerate(json.loads(source.read_text())))[::50]:
+        trained = "".join(run.text for run in reader.read(number).sides[""] if run.trained)
+        said = [message["value"] for message in row["conversations"] if message["from"] == "gpt"]
+        assert trained == "".join(f"{text}<|im_end|>" for text in said)
+
+
+def test_a_tokenizer_without_the_template_s_marks_ends_answers_with_its_own(
+    real_data: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, tokenizer = real_data / "chat" / "dummy_conversation.json", real_data / "tokenizers" / "phi-2"
+    assert main(["inspect", str(source), "--tokenizer", str(tokenizer)]) == 0
+    settings = yaml.safe_load((folder / "dummy_conversation.yaml").read_text())["tokenizer"]
+    assert settings["name_or_path"] == str(tokenizer) and "train" not in settings
+    built("dummy_conversation.yaml", capsys)
+    runs = RowReader(ArtifactStore(folder / "store"), "dummy_conversation").read(0).sides[""]
+    assert [run.text for run in runs if run.trained and run.control][-1] == "<|endoftext|>"
+
+
+def test_a_yaml_is_not_overwritten_unless_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    (folder / "small.yaml").write_text("mine")
+    assert main(["inspect", "small.jsonl"]) == 2
+    assert "small.yaml exists" in capsys.readouterr().err
+    assert (folder / "small.yaml").read_text() == "mine"
+    assert main(["inspect", "small.jsonl", "--force"]) == 0
+    assert built("small.yaml", capsys)["sequences"]["rows_out"] == 60
+
+
+def test_a_yaml_on_stdout_is_all_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "small.jsonl", "--out", "-"]) == 0
+    out = capsys.readouterr().out
+    assert parse_config(out, folder / "x.yaml").dataset.name == "small.jsonl"
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "small.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["dataset"], found["sure"], found["splits"]) == ("small", True, {"train": 60})
+    assert [column["path"] for column in found["columns"]] == ["instruction", "input", "output"]
+    assert found["formats"][0]["format"] == "alpaca" and found["roles"]
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_paths_lead_from_where_the_yaml_lies(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(folder / "data" / "small.jsonl")
+    (folder / "configs").mkdir()
+    (folder / "elsewhere").mkdir()
+    assert main(["inspect", "data/*.jsonl", "--out", "configs/all.yaml"]) == 0
+    monkeypatch.chdir(folder / "elsewhere")
+    assert built("../configs/all.yaml", capsys)["raw"]["rows_out"] == 60
+    assert main(["inspect", "../configs/all.yaml"]) == 0
+    assert "60 rows of train" in capsys.readouterr().out
+    assert not list((folder / "elsewhere").glob("*.yaml"))
+
+
+def test_inspecting_leaves_what_a_build_published(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "small.jsonl"]) == 0
+    built("small.yaml", capsys)
+    store = ArtifactStore(folder / "store")
+    before = store.manifest("small", "raw").digest
+    write_rows(folder / "small.jsonl", 20)
+    assert main(["inspect", "small.jsonl", "--force"]) == 0
+    assert store.manifest("small", "raw").digest == before
+
+
+def test_no_such_source_is_told_as_a_build_tells_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "smal.jsonl"]) == 2
+    told = "dataset.name: no such file: smal.jsonl; did you mean small.jsonl?\n"
+    assert capsys.readouterr().err == told
+    assert main(["inspect", "small.jsonl", "--tokenizer", "./nowhere"]) == 2
+    assert "no such file or folder: ./nowhere" in capsys.readouterr().err
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_data_cannot_write_into_the_yaml_or_steer_the_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = "answer\n  train: [x]\x1b[31m # {"
+    (folder / "odd.json").write_text(json.dumps([{"question": f"Why {n}?", odd: f"So {n}."} for n in range(30)]))
+    assert main(["inspect", "odd.json"]) == 0
+    assert "\x1b[31m" not in capsys.readouterr().out
+    text = (folder / "odd.yaml").read_text()
+    assert "\x1b" not in text
+    assert set(yaml.safe_load(text)["dataset"]) == {"name", "column_mapping"}
+
+
+@given(st.text(max_size=40))
+def test_any_source_gives_a_valid_name(source: str) -> None:
+    assert re.fullmatch(DATASET_NAME, dataset_name(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("data/hh-rlhf_test.jsonl.gz", "hh-rlhf_test"),
+        ("tatsu-lab/alpaca", "alpaca"),
+        ("data/*.jsonl", "data"),
+        ("https://x.org/a/b.csv?key=1", "b"),
+        ("my data (1).json", "my_data_1"),
+    ],
+)
+def test_the_name_is_the_stem(source: str, name: str) -> None:
+    assert dataset_name(source) == name
+
+
+@given(st.one_of(st.text(max_size=30), st.integers(), st.booleans(), st.none(), st.lists(st.text(max_size=5))))
+def test_a_value_reads_back_from_one_line_of_yaml(value: object) -> None:
+    assert "\n" not in scalar(value)
+    assert yaml.safe_load(f"a: {scalar(value)}  # why\n") == {"a": value}
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "R"},
+    {"role": "assistant", "content": "A"},
+]
+CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> tuple[str, list[str]]:
+    """The text as `transformers` renders it, and the parts that it marks as generated."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    found: Any = render_jinja_template(
+        conversations=[messages],
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        add_generation_prompt=False,
+    )
+    texts, marks = found
+    return texts[0], [texts[0][begin:end] for begin, end in marks[0]]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_chatml_is_chatml(tools: bool) -> None:
+    plain = [TALK[0], TALK[1], TALK[4], TALK[1], TALK[4]]
+    text, marked = rendered(chatml(tools), plain)
+    assert text == "".join(f"<|im_start|>{said['role']}\n{said['content']}<|im_end|>\n" for said in plain)
+    assert marked == ["A<|im_end|>"] * 2
+
+
+def test_chatml_renders_tools_calls_and_responses() -> None:
+    text, marked = rendered(chatml(tools=True), TALK, [CALL])
+    assert marked == [f"{CALLED}\n{CALLED}<|im_end|>", "A<|im_end|>"]
+    assert text.startswith("<|im_start|>system\nS\n\n# Tools\n") and text.count("<|im_start|>system") == 1
+    assert f"<tools>\n{json.dumps(CALL)}\n</tools>" in text
+    assert "<|im_start|>tool\n<tool_response>\nR\n</tool_response><|im_end|>\n" in text
