@@ -54,6 +54,7 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then reading and intr
 
 docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/datasets.py
 	$(BIN)/python docs/picture.py
 
 soak: $(INSTALLED)  ## the long sweeps

@@ -131,6 +131,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
     from tokenloom.assets.schema.candidates import Ambiguity
     from tokenloom.console.inspection import dataset_name, inspect_source
+    from tokenloom.console.preview import visible
     from tokenloom.console.progress import BuildProgress
     from tokenloom.console.schema_table import column_table, format_table
     from tokenloom.resources.store import ArtifactStore
@@ -150,6 +151,8 @@ def _inspect(parsed: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(stderr=quiet, width=160)
     console.print(column_table(f"{found.config.dataset_name}: {found.counts()}", found.facts["columns"]))
+    for line in found.findings():
+        console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
     for report in found.reports:
         if report.rejected:
             reasons = found.build.reject_reasons(report.name)

@@ -49,11 +49,26 @@ class Inspection:
         if named is not None and (path := sources.local_path(self.config, named[0])) is not None:
             named = (_relative(named[0], path, folder), named[1])
         body = starter_yaml(dataset, self.facts["columns"], self.choice, named)
-        return f"# Written by `tokenloom inspect`; it found {self.counts()}.\n{body}"
+        found = "".join(f"# {' '.join(line.split())}\n" for line in self.findings())
+        return f"# Written by `tokenloom inspect`; it found {self.counts()}.\n{found}{body}"
 
     def counts(self) -> str:
         """The rows of each split, in words."""
         return ", ".join(f"{rows:,} rows of {split}" for split, rows in self.facts["splits"].items())
+
+    def findings(self) -> list[str]:
+        """What was found out about the source rather than declared, a line each, with the setting that would say so."""
+        notes = self.build.manifest("raw").notes
+        lines = [f"The hub's commit is {notes['commit']}."] if notes.get("commit") else []
+        of_finding: dict[tuple[str, str], list[str]] = {}
+        for file, found in notes.get("files", {}).items():
+            for setting, value in found.items():
+                of_finding.setdefault((setting, value), []).append(file)
+        for (setting, value), files in of_finding.items():
+            place = setting if setting == "encoding" else f"reader.{setting}"
+            more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+            lines.append(f"{files[0]}{more}: {setting} {value} was found; dataset.{place} would declare it.")
+        return lines
 
     def verdict(self) -> str:
         """What the data were read as, or what cannot be told."""

@@ -93,7 +93,9 @@ def build_canonical(
         output = ChunkOutput(table, table.num_rows)
         action = store.put_action(f"{number:064x}", table, output.rejects, output.counts(), {}, True)
         counts = {name: value for name, value in asdict(action).items() if name != "counters"}
-        chunks.append(ManifestChunk(split="train", source=str(number), key=f"{number:064x}", **counts))
+        chunks.append(
+            ManifestChunk(split="train", source=str(number), offset=0, unit="row", key=f"{number:064x}", **counts)
+        )
     for stage in ("raw", "columns"):
         store.put_manifest(Manifest(build.name, stage, tuple(chunks), {"mapping": {"form": form}}))
     return build, {stage: build.run(stage) for stage in ("prompts", "tokenizer", "tokens", "sequences")}

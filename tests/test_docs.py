@@ -21,13 +21,18 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.fixture(scope="module")
-def reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+def script(name: str) -> ModuleType:
+    """A script of docs/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    return script("reference")
 
 
 def test_configuration_and_api_pages_are_those_of_the_code(reference: ModuleType) -> None:
@@ -36,6 +41,10 @@ def test_configuration_and_api_pages_are_those_of_the_code(reference: ModuleType
         ("api_reference.md", reference.api_reference()),
     ):
         assert (ROOT / "docs" / page).read_text() == text, f"docs/{page} is behind the code: run `make docs`"
+
+
+def test_the_page_of_real_files_is_what_is_found_in_them(real_data: Path) -> None:
+    assert (ROOT / "docs" / "datasets.md").read_text() == script("datasets").page(real_data), "run `make docs`"
 
 
 def test_every_setting_and_public_name_is_documented() -> None:
