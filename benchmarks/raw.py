@@ -3,8 +3,9 @@
 usage: raw.py [--rows N …] [--edits N]
 
 For each number of rows, processes run in turn that build `raw`, then `raw` and `schema` on a fresh store; `schema` of
-the second is what introspection takes on top of reading. Then single rows of the first file are inserted, deleted and
-changed at random, and the chunks counted that were not there before.
+the second is what introspection takes on top of reading. For the last number row 100 is then deleted, and a file added
+beside the first. Then single rows of the first file are inserted, deleted and changed at random, and the chunks
+counted that were not there before.
 """
 
 from __future__ import annotations
@@ -51,6 +52,24 @@ def measured(data: Path, store: Path, *stages: str, keep: bool = False) -> dict[
     return json.loads(done.stdout)
 
 
+def rebuilt(folder: Path, store: Path) -> str:
+    """How many chunks of a folder's files were not in the store."""
+    report = Build(config_of(folder), ArtifactStore(store)).run("raw")
+    return f"{report.chunks - report.chunks_reused} of {report.chunks} chunks new"
+
+
+def changed_files(folder: Path, rows: list[dict[str, str]], count: int) -> None:
+    files, store = folder / "files", folder / "store"
+    files.mkdir()
+    write_rows(files / "a.jsonl", rows, count)
+    print(f"{count:,} rows: {rebuilt(files, store)}", end="")
+    lines = (files / "a.jsonl").read_bytes().split(b"\n")
+    (files / "a.jsonl").write_bytes(b"\n".join(lines[:100] + lines[101:]))
+    print(f"; row 100 deleted: {rebuilt(files, store)}", end="")
+    write_rows(files / "b.jsonl", rows[::-1], len(rows))
+    print(f"; a file of {len(rows):,} rows added: {rebuilt(files, store)}")
+
+
 def digests(path: Path, size: ChunkSize) -> Counter[str]:
     return Counter(chunk.digest for chunk in source_chunks(config_of(path), size))
 
@@ -93,6 +112,7 @@ def main() -> None:
                 f"{introspection:.2f} of that, both again {repeated:.2f} of it; "
                 f"peak memory {reading['peak_mb']:.0f} MB reading, {both['peak_mb']:.0f} MB with introspection"
             )
+        changed_files(folder, rows, parsed.rows[-1])
         write_rows(data, rows, parsed.rows[0])
         lines = data.read_text(encoding="utf-8").splitlines(keepends=True)
         for size in (ChunkSize(), SMALL):
