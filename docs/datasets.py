@@ -31,8 +31,8 @@ MAPPINGS = {
 HEAD = """# What is found in real files
 
 `tokenloom inspect FILE` tells what a file holds. This page is what it finds in files of many kinds, with no setting but
-the path, by `python docs/datasets.py`. The last column says how many rows reach the canonical form: as the file was read,
-or with the `column_mapping` shown where its columns do not tell what to train on.
+the path, by `python docs/datasets.py`. The last column says how many rows reach the canonical form: as the file was
+read, or with the `column_mapping` shown where its columns do not tell what to train on.
 
 | file | rows | found about the file | format, confidence | form | roles | canonical |
 |---|---:|---|---|---|---|---:|

@@ -23,6 +23,7 @@ import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyarrow import csv as csv_writer
 from raw_rows import SUFFIXES, Row, read, read_split, write_table
 
 from tokenloom.assets.build import Build
@@ -183,6 +184,94 @@ def test_nested_json_comes_back_as_it_was(rows: list[Row]) -> None:
             assert read(path) == (rows, [], 0)
 
 
+KINDS = st.recursive(
+    st.sampled_from(
+        [
+            *(
+                pa.string(),
+                pa.large_string(),
+                pa.binary(),
+                pa.bool_(),
+                pa.int8(),
+                pa.uint64(),
+                pa.float64(),
+                pa.date32(),
+            ),
+            *(pa.timestamp("us"), pa.decimal128(10, 2), pa.dictionary(pa.int8(), pa.string()), pa.null()),
+        ]
+    ),
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        st.dictionaries(st.sampled_from("xyz"), inner, min_size=1, max_size=2).map(
+            lambda fields: pa.struct(list(fields.items()))
+        ),
+    ),
+    max_leaves=4,
+)
+BY_KIND: dict[str, st.SearchStrategy[Any]] = {
+    "binary": st.binary(max_size=4),
+    "bool": st.booleans(),
+    "int8": st.integers(-128, 127),
+    "uint64": st.integers(0, 2**64 - 1),
+    "double": st.floats(allow_nan=False),
+    "date32[day]": st.dates(),
+    "timestamp[us]": st.datetimes(),
+    "decimal128(10, 2)": st.decimals(-1000, 1000, places=2),
+    "null": st.none(),
+}
+
+
+def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """Values of an Arrow type, null among them."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return st.one_of(st.none(), st.lists(values(kind.value_type), max_size=2))
+    if pa.types.is_struct(kind):
+        return st.one_of(st.none(), st.fixed_dictionaries({field.name: values(field.type) for field in kind}))
+    return st.one_of(st.none(), BY_KIND.get(str(kind), TEXT))
+
+
+@st.composite
+def tables(draw: st.DrawFn, kinds: st.SearchStrategy[pa.DataType] = KINDS) -> pa.Table:
+    """A table of some rows and columns of any types."""
+    rows = draw(st.integers(1, 9))
+    columns = {}
+    for name in draw(st.lists(st.sampled_from(["a", "b c", "d.e", "f[]"]), min_size=1, max_size=3, unique=True)):
+        kind = draw(kinds)
+        columns[name] = pa.array(draw(st.lists(values(kind), min_size=rows, max_size=rows)), kind)
+    return pa.table(columns)
+
+
+@given(tables(), st.integers(1, 4))
+def test_any_table_written_as_parquet_or_arrow_comes_back_equal(table: pa.Table, group: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pq.write_table(table, folder / "rows.parquet", row_group_size=group)
+        with pa.OSFile(str(folder / "rows.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=group)
+        with pa.OSFile(str(folder / "stream.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=group)
+        for path in folder.iterdir():
+            for size in (ChunkSize(), ChunkSize(32, 8, 128)):
+                assert read(path, size) == (table.to_pylist(), [], 0)
+
+
+@given(tables(st.sampled_from([pa.string(), pa.bool_(), pa.int8(), pa.list_(pa.string())])), st.integers(1, 4))
+def test_any_table_written_as_lines_or_records_comes_back_equal(table: pa.Table, group: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, rows = Path(name), table.to_pylist()
+        write_table(folder / "rows.jsonl", rows)
+        write_table(folder / "rows.json", rows)
+        for path in folder.iterdir():
+            found, rejects, filtered = read(path)
+            assert (found, rejects, filtered) == (rows, [], 0)
+        flat = [name for name in table.column_names if not pa.types.is_nested(table.schema.field(name).type)]
+        texts = table.select(flat).cast(pa.schema([(name, pa.string()) for name in flat]))
+        texts = pa.table({name: texts[name].fill_null("") for name in flat} | {"z": ["x"] * table.num_rows})
+        csv_writer.write_csv(texts, folder / "rows.csv")
+        assert read(folder / "rows.csv") == (texts.to_pylist(), [], 0)
+
+
 @pytest.mark.parametrize("make", [pa.table, lambda columns: pa.table(columns).slice(1)])
 def test_parquet_keeps_every_type_it_holds(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
     columns = {
@@ -213,6 +302,8 @@ GOOD = [{"q": f"question {index}", "tags": [str(index)], "n": index} for index i
         (b"\x0c", "invalid_json"),
         (b'["a list"]', "not_an_object"),
         (b'"text"', "not_an_object"),
+        (b"null", "not_an_object"),
+        (b" null ", "not_an_object"),
         (b'{"q": "half \\ud800 pair"}', "lone_surrogate"),
         (b'{"q": ["a"], "n": 1}', "wrong_type"),
         (b'{"q": "x", "n": "seven"}', "wrong_type"),
@@ -231,6 +322,27 @@ def test_one_bad_line_is_set_aside_and_the_others_go_on(tmp_path: Path, line: by
     assert len(rows) + len(rejects) + filtered == 51
     if code:
         assert [(reject[ROW], reject["stage"], reject["code"]) for reject in rejects] == [(20, "raw", code)]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_null_is_no_row_wherever_it_stands(tmp_path: Path, suffix: str) -> None:
+    for place in (0, 1, 50):
+        rows: list[Any] = [*GOOD[:place], None, *GOOD[place:]]
+        text = json.dumps(rows) if suffix == ".json" else "\n".join(map(json.dumps, rows))
+        (tmp_path / f"rows{suffix}").write_text(text)
+        found, rejects, _ = read(tmp_path / f"rows{suffix}")
+        assert found == GOOD
+        assert [(reject[ROW], reject["code"]) for reject in rejects] == [(place, "not_an_object")]
+    keyed = {"a": GOOD[0], "b": None, "c": GOOD[1]}
+    (tmp_path / "keyed.json").write_text(json.dumps(keyed))
+    assert [row["key"] for row in read(tmp_path / "keyed.json")[0]] == ["a", "c"]
+
+
+@pytest.mark.parametrize("blank", ["\n", "\n\n  \n", "\r\n"])
+def test_blank_lines_before_a_header_are_no_records(tmp_path: Path, blank: str) -> None:
+    (tmp_path / "rows.csv").write_bytes((blank + "a;b\n1;2\n").encode())
+    assert read(tmp_path / "rows.csv") == ([{"a": "1", "b": "2"}], [], 0)
+    assert list(places(tmp_path / "rows.csv", tmp_path / "store").values()) == [f"rows.csv:{blank.count(chr(10)) + 2}"]
 
 
 def test_one_bad_element_of_a_json_array_is_set_aside(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from blake3 import blake3
 
 from tokenloom.resources.ragged import Ints, one_array
 
 Hashes = npt.NDArray[np.uint64]
 
-SAMPLES = 16
+_HASHED = 1 << 22
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(32)
 
@@ -78,23 +79,34 @@ def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize) -> Ints
 
 
 def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
-    """uint64 [records]: a hash of each record's length and of 16 words spread evenly over it.
-
-    It decides where to cut and which rows validate, so it must follow from content and spread well; it need not
-    tell all records apart.
-    """
+    """uint64 [records]: a hash of each record's bytes; memory is bounded by `_HASHED` bytes of records at a time."""
     lengths = ends - starts
-    hashes = _mix(lengths.astype(np.uint64))
-    if not len(starts):
-        return hashes
+    hashes = np.empty(len(lengths), np.uint64)
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    words = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
-    span = np.maximum(lengths - 8, 0)
-    short = (np.uint64(1) << (np.minimum(lengths, 7) * 8).astype(np.uint64)) - np.uint64(1)
-    keep = np.where(lengths < 8, short, np.uint64(2**64 - 1))
-    for sample in range(SAMPLES):
-        hashes = _mix(hashes ^ (words[starts + span * sample // (SAMPLES - 1)] & keep))
+    for record in np.flatnonzero(lengths > _HASHED):
+        digest = blake3(data[starts[record] : ends[record]].data).digest(8)
+        hashes[record] = np.frombuffer(digest, "<u8")[0]
+    short = np.flatnonzero(lengths <= _HASHED)
+    group = np.cumsum(lengths[short]) // _HASHED
+    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1), len(short)]):
+        members = short[begin:end]
+        hashes[members] = _hash_short(padded, starts[members], lengths[members])
     return hashes
+
+
+def _hash_short(padded: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
+    """Hashes of records by their words of 8 bytes, each mixed with its place and added up."""
+    if not len(starts):
+        return np.zeros(0, np.uint64)
+    counts = np.maximum((lengths + 7) >> 3, 1)
+    first = np.cumsum(counts) - counts
+    place = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts)
+    words = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))[(place << 3) + np.repeat(starts, counts)]
+    tail = lengths - ((counts - 1) << 3)
+    beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
+    words[first + counts - 1] &= ~beyond
+    words ^= (place.view(np.uint64) + np.uint64(1)) * _MULTIPLIER
+    return _mix(np.add.reduceat(_mix(words), first) ^ lengths.astype(np.uint64))
 
 
 def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
@@ -156,8 +168,11 @@ def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
 
 def _mix(words: Hashes) -> Hashes:
     """A bijective mix of 64 bits (two rounds of multiply and fold)."""
-    words = (words ^ (words >> _SHIFT)) * _MULTIPLIER
-    return (words ^ (words >> np.uint64(29))) * _MULTIPLIER
+    mixed = words ^ (words >> _SHIFT)
+    mixed *= _MULTIPLIER
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= _MULTIPLIER
+    return mixed
 
 
 B = TypeVar("B", bound="Block")

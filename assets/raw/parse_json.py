@@ -21,11 +21,12 @@ from tokenloom.assets.raw.json_elements import split_entries
 from tokenloom.assets.raw.json_layout import JsonLayout
 from tokenloom.assets.raw.parse_text import NOT_UTF8
 from tokenloom.assets.raw.parsed import Parsed
-from tokenloom.assets.raw.records import Bytes, is_solid
+from tokenloom.assets.raw.records import Bytes, is_solid, trimmed
 from tokenloom.assets.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.ragged import Ints, text_array
 
+OPEN = ord("{")
 KEY, VALUE, ITEMS = "key", "value", "items"
 """Columns: an entry's key, and on the way its value; the items of a record that is a list."""
 
@@ -53,7 +54,9 @@ def parse_json(
         data = _as_objects(part, bounds, solid, layout)
     except ValueError as error:
         raise SourceError(f"{name}: invalid JSON: {error}, behind byte {start}") from error
-    if (table := _read_whole(data, layout, len(solid))) is not None:
+    wrapped = layout.lists or layout.kind == "entries"
+    objects = wrapped or bool((part[trimmed(part, bounds)[0][solid]] == OPEN).all())
+    if objects and (table := _read_whole(data, layout, len(solid))) is not None:
         rows, rejects = solid, []
     else:
         table, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
@@ -98,7 +101,10 @@ def _slices(data: Bytes, begins: Ints, ends: Ints) -> pa.Array:
 
 
 def _read_whole(data: bytes, layout: JsonLayout, expected: int) -> pa.Table | None:
-    """One pass of pyarrow's reader over all records, or None where that does not give one row for each."""
+    """One pass of pyarrow's reader over records that are objects, or None where that does not give a row for each.
+
+    A bare `null` among them would crash the reader.
+    """
     multi_line = layout.kind != "lines"
     try:
         table = _read_json(data, multi_line)
@@ -109,23 +115,31 @@ def _read_whole(data: bytes, layout: JsonLayout, expected: int) -> pa.Table | No
 
 
 def _read_json(data: bytes, multi_line: bool) -> pa.Table:
-    """One pass of pyarrow's reader; strings that look like dates stay strings."""
+    """One pass of pyarrow's reader, or two: strings that look like dates stay strings."""
     read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     parse = arrow_json.ParseOptions(newlines_in_values=multi_line)
     table = arrow_json.read_json(pa.BufferReader(data), read, parse)
-    dated = [pa.field(field.name, kind) for field in table.schema if (kind := _undated(field.type)) != field.type]
-    if dated:
-        parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=pa.schema(dated))
-        order = table.column_names
-        table = arrow_json.read_json(pa.BufferReader(data), read, parse).select(order)
+    schema = pa.schema([field.with_type(_undated(field.type)) for field in table.schema])
+    if schema != table.schema or not _is_sound(table):
+        parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=schema)
+        table = arrow_json.read_json(pa.BufferReader(data), read, parse).select(table.column_names)
     return table
+
+
+def _is_sound(table: pa.Table) -> bool:
+    """Whether lists have all their items: the reader loses nulls that come before an item tells the type."""
+    try:
+        table.validate()
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _undated(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_list(kind):
-        return pa.list_(_undated(kind.value_type))
+        return pa.list_(pa.string() if pa.types.is_null(kind.value_type) else _undated(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_undated(field.type)) for field in kind])
     return kind
@@ -133,11 +147,16 @@ def _undated(kind: pa.DataType) -> pa.DataType:
 
 def _unpack_entries(table: pa.Table, rows: Ints, rejects: list[pa.Table]) -> Records:
     """The fields of each entry's value as columns, behind its key."""
-    if VALUE not in table.column_names or not pa.types.is_struct(table.schema.field(VALUE).type):
-        shown = [str(value)[:400] for value in table.to_pylist()]
-        if len(rows):
-            rejects.append(reject_rows(rows, "raw", "not_an_object", "", "expected an object under each key", shown))
-        return pa.table({}), rows[:0], rejects
+    values = table[VALUE] if VALUE in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
+    found = values.is_valid() if pa.types.is_struct(values.type) else pa.chunked_array([[False] * table.num_rows])
+    absent = ~np.asarray(found.to_numpy(), bool)
+    if absent.any():
+        shown = [str(value)[:400] for value in table.filter(pa.array(absent)).to_pylist()]
+        message = "expected an object under each key"
+        rejects.append(reject_rows(rows[absent], "raw", "not_an_object", "", message, shown))
+        table, rows = table.filter(found), rows[~absent]
+    if not len(rows):
+        return pa.table({}), rows, rejects
     fields = pa.Table.from_struct_array(table[VALUE])
     name = KEY if KEY not in fields.column_names else f"_{KEY}"
     return fields.add_column(0, name, table[KEY]), rows, rejects

@@ -32,6 +32,7 @@ from tokenloom.assets.raw.records import (
     QuotedLines,
     RecordBlock,
     WholeFile,
+    is_solid,
     line_ends,
     record_blocks,
 )
@@ -131,21 +132,28 @@ def _json_head(blocks: Iterator[bytes], file: SourceFile, root: Root | None) -> 
 def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     options, usual = dataset.reader, DELIMITERS[file.format]
     head = next(blocks, b"")
-    delimiter = options.delimiter or guess_delimiter(head.split(b"\n", 1)[0], usual)
+    delimiter = options.delimiter or guess_delimiter(head.lstrip(b" \r\n").split(b"\n", 1)[0], usual)
     if delimiter != (options.delimiter or usual):
         found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
     records = record_blocks(
         itertools.chain([head] if head else [], blocks), QuotedLines(delimiter, file.name), file.name
     )
-    first = next(records, None)
+    first, at, blank = None, 0, 0
+    while (first := next(records, None)) is not None:
+        solid = np.flatnonzero(is_solid(first.data, first.bounds))
+        at = int(solid[0]) if len(solid) else len(first.bounds) - 1
+        blank += len(line_ends(first.data[: first.bounds[at]]))
+        if len(solid):
+            first = first.slice(at, len(first.bounds) - 1)
+            break
     cells = csv_record(first.data[: first.bounds[1]].tobytes(), delimiter, file.name) if first is not None else []
     header = is_header(cells) if options.header == "auto" else options.header
     if options.header == "auto" and not header and cells:
         found["header"] = "none"
-    lines = 0
+    lines = blank
     if header and first is not None:
         names = column_names(cells)
-        lines = len(line_ends(first.data[: first.bounds[1]]))
+        lines += len(line_ends(first.data[: first.bounds[1]]))
         first = first.slice(1, len(first.bounds) - 1)
     else:
         names = [f"column_{index}" for index in range(len(cells))]

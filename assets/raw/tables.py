@@ -16,6 +16,7 @@ from tokenloom.resources.ragged import Ints
 from tokenloom.resources.source_file import SourceFile
 
 BATCH_ROWS = 10_000
+BATCH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,11 @@ def read_tables(file: SourceFile) -> Iterator[pa.Table]:
 def _parquet(opened: Any) -> Iterator[pa.Table]:
     import pyarrow.parquet as pq
 
-    for batch in pq.ParquetFile(opened, pre_buffer=False).iter_batches(BATCH_ROWS, use_threads=False):
-        yield pa.Table.from_batches([batch])
+    file = pq.ParquetFile(opened, pre_buffer=False)
+    for group in range(file.num_row_groups):  # batches across groups cannot hold nested dictionaries
+        held = file.metadata.row_group(group)
+        for batch in file.iter_batches(_rows(held.num_rows, held.total_byte_size), [group], use_threads=False):
+            yield pa.Table.from_batches([batch])
 
 
 def _arrow(opened: Any) -> Iterator[pa.Table]:
@@ -79,10 +83,18 @@ def _arrow(opened: Any) -> Iterator[pa.Table]:
         return
     for index in range(batches.num_record_batches):
         whole = pa.Table.from_batches([batches.get_batch(index)])
-        for start in range(0, whole.num_rows, BATCH_ROWS):
-            yield whole.slice(start, BATCH_ROWS)
+        step = _rows(whole.num_rows, whole.nbytes)
+        for start in range(0, whole.num_rows, step):
+            yield whole.slice(start, step)
+
+
+def _rows(rows: int, size: int) -> int:
+    """How many of some rows make a batch."""
+    return min(max(rows * BATCH_BYTES // max(size, 1), 1), BATCH_ROWS)
 
 
 def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
     """A `datasets.Dataset`, or an iterable one, as tables of blocks of rows."""
-    yield from dataset.with_format("arrow").iter(BATCH_ROWS)
+    first = next(iter(dataset.with_format("arrow").iter(100)), None)
+    if first is not None:
+        yield from dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes))
