@@ -272,6 +272,42 @@ def test_any_table_written_as_lines_or_records_comes_back_equal(table: pa.Table,
         assert read(folder / "rows.csv") == (texts.to_pylist(), [], 0)
 
 
+SHAPES = st.recursive(
+    st.sampled_from(["text", "number", "flag"]),
+    lambda inner: st.one_of(
+        inner.map(lambda item: [item]), st.dictionaries(st.sampled_from("xyz"), inner, min_size=1, max_size=2)
+    ),
+    max_leaves=5,
+)
+
+
+def of_shape(shape: Any) -> st.SearchStrategy[Any]:
+    """JSON values of one shape, with nulls at every level."""
+    if isinstance(shape, list):
+        found: st.SearchStrategy[Any] = st.lists(of_shape(shape[0]), max_size=3)
+    elif isinstance(shape, dict):
+        found = st.fixed_dictionaries({name: of_shape(item) for name, item in shape.items()})
+    else:
+        found = {"text": TEXT, "number": st.integers(-9, 9), "flag": st.booleans()}[shape]
+    return st.one_of(st.none(), found)
+
+
+@given(
+    SHAPES.flatmap(
+        lambda shape: st.lists(st.fixed_dictionaries({"a": of_shape(shape), "b": TEXT}), min_size=1, max_size=6)
+    )
+)
+@example(rows=[{"a": [None, "x"], "b": ""}])
+@example(rows=[{"a": [None, ["x"]], "b": ""}, {"a": [["y"], None, []], "b": "null"}])
+@example(rows=[{"a": [None, {"x": "x"}], "b": ""}])
+def test_nulls_anywhere_move_no_other_value(rows: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("rows.jsonl", "rows.json"):
+            write_table(Path(folder) / name, rows)
+            found, rejects, _ = read(Path(folder) / name)
+            assert (found, rejects) == (rows, [])
+
+
 @pytest.mark.parametrize("make", [pa.table, lambda columns: pa.table(columns).slice(1)])
 def test_parquet_keeps_every_type_it_holds(tmp_path: Path, make: Callable[..., pa.Table]) -> None:
     columns = {
