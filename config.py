@@ -20,7 +20,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
-_KEYS = r"[^.\[\]]+(?:\.[^.\[\]]+)*"
+_KEYS = r"(?:`[^`]+`|[^.`\[\]]+)(?:\.(?:`[^`]+`|[^.`\[\]]+))*"
 _ROOT = re.compile(rf"(?:{_KEYS})?\[\](?:\.{_KEYS}\[\])*")
 
 DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
@@ -45,7 +45,8 @@ class ReaderConfig(Section):
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: what one row is."""
     root: str | None = None
-    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`; what stands around them is repeated.
+    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]` (keys that hold a dot or a bracket in
+    backticks); what stands around them is repeated.
     Default: found where an object holds one list of objects."""
 
     @field_validator("root")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.paths import QUOTED, Path, evaluate, is_list, list_values, plain
+from tokenloom.assets.paths import QUOTED, Path, evaluate, is_list, leads_somewhere, list_values, plain
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.resources.ragged import offsets_of, sum_rows
 
@@ -25,6 +25,7 @@ SETTING = "dataset.filters"
 LONGEST, DEEPEST = 4000, 40
 _ODD_NAMES = re.compile(rf"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|({QUOTED})")
 _PLACEHOLDER = "_quoted_name_{}_"
+NUMBER = r"^-?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
 _COMPARISONS: dict[type, str] = {
     ast.Eq: "equal",
     ast.NotEq: "not_equal",
@@ -50,11 +51,11 @@ Evaluate = Callable[[pa.Table], Value]
 class Filter:
     """One row condition.
 
-    `columns` are the columns that it reads. Names with a dot, a space or other signs stand in backticks.
+    `paths` are what it reads. Names with a dot, a space or other signs stand in backticks.
     """
 
     text: str
-    columns: tuple[str, ...]
+    paths: tuple[Path, ...]
     _evaluate: Evaluate = field(repr=False, compare=False)
 
     @classmethod
@@ -66,7 +67,16 @@ class Filter:
         """
         compiler = _Compiler(text)
         evaluated = compiler.compile()
-        return cls(text, tuple(compiler.columns), evaluated)
+        return cls(text, tuple(compiler.paths), evaluated)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return tuple(dict.fromkeys(path.column for path in self.paths))
+
+    def lacking(self, schema: pa.Schema) -> tuple[Path, ...]:
+        """The paths that lead nowhere in tables of a schema."""
+        return tuple(path for path in self.paths if not leads_somewhere(schema, path))
 
     def keep(self, table: pa.Table) -> npt.NDArray[np.bool_]:
         """bool [rows]: where the condition is true. A column that the table lacks is null.
@@ -95,7 +105,7 @@ def _fault(text: str, message: str) -> ConfigError:
 class _Compiler:
     def __init__(self, text: str):
         self.text = text
-        self.columns: list[str] = []
+        self.paths: list[Path] = []
         self.names: dict[str, str] = {}
 
     def compile(self) -> Evaluate:
@@ -107,7 +117,10 @@ class _Compiler:
             self.refuse(f"not a condition: {error.msg}")
         except (ValueError, RecursionError, MemoryError):
             self.refuse("not a condition")
-        return self.node(tree.body, 0)
+        try:
+            return self.node(tree.body, 0)
+        except RecursionError:
+            self.refuse("nested too deeply")
 
     def _placeholder(self, match: re.Match[str]) -> str:
         if match.group(1) is None:
@@ -160,7 +173,10 @@ class _Compiler:
             self.refuse("write `is None` or `is not None` to compare with None")
         if type(value) not in (bool, int, float, str) or (type(value) is int and not -(2**63) <= value < 2**63):
             self.refuse(f"{value!r} is no text, number, True or False that Arrow knows")
-        scalar = pa.scalar(value)
+        try:
+            scalar = pa.scalar(value)
+        except UnicodeEncodeError:
+            self.refuse(f"{value!r} holds half of a surrogate pair")
         return lambda table: scalar
 
     def _path(self, node: ast.expr) -> Path:
@@ -178,10 +194,10 @@ class _Compiler:
                     node = value
                 case _:
                     self.refuse(f"{self.shown(node)} is no column or path; an index is a whole number")
-        column = self.names.get(node.id, node.id)
-        if column not in self.columns:
-            self.columns.append(column)
-        return Path(column, tuple(reversed(steps)))
+        path = Path(self.names.get(node.id, node.id), tuple(reversed(steps)))
+        if path not in self.paths:
+            self.paths.append(path)
+        return path
 
     def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr, depth: int) -> Evaluate:
         if isinstance(op, ast.Is | ast.IsNot):
@@ -220,6 +236,9 @@ class _Compiler:
             case ast.Call(ast.Name("len"), [value]):
                 inner = self.node(value, depth + 1)
                 return lambda table: _length(inner(table))
+            case ast.Call(ast.Name("number"), [value]):
+                inner = self.node(value, depth + 1)
+                return lambda table: _as_number(inner(table))
             case ast.Call(ast.Name("matches"), [value, pattern]):
                 inner, regex = self.node(value, depth + 1), self._text(pattern, node)
                 try:
@@ -234,7 +253,9 @@ class _Compiler:
                 inner = self.node(value, depth + 1)
                 return lambda table: _TEXT_CHANGES[name](_text(inner(table)))
         known = [*(f".{name}(text)" for name in _TEXT_TESTS), *(f".{name}()" for name in _TEXT_CHANGES)]
-        self.refuse(f"no such call: {self.shown(node)}; there are len(x), matches(x, regex), {', '.join(known)}")
+        self.refuse(
+            f"no such call: {self.shown(node)}; there are len(x), number(x), matches(x, regex), {', '.join(known)}"
+        )
 
     def _text(self, node: ast.expr, call: ast.Call) -> str:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
@@ -301,6 +322,15 @@ def _number(value: Value) -> Value:
     return value.cast(pa.int64()) if small else value.cast(pa.float64())
 
 
+def _as_number(value: Value) -> Value:
+    """The number that a text holds, white space around it apart; null where it holds none."""
+    if _sort(value.type) != "text":
+        return _number(value)
+    trimmed = pc.utf8_trim_whitespace(value)
+    held = pc.match_substring_regex(trimmed, NUMBER)
+    return pc.if_else(held, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())
+
+
 def _compared(name: str, left: Value, right: Value) -> Value:
     sorts = {_sort(left.type), _sort(right.type)}
     if "null" in sorts:
@@ -310,7 +340,8 @@ def _compared(name: str, left: Value, right: Value) -> Value:
         timed = left.type if _sort(left.type) == "a time" else right.type
         left, right = left.cast(timed), right.cast(timed)
     elif len(sorts) > 1 or not sorts <= {"text", "a number", "true or false", "a time"}:
-        raise _Unfit(f"cannot compare {_sort(left.type)} with {_sort(right.type)}")
+        remedy = "; number(x) reads a number in text" if sorts == {"text", "a number"} else ""
+        raise _Unfit(f"cannot compare {_sort(left.type)} with {_sort(right.type)}{remedy}")
     return pc.call_function(name, [left, right])
 
 

@@ -88,6 +88,26 @@ def evaluate(table: pa.Table, path: Path) -> pa.Array:
     return found
 
 
+def leads_somewhere(schema: pa.Schema, path: Path) -> bool:
+    """Whether tables of a schema have the column and fields of a path; a type of nulls may have any."""
+    index = schema.get_all_field_indices(path.column)
+    if not index:
+        return False
+    kind = schema.field(index[0]).type
+    for step in path.steps:
+        while pa.types.is_dictionary(kind) or (isinstance(step, str) and is_list(kind) and not pa.types.is_map(kind)):
+            kind = kind.value_type
+        if pa.types.is_null(kind):
+            return True
+        if isinstance(step, int) and is_list(kind) and not pa.types.is_map(kind):
+            kind = kind.value_type
+        elif isinstance(step, str) and pa.types.is_struct(kind) and kind.get_all_field_indices(step):
+            kind = kind.field(kind.get_all_field_indices(step)[0]).type
+        else:
+            return pa.types.is_map(kind) or isinstance(kind, pa.BaseExtensionType)
+    return True
+
+
 def plain(array: pa.Array) -> pa.Array:
     """The same values in Arrow's ordinary layout: storage of extensions, decoded dictionaries, `pa.list_`, `pa.string`.
 

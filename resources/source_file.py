@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from tokenloom.errors import SourceError
+from tokenloom.errors import SourceError, SourceUnavailableError
 
 BLOCK_BYTES = 4 << 20
 
@@ -78,12 +78,21 @@ class SourceFile:
         try:
             yield
         except FileNotFoundError as error:
+            if "://" in self.path and any(isinstance(cause, OSError) for cause in _causes(error)):
+                raise SourceUnavailableError(f"{self.name}: its server cannot be reached; try again") from error
             raise SourceError(f"{self.name}: there is no such file at its address") from error
         except SourceError:
             raise
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
             reason = str(error).replace(self.path, self.name).splitlines() or [type(error).__name__]
             raise SourceError(f"{self.name}: cannot be read{where()}: {reason[0]}") from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """What an exception was raised from."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        yield cause
+        error = cause
 
 
 def _read(file: IO[bytes], size: int) -> bytes:

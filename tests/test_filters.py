@@ -260,3 +260,31 @@ def test_any_text_is_a_condition_or_refused(text: str) -> None:
         return
     assume(condition.columns or kept.all() == kept.any())
     assert kept.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"foo({'-' * 900}n)", f"foo({'n+' * 1500}n)", f"x[{'n+' * 1500}n]", f"foo(n{'.a' * 1500})", "q == '\\ud800'"],
+)
+def test_what_is_too_deep_or_no_text_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Filter.parse(text)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@given(st.lists(st.one_of(st.none(), st.text("0123456789.-eE+ x", max_size=6)), max_size=20))
+def test_number_reads_what_python_reads_as_a_plain_number(texts: list[str | None]) -> None:
+    def number(text: str) -> float | None:
+        return float(text) if re.fullmatch(r"\s*-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", text) else None
+
+    table = pa.table({"s": pa.array(texts, pa.string())})
+    found = [value is not None and (held := number(value)) is not None and held > 3 for value in texts]
+    assert Filter.parse("number(s) > 3").keep(table).tolist() == found
+
+
+def test_paths_that_lead_nowhere_are_told() -> None:
+    table = pa.table({"s": [{"t": [{"u": 1}]}], "n": pa.nulls(1), "x": ["a"]})
+    condition = Filter.parse(
+        "s.t[0].u == 1 and s.t.u is None or s.v == 1 or y == 2 or x.z == 1 or n.a.b == 1 or s[0] == 1"
+    )
+    assert sorted(map(str, condition.lacking(table.schema))) == ["s.v", "s[0]", "x.z", "y"]

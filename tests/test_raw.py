@@ -27,6 +27,7 @@ from pyarrow import csv as csv_writer
 from raw_rows import SUFFIXES, Row, read, read_split, write_table
 
 from tokenloom.assets.build import Build
+from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.raw.json_elements import JsonElements
 from tokenloom.assets.raw.records import Finder, Lines, Paragraphs, QuotedLines, record_blocks
@@ -685,6 +686,22 @@ def test_a_declared_root_leads_to_the_rows(tmp_path: Path) -> None:
         read(tmp_path / "rows.jsonl", reader={"root": "groups[].items[]"})[0]
         == [{"x": "p", "g": 1}, {"x": "q", "g": 1}] * 3
     )
+
+
+@given(st.lists(st.text("ab.[] {}\u00e9", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_a_found_root_can_be_declared(keys: list[str]) -> None:
+    value: Any = [{"x": 1, "y": 2, "z": 3}, {"x": 4, "y": 5, "z": 6}]
+    expected = list(value)
+    for depth, key in reversed(list(enumerate(keys))):
+        value = [{key: value}] if depth else {key: value}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        path.write_text(json.dumps(value))
+        notes = SourceNotes()
+        config = PipelineConfig.from_mapping({"dataset": {"name": str(path)}})
+        assert [chunk.load().table.num_rows for chunk in source_chunks(config, notes=notes)] == [2]
+        root = notes.files["rows.json"]["root"]
+        assert read(path, reader={"root": root}) == (expected, [], 0)
 
 
 @pytest.mark.parametrize(

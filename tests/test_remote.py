@@ -19,7 +19,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from raw_rows import Row, read
 
-from tokenloom.errors import TokenloomError
+from tokenloom.errors import SourceUnavailableError, TokenloomError
 
 ROWS: list[Row] = [{"a": f"row {index}"} for index in range(300)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -75,3 +75,9 @@ def test_a_compressed_file_behind_http_is_read(tmp_path: Path) -> None:
             read(f"http://127.0.0.1:{server.server_port}/none.jsonl?token={SECRET}")
         assert SECRET not in str(raised.value)
         server.shutdown()
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "nosuchhost.invalid"])
+def test_a_server_that_cannot_be_reached_is_no_missing_file(host: str) -> None:
+    with pytest.raises(SourceUnavailableError, match=r"x\.jsonl: its server cannot be reached"):
+        read(f"http://{host}/x.jsonl?token={SECRET}")

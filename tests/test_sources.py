@@ -167,3 +167,10 @@ def test_times_become_text_and_what_only_a_chunk_nests_is_rejected() -> None:
 
     out = canonical([{"day": date(2020, 1, 2)}], **mapped({"text": "{day}"}))
     assert kept(out) == [{"text": "2020-01-02"}]
+
+
+@pytest.mark.parametrize("text", ["ls[{n}].text", "ls[{n}] x", "ls[{n}][0]"])
+def test_nothing_may_follow_a_choice(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a choice stands alone.*ls\.text\[\{n\}\]"):
+        parse_source(text, ["ls", "n"])
+    assert isinstance(parse_source(text, ["n"]), Template)

@@ -65,7 +65,7 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
     `str(source)` parses back to the same source without knowing the columns.
 
     Raises:
-        ValueError: a lone brace, or an unknown layout behind a colon.
+        ValueError: a lone brace, an unknown layout behind a colon, or text behind a choice.
     """
     if isinstance(text, Constant):
         return text
@@ -75,6 +75,11 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
         items, labels, key = found.groups()
         held = parse_path(labels, columns) if labels else None
         return Choice(parse_path(items, columns), parse_path(key, columns), held)
+    if (begun := _CHOICE.match(text)) and parse_path(begun.group(1), columns).column in columns:
+        raise ValueError(
+            f"{text!r}: a choice stands alone; a field of the chosen item goes before the brackets, "
+            f"e.g. {begun.group(1)}.text[{{{begun.group(3)}}}]"
+        )
     return Template(tuple(_joined(_template_parts(text, columns))))
 
 

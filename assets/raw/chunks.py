@@ -31,7 +31,7 @@ from tokenloom.resources.tfds import TfdsDataset, open_tfds
 TRAIN, VALIDATION = "train", "validation"
 
 FILTER_LACKS = "chunks without filtered column "
-"""Counter of the chunks that lack a column which a filter reads; the column's name follows."""
+"""Counter of the chunks that lack a column or field which a filter reads; its path follows."""
 
 
 @dataclass
@@ -190,7 +190,7 @@ def _output(parsed: Parsed, config: PipelineConfig) -> ChunkOutput:
     rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
     filtered, counters = parsed.filtered, {}
     for condition in _compiled_filters(config):
-        counters |= {f"{FILTER_LACKS}{name}": 1 for name in condition.columns if name not in table.column_names}
+        counters |= {f"{FILTER_LACKS}{path}": 1 for path in condition.lacking(table.schema)}
         with _line_of_filters(config):
             keep = condition.keep(table)
         filtered += int((~keep).sum())

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tokenloom.assets.paths import quoted
 from tokenloom.errors import SourceError
 
 Kind = Literal["lines", "elements", "entries"]
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
+_STEP = re.compile(r"`([^`]+)`|([^.`\[\]]+)|(\[\])")
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,18 @@ class Root:
     @classmethod
     def parse(cls, text: str) -> Root:
         """From the text that `dataset.reader.root` holds."""
-        steps = text.removesuffix("[]").replace("[].", "[]").split("[]")
-        return cls(tuple(tuple(step.split(".")) if step else () for step in steps))
+        lists: list[tuple[str, ...]] = []
+        keys: list[str] = []
+        for odd, plain, end in _STEP.findall(text):
+            if end:
+                lists.append(tuple(keys))
+                keys = []
+            else:
+                keys.append(odd or plain)
+        return cls(tuple(lists))
 
     def __str__(self) -> str:
-        return ".".join(".".join(keys) + "[]" for keys in self.lists)
+        return ".".join(".".join(map(quoted, keys)) + "[]" for keys in self.lists)
 
 
 @dataclass(frozen=True)

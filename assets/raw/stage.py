@@ -46,7 +46,7 @@ class RawStage(Stage):
         return Work(chunks, lambda output: output, notes=lambda: asdict(notes))
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Nothing; but a filter must not read a column that is nowhere."""
+        """Nothing; but a filter must not read a column or field that is nowhere."""
         for counter, chunks in manifest.counters.items():
             if counter.startswith(FILTER_LACKS) and chunks == len(manifest.chunks):
                 name = counter.removeprefix(FILTER_LACKS)
@@ -56,7 +56,7 @@ class RawStage(Stage):
                 hint = f"did you mean {close[0]}? " if close else ""
                 there = ", ".join(columns[:20])
                 raise context.config.fault(
-                    "dataset.filters", f"dataset.filters: no column {name}; {hint}the data has {there}"
+                    "dataset.filters", f"dataset.filters: no column or field {name}; {hint}the data has {there}"
                 )
         return {}
 
