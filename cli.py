@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.config import PipelineConfig
+from tokenloom.console.visible import visible
 from tokenloom.errors import ConfigError, Fault, TokenloomError
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(parsed)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return error.exit_code
     except TokenloomError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(visible(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tokenloom"):
@@ -131,7 +132,6 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
     from tokenloom.assets.schema.candidates import Ambiguity
     from tokenloom.console.inspection import dataset_name, inspect_source
-    from tokenloom.console.preview import visible
     from tokenloom.console.progress import BuildProgress
     from tokenloom.console.schema_table import column_table, format_table
     from tokenloom.resources.store import ArtifactStore
@@ -152,14 +152,14 @@ def _inspect(parsed: argparse.Namespace) -> int:
         console = Console(stderr=quiet, width=160)
     console.print(column_table(f"{found.config.dataset_name}: {found.counts()}", found.facts["columns"]))
     for line in found.findings():
-        console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+        _say(console, line)
     for report in found.reports:
         if report.rejected:
             reasons = found.build.reject_reasons(report.name)
-            console.print(f"{report.name} rejected {reasons}", highlight=False, markup=False, soft_wrap=True)
+            _say(console, f"{report.name} rejected {reasons}")
     console.print(format_table(found.facts["formats"]))
     sure = not isinstance(found.choice, Ambiguity)
-    console.print(found.verdict(), highlight=False, markup=False, soft_wrap=True)
+    _say(console, found.verdict())
     if parsed.json:
         print(json.dumps({"dataset": found.config.dataset_name, "sure": sure, **found.facts}, ensure_ascii=False))
     if target == "-" and not parsed.json:
@@ -167,8 +167,13 @@ def _inspect(parsed: argparse.Namespace) -> int:
     elif target not in (None, "-"):
         _write("--out", target, found.yaml(Path(target).parent))
         then = f"build it with: tokenloom build {target}" if sure else "fill in its column_mapping, then build it"
-        console.print(f"Wrote {target}; {then}", highlight=False, markup=False, soft_wrap=True)
+        _say(console, f"Wrote {target}; {then}")
     return 0
+
+
+def _say(console: Console, line: str) -> None:
+    """Print a line that may hold text of the data."""
+    console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def _write(option: str, target: str, text: str) -> None:
@@ -193,7 +198,7 @@ def _build(parsed: argparse.Namespace) -> int:
     for report in reports:
         if report.rejected:
             reasons = build.reject_reasons(report.name)
-            console.print(f"{report.name} rejected {reasons}", highlight=False, markup=False, soft_wrap=True)
+            _say(console, f"{report.name} rejected {reasons}")
     console.print(summary(reports), highlight=False)
     if parsed.json:
         print(json.dumps(stage_json(build.name, reports)))

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tokenloom.console.token_runs import Run, ShownRow
+from tokenloom.console.visible import visible
 
 _STYLES = {
     (True, False): "bold green",
@@ -17,10 +18,6 @@ _STYLES = {
     (True, True): "black on green",
     (False, True): "black on bright_black",
 }
-
-
-_HARMLESS = "\n\t\u200c\u200d"
-"""Shown as they are although not printable: line breaks, tabs, and the joiners inside emoji and Indic words."""
 
 
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
@@ -53,11 +50,6 @@ def _style(run: Run) -> str:
 
 def _shown(run: Run) -> str:
     return visible(run.text)
-
-
-def visible(text: str) -> str:
-    """A text with control characters made visible, so that data cannot steer the terminal."""
-    return "".join(char if char in _HARMLESS or char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
 _PAGE = """<!doctype html>

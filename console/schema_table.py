@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenloom.assets.schema.cells import column_cells, format_cells
-from tokenloom.console.preview import visible
+from tokenloom.console.visible import visible
 
 
 def column_table(title: str, columns: Sequence[Mapping[str, Any]]) -> Table:
@@ -40,5 +40,9 @@ def format_table(formats: Sequence[Mapping[str, Any]]) -> Table:
 
 def _table(title: str) -> Table:
     return Table(
-        title=Text(title, style="bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
+        title=Text(visible(title), style="bold"),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )

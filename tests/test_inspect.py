@@ -202,6 +202,26 @@ def test_data_cannot_write_into_the_yaml_or_steer_the_terminal(
     assert set(yaml.safe_load(text)["dataset"]) == {"name", "column_mapping"}
 
 
+@pytest.mark.parametrize("text", [None, "nope"])
+def test_errors_and_verdicts_show_control_characters_of_the_data(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    evil = "\x1b[31mEVIL\x1b]0;t\x07 prompt"
+    (folder / "odd.json").write_text(
+        json.dumps([{evil: f"{n}?", "response_a": "A.", "response_b": "B."} for n in range(30)])
+    )
+    if text:
+        settings = {"dataset": {"name": "odd.json", "column_mapping": {"text": text}}, "tokenizer": {"train": {}}}
+        settings["tokenizer"]["special_tokens"] = {"eos": "<e>"}
+        (folder / "odd.yaml").write_text(yaml.safe_dump(settings))
+        assert main(["build", "odd.yaml"]) == 2
+    else:
+        assert main(["inspect", "odd.json"]) == 0
+    said = capsys.readouterr()
+    assert "\\u001b[31mEVIL\\u001b]0;t\\u0007" in said.out + said.err
+    assert not set("\x1b\x07") & set(said.out + said.err)
+
+
 @given(st.text(max_size=40))
 def test_any_source_gives_a_valid_name(source: str) -> None:
     assert re.fullmatch(DATASET_NAME, dataset_name(source))
