@@ -48,9 +48,8 @@ class Inspection:
         named = self.tokenizer
         if named is not None and (path := sources.local_path(self.config, named[0])) is not None:
             named = (_relative(named[0], path, folder), named[1])
-        body = starter_yaml(dataset, self.facts["columns"], self.choice, named)
-        found = "".join(f"# {' '.join(line.split())}\n" for line in self.findings())
-        return f"# Written by `tokenloom inspect`; it found {self.counts()}.\n{found}{body}"
+        found = [f"Written by `tokenloom inspect`; it found {self.counts()}.", *self.findings()]
+        return starter_yaml(dataset, self.facts["columns"], self.choice, named, found)
 
     def counts(self) -> str:
         """The rows of each split, in words."""

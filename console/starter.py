@@ -43,6 +43,7 @@ def starter_yaml(
     columns: Sequence[Mapping[str, Any]],
     choice: FormatCandidate | Ambiguity,
     tokenizer: tuple[str, TokenizerSpec] | None = None,
+    found: Sequence[str] = (),
 ) -> str:
     """A dataset's YAML: one that builds where the reading is sure, else one whose `column_mapping` is to be filled in.
 
@@ -51,8 +52,9 @@ def starter_yaml(
         columns: their profiles.
         choice: the reading, or the close ones.
         tokenizer: a tokenizer's name and what its files tell; None: one is trained.
+        found: what is told of the source, a line each.
     """
-    lines = ["dataset:", *_settings(dataset), *_mapping(columns, choice)]
+    lines = [*(_comment(line)[2:] for line in found), "dataset:", *_settings(dataset), *_mapping(columns, choice)]
     form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
     chat = form in ("messages", "preference", "kto") or (
         isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles
@@ -71,10 +73,10 @@ def starter_yaml(
 def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
     for name, value in dataset.items():
         if isinstance(value, Mapping):
-            yield f"{indent}{name}:"
+            yield f"{indent}{scalar(name)}:"
             yield from _settings(value, indent + "  ")
         else:
-            yield f"{indent}{name}: {scalar(value)}"
+            yield f"{indent}{scalar(name)}: {scalar(value)}"
 
 
 def scalar(value: Any) -> str:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from datasets_on_disk import rows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
+from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.templates.chatml import chatml
 from tokenloom.cli import main
 from tokenloom.config import DATASET_NAME
-from tokenloom.config_file import parse_config
+from tokenloom.config_file import Loader, parse_config
 from tokenloom.console.inspection import dataset_name
-from tokenloom.console.starter import scalar
+from tokenloom.console.starter import FILL_IN, scalar, starter_yaml
 from tokenloom.console.token_runs import RowReader
 from tokenloom.resources.store import ArtifactStore
 
@@ -245,6 +249,33 @@ def test_the_name_is_the_stem(source: str, name: str) -> None:
 def test_a_value_reads_back_from_one_line_of_yaml(value: object) -> None:
     assert "\n" not in scalar(value)
     assert yaml.safe_load(f"a: {scalar(value)}  # why\n") == {"a": value}
+
+
+HOSTILE = st.text(
+    st.one_of(st.sampled_from("\0\x07\t\n\r\x1b\x7f\x85\xa0\xad\u2028\ufeff\U0010ffff#:{}'\"- a"), st.characters())
+)
+
+
+@given(HOSTILE.filter(bool), HOSTILE.filter(bool), st.lists(HOSTILE, min_size=1, max_size=3), st.booleans())
+def test_any_names_come_out_of_the_yaml_as_they_went_in(name: str, root: str, names: list[str], sure: bool) -> None:
+    dataset: dict[str, Any] = {"name": name, "reader": {"root": root}, "splits": names}
+    columns = merge([sketch(pa.table({column: ["x"] for column in [*names, name]}))])
+    reading = FormatCandidate(
+        "alpaca", "completion", {"prompt": names[0], "completion": root}, 0.9, (f"prompt: {name}",)
+    )
+    choice = reading if sure else Ambiguity((reading, replace(reading, roles={"prompt": name, "completion": root})))
+    text = starter_yaml(dataset, columns, choice, found=[f"{name} was found", *names])
+    prompt = names[0] if sure or names[0] == name else FILL_IN
+    expected = dataset | {"column_mapping": {"prompt": prompt, "completion": root}}
+    for loader in (yaml.SafeLoader, Loader):
+        assert yaml.load(text, Loader=loader)["dataset"] == expected
+
+
+def test_files_and_roots_with_control_characters_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = json.dumps({"da\x07ta": [{"question": f"Why {n}?", "answer": "So."} for n in range(30)]})
+    (folder / "f\x1b[31m\u2028.json").write_text(root)
+    assert main(["inspect", "f\x1b[31m\u2028.json", "--out", "root.yaml"]) == 0
+    assert built("root.yaml", capsys)["sequences"]["rows_out"] == 30
 
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
