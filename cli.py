@@ -130,16 +130,16 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from tokenloom.assets.schema.candidates import Ambiguity
     from tokenloom.console.inspection import dataset_name, inspect_source
     from tokenloom.console.progress import BuildProgress
     from tokenloom.console.schema_table import column_table, format_table
     from tokenloom.resources.store import ArtifactStore
 
     declared = Path(parsed.source).suffix in (".yaml", ".yml")
-    target = parsed.out or (None if declared or parsed.json else f"{dataset_name(parsed.source)}.yaml")
-    if target not in (None, "-") and Path(target).exists() and not parsed.force:
-        raise ConfigError([Fault("--out", f"{target} exists; name another file, or say --force to overwrite it")])
+    target = None if declared or parsed.json else f"{dataset_name(parsed.source)}.yaml"
+    target = parsed.out if parsed.out is not None else target
+    if target is not None and (fault := _no_target(target, parsed)):
+        raise ConfigError([Fault("--out", fault)])
     reader = {"reader": {"root": parsed.root}} if parsed.root else {}
     given = {"config": parsed.config, "revision": parsed.revision, "splits": [parsed.split] if parsed.split else None}
     dataset = {name: value for name, value in given.items() if value is not None} | reader
@@ -158,17 +158,38 @@ def _inspect(parsed: argparse.Namespace) -> int:
             reasons = found.build.reject_reasons(report.name)
             _say(console, f"{report.name} rejected {reasons}")
     console.print(format_table(found.facts["formats"]))
-    sure = not isinstance(found.choice, Ambiguity)
     _say(console, found.verdict())
     if parsed.json:
-        print(json.dumps({"dataset": found.config.dataset_name, "sure": sure, **found.facts}, ensure_ascii=False))
-    if target == "-" and not parsed.json:
+        print(
+            json.dumps({"dataset": found.config.dataset_name, "sure": found.is_sure, **found.facts}, ensure_ascii=False)
+        )
+    if target == "-":
         print(found.yaml(Path()), end="")
-    elif target not in (None, "-"):
+    elif target is not None:
         _write("--out", target, found.yaml(Path(target).parent))
-        then = f"build it with: tokenloom build {target}" if sure else "fill in its column_mapping, then build it"
+        then = (
+            f"build it with: tokenloom build {target}" if found.is_sure else "fill in its column_mapping, then build it"
+        )
         _say(console, f"Wrote {target}; {then}")
     return 0
+
+
+def _no_target(target: str, parsed: argparse.Namespace) -> str | None:
+    """Why a YAML cannot be written there."""
+    from pathlib import Path
+
+    path = Path(target)
+    if target == "-":
+        return "- writes the YAML where --json prints its object; name a file" if parsed.json else None
+    if not target:
+        return "names no file; - is stdout"
+    if path.is_dir():
+        return f"{target} is a folder; name a file"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if path.exists() and not parsed.force:
+        return f"{target} exists; name another file, or say --force to overwrite it"
+    return None
 
 
 def _say(console: Console, line: str) -> None:

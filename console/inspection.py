@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.assets.build import Build, StageReport
+from tokenloom.assets.columns.mapping import plain_roles, resolve
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
 from tokenloom.config import PipelineConfig
 from tokenloom.console.progress import BuildProgress
 from tokenloom.console.starter import starter_yaml
+from tokenloom.errors import ConfigError, Fault
 from tokenloom.resources import sources
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
@@ -30,7 +32,8 @@ class Inspection:
         build: the build of its first stages.
         reports: what they did.
         facts: splits, columns, roles and formats, as the schema stage's manifest holds them.
-        choice: the sure reading, or the close ones.
+        choice: the sure reading, or the close ones; of a YAML that maps columns itself, its mapping.
+        refused: why the YAML's own mapping does not fit the rows; None: it does, or there is none.
         tokenizer: name and files of the tokenizer asked for, or None.
     """
 
@@ -39,6 +42,7 @@ class Inspection:
     reports: list[StageReport]
     facts: dict[str, Any]
     choice: FormatCandidate | Ambiguity
+    refused: str | None
     tokenizer: tuple[str, TokenizerSpec] | None
 
     def yaml(self, folder: Path) -> str:
@@ -49,7 +53,8 @@ class Inspection:
         if named is not None and (path := sources.local_path(self.config, named[0])) is not None:
             named = (_relative(named[0], path, folder), named[1])
         found = [f"Written by `tokenloom inspect`; it found {self.counts()}.", *self.findings()]
-        return starter_yaml(dataset, self.facts["columns"], self.choice, named, found)
+        prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
+        return starter_yaml(dataset, self.facts["columns"], self.choice, named, found, prompt)
 
     def counts(self) -> str:
         """The rows of each split, in words."""
@@ -69,10 +74,20 @@ class Inspection:
             lines.append(f"{files[0]}{more}: {setting} {value} was found; dataset.{place} would declare it.")
         return lines
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether the YAML builds as it is."""
+        return self.refused is None and isinstance(self.choice, FormatCandidate)
+
     def verdict(self) -> str:
         """What the data were read as, or what cannot be told."""
+        if self.refused is not None:
+            return f"The mapping is the YAML's own, and no build takes it: {self.refused}"
         if isinstance(self.choice, Ambiguity):
             return f"Not clear which columns to train on: {self.choice}."
+        if self.config.dataset.column_mapping:
+            roles = ", ".join(f"{role}: {source}" for role, source in self.choice.roles.items())
+            return f"The mapping is the YAML's own: {roles}."
         return f"Read as {self.choice.format}."
 
 
@@ -93,9 +108,10 @@ def inspect_source(
         dataset: further settings of the `dataset` section.
 
     Raises:
-        ConfigError: there is no such source, or no such tokenizer.
+        ConfigError: there is no such source, or no such tokenizer, or the source has no such setting.
     """
     config = _config(source, dataset, tokenizer)
+    _refuse_idle(config, dataset)
     found = (tokenizer, resolve_tokenizer(config)) if tokenizer else None
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
     build.name = f"{build.name}@inspect"
@@ -104,8 +120,16 @@ def inspect_source(
         reports.append(build.run(stage))
         progress.stage_done(reports[-1])
     facts = build.manifest("schema").facts
-    choice = choose([FormatCandidate(**candidate) for candidate in facts["formats"]])
-    return Inspection(config, build, reports, facts, choice, found)
+    choice, refused = choose([FormatCandidate(**candidate) for candidate in facts["formats"]]), None
+    if config.dataset.column_mapping:
+        try:
+            mapping = resolve(config, facts["columns"])
+            choice = FormatCandidate(
+                "own", mapping.form, {role: str(text) for role, text in plain_roles(mapping.roles).items()}, 1.0, ()
+            )
+        except ConfigError as error:
+            refused = str(error)
+    return Inspection(config, build, reports, facts, choice, refused, found)
 
 
 def dataset_name(source: str) -> str:
@@ -126,11 +150,23 @@ def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> P
         given = PipelineConfig.from_file(source)
         settings = {"name": given.dataset_name, "dataset": given.dataset.model_dump(mode="json", exclude_defaults=True)}
         settings["dataset"]["name"] = _as_seen_from(Path(), given)
+        if given.dataset.column_mapping:
+            settings["prompt_template"] = given.prompt_template.model_dump(mode="json", exclude_defaults=True)
     settings["dataset"] |= dataset
     settings["validation"] = {"max_reject_fraction": 1.0}
     if tokenizer:
         settings["tokenizer"] = {"name_or_path": tokenizer}
     return PipelineConfig.from_mapping(settings)
+
+
+def _refuse_idle(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
+    """Refuse settings that mean nothing for this kind of source."""
+    located, name = sources.locate(config), config.dataset.name
+    for option, things in (("config", "subsets"), ("revision", "revisions")):
+        if option in dataset and not isinstance(located, sources.HubDataset):
+            raise ConfigError([Fault(f"--{option}", f"{name} is no hub dataset; only those have {things}")])
+    if "splits" in dataset and isinstance(located, list):
+        raise ConfigError([Fault("--split", f"{name} is files, whose rows are all of one split")])
 
 
 def _is_yaml(source: str) -> bool:

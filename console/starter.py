@@ -44,21 +44,28 @@ def starter_yaml(
     choice: FormatCandidate | Ambiguity,
     tokenizer: tuple[str, TokenizerSpec] | None = None,
     found: Sequence[str] = (),
+    prompt: Mapping[str, Any] | None = None,
 ) -> str:
     """A dataset's YAML: one that builds where the reading is sure, else one whose `column_mapping` is to be filled in.
 
     Args:
-        dataset: the settings of the `dataset` section that found the rows.
+        dataset: the settings of the `dataset` section that found the rows; a `column_mapping` among them is kept.
         columns: their profiles.
         choice: the reading, or the close ones.
         tokenizer: a tokenizer's name and what its files tell; None: one is trained.
         found: what is told of the source, a line each.
+        prompt: settings of the `prompt_template` section that the mapping goes with.
     """
-    lines = [*(_comment(line)[2:] for line in found), "dataset:", *_settings(dataset), *_mapping(columns, choice)]
+    own, prompt = dataset.get("column_mapping"), prompt or {}
+    rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
+    mapping = _own_mapping(own) if own else _mapping(columns, choice)
+    lines = [*(_comment(line)[2:] for line in found), "dataset:", *_settings(rows), *mapping]
     form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
     chat = form in ("messages", "preference", "kto") or (
         isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles
     )
+    if "format_type" in prompt:
+        chat = prompt["format_type"] in ("chat", "preference", "kto")
     lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
     lines.append(f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are cut, see length.strategy")
     if chat and not (tokenizer and tokenizer[1].chat_template):
@@ -66,7 +73,7 @@ def starter_yaml(
             "  chat_template: |  # ChatML; what is trained is marked",
             *_block(_template(tokenizer, columns, choice)),
         ]
-    lines += ["prompt_template:", *_prompt(form, chat, tokenizer)]
+    lines += ["prompt_template:", *_prompt(form, chat, tokenizer, prompt)]
     return "\n".join(lines) + "\n"
 
 
@@ -86,6 +93,11 @@ def scalar(value: Any) -> str:
         if not set(shown.strip()) & LINE_BREAKS:
             break
     return shown.strip()[1:-1]
+
+
+def _own_mapping(mapping: Mapping[str, Any]) -> Iterator[str]:
+    yield "  # the YAML's own mapping"
+    yield from _settings({"column_mapping": mapping})
 
 
 def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> Iterator[str]:
@@ -151,9 +163,13 @@ def _block(text: str) -> Iterator[str]:
     return (f"    {line}" if line else "" for line in text.splitlines())
 
 
-def _prompt(form: str, chat: bool, tokenizer: tuple[str, TokenizerSpec] | None) -> Iterator[str]:
-    yield f"  format_type: {'chat' if chat and form == 'completion' else FORMATS.get(form, form)}"
-    if tokenizer is not None and tokenizer[1].eos is None:
+def _prompt(
+    form: str, chat: bool, tokenizer: tuple[str, TokenizerSpec] | None, own: Mapping[str, Any]
+) -> Iterator[str]:
+    if "template" not in own and "format_type" not in own:
+        yield f"  format_type: {'chat' if chat and form == 'completion' else FORMATS.get(form, form)}"
+    yield from _settings(own)
+    if tokenizer is not None and tokenizer[1].eos is None and "add_eos" not in own:
         yield "  add_eos: false  # the tokenizer names none"
 
 

@@ -226,6 +226,45 @@ def test_errors_and_verdicts_show_control_characters_of_the_data(
     assert not set("\x1b\x07") & set(said.out + said.err)
 
 
+DECLARED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"prompt": "Q: {question}", "completion": "answer"}, {}, "Q: Why 3?"),
+    ({"completion": "answer"}, {}, "Why 3?"),
+    ({"prompt": {"constant": "Say so."}, "completion": "answer"}, {"train_on": "all"}, "Say so."),
+    ({"a": "question", "b": "answer"}, {"template": "{a}\n-> {b}", "label_column": "b"}, "Why 3?\n-> "),
+    ({"prompt": "question", "system": "s", "completion": "answer"}, {}, "Why 3?"),
+]
+
+
+@pytest.mark.parametrize(("mapping", "prompt", "shown"), DECLARED)
+def test_a_yaml_s_own_mapping_is_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str], mapping: dict[str, Any], prompt: dict[str, Any], shown: str
+) -> None:
+    asked = [{"question": f"Why {n}?", "answer": "So.", "s": "Be brief.", "x": "text"} for n in range(30)]
+    (folder / "s.json").write_text(json.dumps(asked))
+    dataset = {"name": "s.json", "column_mapping": mapping}
+    (folder / "m.yaml").write_text(yaml.safe_dump({"dataset": dataset, "prompt_template": prompt}))
+    assert main(["inspect", "m.yaml", "--out", "m2.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "The mapping is the YAML's own: " in said and "build it with" in said
+    assert yaml.safe_load((folder / "m2.yaml").read_text())["dataset"] == dataset
+    built("m2.yaml", capsys)
+    runs = RowReader(ArtifactStore(folder / "store"), "m2").read(3).sides[""]
+    assert shown in "".join(run.text for run in runs)
+
+
+def test_a_yaml_s_own_mapping_that_does_not_fit_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    mapping = {"prompt": FILL_IN, "completion": "output"}
+    (folder / "m.yaml").write_text(yaml.safe_dump({"dataset": {"name": "small.jsonl", "column_mapping": mapping}}))
+    assert main(["inspect", "m.yaml", "--out", "m2.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "instruction" in said and "build it with" not in said
+    assert (
+        "The mapping is the YAML's own, and no build takes it: dataset.column_mapping.prompt: no column <fill" in said
+    )
+    assert yaml.safe_load((folder / "m2.yaml").read_text())["dataset"]["column_mapping"] == mapping
+
+
 @given(st.text(max_size=40))
 def test_any_source_gives_a_valid_name(source: str) -> None:
     assert re.fullmatch(DATASET_NAME, dataset_name(source))
@@ -276,6 +315,29 @@ def test_files_and_roots_with_control_characters_build(folder: Path, capsys: pyt
     (folder / "f\x1b[31m\u2028.json").write_text(root)
     assert main(["inspect", "f\x1b[31m\u2028.json", "--out", "root.yaml"]) == 0
     assert built("root.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--out", "-", "--json"], "--out: - writes the YAML where --json prints its object; name a file"),
+        (["--out", ""], "--out: names no file; - is stdout"),
+        (["--out", "nodir/x.yaml"], "--out: there is no folder nodir"),
+        (["--out", "folder"], "--out: folder is a folder; name a file"),
+        (["--config", "x"], "--config: small.jsonl is no hub dataset; only those have subsets"),
+        (["--revision", "x"], "--revision: small.jsonl is no hub dataset; only those have revisions"),
+        (["--split", "train"], "--split: small.jsonl is files, whose rows are all of one split"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_reading(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    write_rows(folder / "small.jsonl")
+    (folder / "folder").mkdir()
+    assert main(["inspect", "small.jsonl", *arguments]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"{told}\n")
+    assert not (folder / "store").exists() and not list(folder.glob("*.yaml"))
 
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
