@@ -74,13 +74,14 @@ def estimate_distinct(smallest: Hashes) -> int:
     return round((KEPT_HASHES - 1) * 2.0**64 / float(smallest[KEPT_HASHES - 1]))
 
 
-def few_values(array: pa.Array, distinct: int) -> list[str] | None:
-    """All values as text, sorted, where they are few and short; else None."""
+def few_values(array: pa.Array, distinct: int) -> dict[str, int] | None:
+    """All values as text, sorted, and how often each occurs, where they are few and short; else None."""
     if distinct > FEW_VALUES or not len(array):
         return None
-    values = array.unique().cast(pa.string()).to_pylist()
-    fit = len(values) <= FEW_VALUES and all(len(value) <= SHORT_VALUE for value in values)
-    return sorted(values) if fit else None
+    values, counts = array.value_counts().flatten()
+    found = dict(sorted(zip(values.cast(pa.string()).to_pylist(), counts.to_pylist(), strict=True)))
+    fit = len(found) <= FEW_VALUES and all(len(value) <= SHORT_VALUE for value in found)
+    return found if fit else None
 
 
 def text_traits(filled: pa.Array) -> tuple[int, list[int]]:

@@ -5,6 +5,7 @@ A path leads from a column into what is nested in it: `a.b` is a field of a stru
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ SKETCH = pa.schema(
         ("hashes", pa.binary()),
         ("few", pa.bool_()),
         ("values", pa.list_(pa.string())),
+        ("counts", pa.list_(pa.int64())),
         ("sampled", pa.int64()),
         ("traits", pa.list_(pa.int64())),
         ("examples", pa.list_(pa.string())),
@@ -55,7 +57,7 @@ SKETCH = pa.schema(
 )
 """Of each path: its steps (a column, then fields, null for a list's items; none for the chunk itself), type and kind;
 places, nulls and empty ones; the longest value and a histogram of lengths; letters by script; the smallest hashes; all
-values where they are few; how many texts were sampled, and of how many each trait holds; the first values."""
+values where they are few, and how often each occurs; how many texts were sampled, and of how many each trait holds; the first values."""
 
 Steps = tuple[str | None, ...]
 
@@ -71,7 +73,7 @@ def sketch(table: pa.Table) -> pa.Table:
 
 def _row(steps: Steps, arrow: pa.DataType, kind: str) -> dict[str, Any]:
     counts = dict.fromkeys(("rows", "nulls", "empty", "longest", "sampled"), 0)
-    lists: dict[str, Any] = {name: [] for name in ("lengths", "letters", "values", "traits", "examples")}
+    lists: dict[str, Any] = {name: [] for name in ("lengths", "letters", "values", "counts", "traits", "examples")}
     return {"steps": list(steps), "type": str(arrow), "kind": kind, **counts, **lists, "hashes": b"", "few": True}
 
 
@@ -97,7 +99,8 @@ def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         hashes = smallest_hashes(array)
         row["hashes"] = hashes.tobytes()
         values = few_values(array, len(hashes)) if kind in COUNTABLE else None
-        row["few"], row["values"] = values is not None or not len(array), values or []
+        row["few"] = values is not None or not len(array)
+        row["values"], row["counts"] = list(values or {}), list((values or {}).values())
     yield row
     if len(steps) < MAX_DEPTH:
         for step, inner in _within(array, kind):
@@ -170,7 +173,7 @@ class _Merged:
     letters: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     traits: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     hashes: list[bytes] = field(default_factory=list)
-    values: set[str] | None = field(default_factory=set)
+    values: Counter[str] | None = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     structs: int = 0
     fields: list[str | None] = field(default_factory=list)
@@ -186,7 +189,8 @@ class _Merged:
         self.traits = _sum(self.traits, row["traits"])
         self.hashes.append(row["hashes"])
         if self.values is not None:
-            self.values = self.values | set(row["values"]) if row["few"] else None
+            found = Counter(dict(zip(row["values"], row["counts"], strict=True)))
+            self.values = self.values + found if row["few"] else None
             self.values = None if self.values and len(self.values) > FEW_VALUES else self.values
         self.examples = (self.examples + row["examples"])[:EXAMPLES]
         if row["kind"] == "struct":
@@ -204,6 +208,7 @@ class _Merged:
         shares = {
             name: round(int(count) / letters, 4) for name, count in zip(SCRIPTS, self.letters, strict=False) if count
         }
+        values = dict(sorted(self.values.items())) if self.values and kind in COUNTABLE else None
         measured = [name for name in self.kinds if name in MEASURED]
         return {
             "column": steps[0],
@@ -217,7 +222,8 @@ class _Merged:
             "distinct": min(estimate_distinct(found), rows - nulls) if counted else None,
             "lengths": self._lengths() if measured and self.lengths.any() else None,
             "scripts": {name: share for name, share in sorted(shares.items(), key=lambda found: -found[1]) if share},
-            "values": sorted(self.values) if self.values and kind in COUNTABLE else None,
+            "values": list(values) if values else None,
+            "counts": list(values.values()) if values else None,
             "traits": {
                 name: round(int(count) / sampled, 4) for name, count in zip(TRAITS, self.traits, strict=False) if count
             },
@@ -255,7 +261,7 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
     `type` (several joined by " | "), `kind`, `rows` (places: items of a list, structs that are there), `nulls` (what a
     chunk lacks counts as null there), `empty`, `distinct` (null where not counted; a null within a value counts as an
     empty one), `lengths` (p50, p90, p99, longest: characters or items), `scripts` (share of letters), `values` (all,
-    where few and short), `traits` (share of a sample) and `examples`.
+    where few and short), `counts` (how often each of them occurs), `traits` (share of a sample) and `examples`.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
     for table in sketches:

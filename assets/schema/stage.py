@@ -47,6 +47,14 @@ def _hashes_fit(table: pa.Table) -> bool:
     return bool((kept <= np.minimum(values, KEPT_HASHES)).all())
 
 
+def _values_are_counted(table: pa.Table) -> bool:
+    """Where a path has all its values, their counts add up to its places."""
+    offsets, counts = list_parts(table["counts"])
+    same = np.array_equal(offsets, list_parts(table["values"])[0])
+    total = sum_rows(counts.to_numpy(), offsets)
+    return same and bool(((total == 0) | (total == pc.subtract(table["rows"], table["nulls"]).to_numpy())).all())
+
+
 def _begins_with_the_chunk(table: pa.Table) -> bool:
     depth = pc.list_value_length(one_array(table["steps"])).to_numpy()
     rows = table["rows"].to_numpy()
@@ -55,7 +63,7 @@ def _begins_with_the_chunk(table: pa.Table) -> bool:
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 2
+    version = 3
     upstream = ("raw",)
     libraries = ("pyarrow",)
     output_schema: ClassVar = {field.name: (field.type,) for field in SKETCH}
@@ -64,6 +72,7 @@ class SchemaStage(Stage):
         "length buckets add up to the values": _buckets_add_up,
         "traits hold of sampled texts": _traits_fit,
         "hashes are of values, and at most the smallest": _hashes_fit,
+        "few values are counted": _values_are_counted,
         "every column has the chunk's rows": _begins_with_the_chunk,
     }
 
