@@ -30,7 +30,7 @@ class SourceFile:
 
     @property
     def compressed(self) -> bool:
-        return any(self.name.endswith(suffix) for suffix in COMPRESSIONS)
+        return any(self.name.lower().endswith(suffix) for suffix in COMPRESSIONS)
 
     def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
         """The decompressed content in blocks of `size` bytes, the last one shorter; none of them is empty.
@@ -68,7 +68,7 @@ class SourceFile:
     def _open(self) -> IO[bytes]:
         import fsspec
 
-        compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.endswith(suffix)), None)
+        compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
         if compression == "zstd":  # Arrow's decompressor, unlike fsspec's, refuses a truncated file
             return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()

@@ -174,7 +174,7 @@ def local_path(config: PipelineConfig, name: str) -> Path | None:
 
 def _format_of(name: str) -> str | None:
     path = Path(name)
-    while path.suffix in COMPRESSIONS:
+    while path.suffix.lower() in COMPRESSIONS:
         path = path.with_suffix("")
     return FORMATS.get(path.suffix.lower())
 

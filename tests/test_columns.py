@@ -127,3 +127,12 @@ def test_the_contract_refuses_what_is_not_canonical(columns: dict[str, pa.Array]
     table = pa.table({"_row": pa.array([0, 1], pa.int32()), **columns})
     with pytest.raises(DataValidationError, match=check):
         validate(STAGE, table)
+
+
+def test_a_number_is_the_same_text_whatever_stands_beside_it() -> None:
+    prompt = {"template": "{q} {n}", "label_column": "q"}
+    numbers = [30000000000, 12345678901, 0, -7]
+    alone = canonical([{"q": "x", "n": n} for n in numbers], prompt_template=prompt)
+    beside = canonical([{"q": "x", "n": float(n)} for n in [*numbers, 0.5]], prompt_template=prompt)
+    assert [row["n"] for row in kept(alone)] == [str(n) for n in numbers]
+    assert [row["n"] for row in kept(beside)] == [*(str(n) for n in numbers), "0.5"]

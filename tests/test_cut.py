@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_rows import SUFFIXES, as_array, chunks_of, write_table
 
-from tokenloom.assets.raw.cut import ChunkSize, cut, cut_blocks, hash_records
+from tokenloom.assets.raw.cut import ChunkSize, cut, cut_blocks
+from tokenloom.assets.raw.row_hash import hash_records
 from tokenloom.assets.raw.tables import TableBlock
 
 SMALL = ChunkSize(target=1024, minimum=256, maximum=4096)

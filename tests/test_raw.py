@@ -145,7 +145,19 @@ def test_paragraphs_begin_where_text_follows_a_blank_line(text: str, step: int) 
 
 
 @pytest.mark.parametrize(
-    "broken", ['[{"a": "x"}', '[{"a": "x]', '[{"a": 1}] x', '[{"a": 1}]]', '[{"a": 1} {"a": 2}]', "{}", "3"]
+    "broken",
+    [
+        '[{"a": "x"}',
+        '[{"a": "x]',
+        '[{"a": 1}] x',
+        '[{"a": 1}]]',
+        '[{"a": 1} {"a": 2}]',
+        "{}",
+        "3",
+        '[{"a": 1}}',
+        '[{"a": 1},,{"a": 2}]',
+        '{"k": {"a": 1}]',
+    ],
 )
 def test_broken_json_is_an_error_that_names_the_file(tmp_path: Path, broken: str) -> None:
     (tmp_path / "bad.json").write_text(broken)
@@ -348,7 +360,8 @@ GOOD = [{"q": f"question {index}", "tags": [str(index)], "n": index} for index i
         (b'{"q": "x", "n": NaN}', None),
         (b'{"q": "x", "q": "y"}', None),
         (b'{"q": "x", "n": 123456789012345678901234567890}', None),
-        (b'{"q": "x", "tags": ' + b"[" * 3000 + b"]" * 3000 + b"}", None),
+        (b'{"q": "x", "tags": ' + b"[" * 3000 + b"]" * 3000 + b"}", "nested_too_deeply"),
+        (b'{"q": "x", "deep": ' + b'{"a":' * 200 + b"1" + b"}" * 200 + b"}", "nested_too_deeply"),
     ],
 )
 def test_one_bad_line_is_set_aside_and_the_others_go_on(tmp_path: Path, line: bytes, code: str | None) -> None:
@@ -766,3 +779,113 @@ def test_a_filter_that_cannot_be_is_told_at_its_line(tmp_path: Path, condition: 
     with pytest.raises(ConfigError, match=message) as raised:
         build.run("raw")
     assert raised.value.faults[0].place.endswith("data.yaml:3")
+
+
+@pytest.mark.parametrize("text", ['{"a":\n1}{"a":2}\n', '{"a": 1}\n1, {"a": 2}\n'])
+def test_lines_that_are_no_json_are_rejected_each(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(text)
+    rows, rejects, _ = read(tmp_path / "rows.jsonl")
+    good = [json.loads(line) for line in text.splitlines() if line == '{"a": 1}']
+    assert (rows, len(rejects)) == (good, 2 - len(good))
+
+
+def test_a_key_with_a_dot_is_no_path(tmp_path: Path) -> None:
+    rows = [{"a.b": 1, "a": {"b": "x"}}] * 2
+    (tmp_path / "rows.jsonl").write_text("\n".join([*map(json.dumps, rows), "{bad"]))
+    found, rejects, _ = read(tmp_path / "rows.jsonl")
+    assert (found, [reject["code"] for reject in rejects]) == (rows, ["invalid_json"])
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
+        {"question": "what?", "answer": "x"},
+        {"question": "what?", "answer": "x", "meta": {"lang": "en"}},
+    ],
+)
+def test_a_file_of_one_object_is_one_row(tmp_path: Path, row: Row, indent: int | None) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(row, indent=indent))
+    assert read(tmp_path / "rows.json") == ([row], [], 0)
+
+
+def test_val_split_moves_no_row_when_a_field_is_added(tmp_path: Path) -> None:
+    def article(number: int, **more: Any) -> Row:
+        return {"title": f"t{number}", "ps": [{"a": f"{number} {index}", "n": index, **more} for index in range(10)]}
+
+    found = []
+    for articles in ([article(n) for n in range(20)], [*(article(n) for n in range(20)), article(20, new="x")]):
+        (tmp_path / "rows.json").write_text(json.dumps({"data": articles}))
+        found.append({row["a"] for row in read_split(tmp_path / "rows.json", "validation", val_split=0.3)})
+    assert found[0] == {a for a in found[1] if not a.startswith("20 ")} and len(found[0]) > 30
+
+
+def test_a_parquet_row_whose_text_is_no_text_is_rejected_and_damage_is_told(tmp_path: Path) -> None:
+    texts = pa.array([b"good", b"b\xffd", None, b"fine"], pa.binary())
+    array = pa.Array.from_buffers(pa.string(), 4, texts.buffers())
+    pq.write_table(pa.table({"a": array, "n": [1, 2, 3, 4]}), tmp_path / "rows.parquet")
+    rows, rejects, _ = read(tmp_path / "rows.parquet")
+    assert [row["n"] for row in rows] == [1, 3, 4]
+    assert [(reject[ROW], reject["code"]) for reject in rejects] == [(1, "invalid_utf8")]
+    pq.write_table(pa.Table.from_arrays([texts, texts], ["a", "a"]), tmp_path / "twice.parquet")
+    with pytest.raises(SourceError, match=r"twice\.parquet: .*a"):
+        read(tmp_path / "twice.parquet")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.timestamp("ns", "Foo/Bar"), pa.list_(pa.string_view()), pa.list_view(pa.int32()), pa.month_day_nano_interval()],
+    ids=str,
+)
+def test_rare_arrow_types_are_read(tmp_path: Path, kind: pa.DataType) -> None:
+    held = {"timestamp[ns, tz=Foo/Bar]": [1, 2], "month_day_nano_interval": [(1, 2, 3), None]}
+    lists = [["a", "b"], None] if "string" in str(kind) else [[1, 2], None]
+    table = pa.table({"a": pa.array(held.get(str(kind), lists), kind), "b": ["x", "y"]})
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    build = Build(
+        PipelineConfig.from_mapping({"dataset": {"name": str(tmp_path / "rows.arrow")}}), ArtifactStore(tmp_path / "s")
+    )
+    assert build.run("raw").rows_out == 2
+    assert build.run("schema").rows_out == 2
+
+
+def test_a_damaged_arrow_file_is_told_or_read_never_a_traceback(tmp_path: Path) -> None:
+    noise = random.Random(2)
+    table = pa.table(
+        {"a": [f"some text {index}" for index in range(500)], "l": [["x"] * (index % 4) for index in range(500)]}
+    )
+    with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = (tmp_path / "rows.arrow").read_bytes()
+    for _ in range(300):
+        damaged = bytearray(data)
+        for _ in range(noise.randrange(1, 6)):
+            damaged[noise.randrange(len(data))] = noise.randrange(256)
+        (tmp_path / "rows.arrow").write_bytes(damaged)
+        try:
+            read(tmp_path / "rows.arrow")
+        except TokenloomError as error:
+            assert "rows.arrow" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (
+            ",question,answer\n0,What is it?,It is.\n",
+            [{"column_0": "0", "question": "What is it?", "answer": "It is."}],
+        ),
+        ('"a,b";"c"\n1;2\n', [{"a,b": "1", "c": "2"}]),
+        ("a;b\r1,5;2\r", [{"a": "1,5", "b": "2"}]),
+    ],
+)
+def test_usual_oddities_of_csv_are_read(tmp_path: Path, text: str, rows: list[Row]) -> None:
+    (tmp_path / "rows.csv").write_bytes(text.encode())
+    assert read(tmp_path / "rows.csv") == (rows, [], 0)
+
+
+def test_a_file_named_in_capitals_is_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "ROWS.JSONL.GZ").write_bytes(gzip.compress(b'{"a": 1}\n'))
+    assert read(tmp_path / "ROWS.JSONL.GZ") == ([{"a": 1}], [], 0)

@@ -54,12 +54,22 @@ def texts_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, list
     return texts, [*problems, Problem(unfit, "not_text", role, f"{source} is neither text nor a number", values)]
 
 
+def _plain_text(array: pa.Array) -> pa.Array:
+    """Numbers as text: a whole one without a point or an exponent, whatever the numbers beside it made of its type."""
+    if not pa.types.is_floating(array.type):
+        return array.cast(pa.string())
+    wide = array.cast(pa.float64())
+    whole = pc.and_(pc.equal(pc.floor(wide), wide), pc.less(pc.abs(wide), float(1 << 53))).fill_null(False)
+    integers = pc.if_else(whole, wide, pa.scalar(0.0)).cast(pa.int64()).cast(pa.string())
+    return pc.if_else(whole, integers, array.cast(pa.string()))
+
+
 def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
     """Strings without nulls, and which values are neither null nor text, a number, a truth value or a time."""
     array = plain(array)
     if not (pa.types.is_nested(array.type) or pa.types.is_null(array.type) or _is_binary(array.type)):
         try:
-            return array.cast(pa.string()).fill_null(""), np.zeros(len(array), bool)
+            return _plain_text(array).fill_null(""), np.zeros(len(array), bool)
         except pa.ArrowNotImplementedError:
             pass
     return empty_texts(len(array)), flags_of(array.is_valid())

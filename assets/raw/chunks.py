@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.filters import Filter
-from tokenloom.assets.raw.cut import ChunkSize, Hashes, cut_blocks, hash_rows
+from tokenloom.assets.raw.cut import ChunkSize, cut_blocks
 from tokenloom.assets.raw.parsed import Parsed
 from tokenloom.assets.raw.record_file import RecordFile, open_records
-from tokenloom.assets.raw.tables import TableBlock, dataset_tables, read_tables
+from tokenloom.assets.raw.row_hash import Hashes, hash_rows
+from tokenloom.assets.raw.tables import TableBlock, dataset_tables, parse_table, read_tables
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, InputChunk
 from tokenloom.config import PipelineConfig
@@ -134,7 +135,7 @@ def _record_chunks(
             data: Any = block.data, bounds: Ints = block.bounds, behind: int = behind, lines: Any = lines
         ) -> Parsed:
             places = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
-            return records.parse(data, bounds, behind).positioned(places)
+            return records.parse(data, bounds, behind).positioned(places, file.name)
 
         chunk = InputChunk(digest, TRAIN, file.name, lambda: None, *_place(records, place))
         yield from _parts(config, chunk, parsed, None if records.facts.get("inner") else block.hashes)
@@ -156,7 +157,11 @@ def _table_chunks(
     for block in cut_blocks(map(TableBlock, tables), size):
         digest = digest_bytes(memoryview(encode_table(block.table, compressed=False)))
         chunk = InputChunk(digest, split, source, lambda: None, row, "row")
-        yield from _parts(config, chunk, lambda table=block.table: Parsed.whole(table).positioned(None), block.hashes)
+
+        def parsed(table: pa.Table = block.table) -> Parsed:
+            return parse_table(table, source).positioned(None, source)
+
+        yield from _parts(config, chunk, parsed, block.hashes)
         row += block.table.num_rows
 
 

@@ -47,6 +47,8 @@ def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table
         for name, column in fields.items():
             rest = rest.append_column(f"{first}.{name}", column)
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
+        if not pa.types.is_null(array.type):
+            raise ValueError(f"{'.'.join(keys)}, which dataset.reader.root names, is no list")
         array = pa.nulls(len(array), pa.list_(pa.null()))
     return array, rest
 

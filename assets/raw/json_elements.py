@@ -29,12 +29,14 @@ class JsonElements:
         start: bytes of the file before the container's first element, for messages.
         alone: whether another list of objects behind the container is an error.
         name: the file, for messages.
+        closing: the bracket that ends the container.
 
     Raises:
         SourceError: brackets or quotes do not close, or more text follows the container.
     """
 
-    def __init__(self, keys: tuple[str, ...], start: int, alone: bool, name: str):
+    def __init__(self, keys: tuple[str, ...], start: int, alone: bool, name: str, closing: str = "]"):
+        self._closing = ord(closing)
         self._keys, self._at, self._alone, self._name = keys, start, alone, name
         self._closed = False
         self._depth, self._in_string, self._escaped = 0, False, False
@@ -59,6 +61,10 @@ class JsonElements:
                     f"at byte {self._at + len(window)}"
                 )
             return np.concatenate([[0], commas + 1])
+        if window[end] != self._closing:
+            raise SourceError(
+                f"{self._name}: invalid JSON: {chr(self._closing)!r} is expected, at byte {self._at + int(end)}"
+            )
         window[end] = NEWLINE
         last = commas[-1] + 1 if len(commas) else 0
         if not _SPACE[window[last:end]].all():

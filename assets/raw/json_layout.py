@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tokenloom.assets.paths import quoted
 from tokenloom.errors import SourceError
 
-Kind = Literal["lines", "elements", "entries"]
+Kind = Literal["lines", "elements", "entries", "whole"]
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STEP = re.compile(r"`([^`]+)`|([^.`\[\]]+)|(\[\])")
@@ -44,7 +44,7 @@ class JsonLayout:
     """Where the rows of a JSON file are.
 
     Args:
-        kind: `lines` of values, `elements` of an array, or `entries` of an object: `"key": {...}`.
+        kind: `lines` of values, `elements` of an array, `entries` of an object: `"key": {...}`, or the `whole` file.
         start: characters before the first record.
         keys: object keys around the records, from the outside.
         inner: lists within a record that hold the rows, from the outside.
@@ -82,7 +82,7 @@ def json_layout(head: str, final: bool, named_lines: bool, root: Root | None, na
     """
     try:
         return _layout(head, final, named_lines, root, name)
-    except (_MoreNeeded, IndexError, ValueError) as error:
+    except (_MoreNeeded, IndexError, ValueError, RecursionError) as error:
         if not final:
             return None
         at = getattr(error, "pos", len(head))
@@ -103,7 +103,7 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
         return _elements(head, at, root, name)
     if opening != "{":
         raise SourceError(f"{name}: expected a JSON array of objects, one object a line, or an object of objects")
-    return _within_object(head, at, first, root, name)
+    return _within_object(head, at, root, name)
 
 
 def _or_more(enough: bool, layout: JsonLayout) -> JsonLayout:
@@ -117,7 +117,7 @@ def _first_line(head: str, at: int, final: bool) -> tuple[Any, bool]:
     line, broken, rest = head[at:].partition("\n")
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     _or_more(final or bool(broken) or value is None, JsonLayout("lines"))
     alone = not rest.strip()
@@ -135,25 +135,31 @@ def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
     return JsonLayout("elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner)
 
 
-def _within_object(head: str, at: int, first: Any, root: Root | None, name: str) -> JsonLayout:
+def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
     if root is not None:
         if not root.lists[0]:
             raise SourceError(f"{name}: it holds an object, where dataset.reader.root {root} expects an array")
         start = _descend(head, at, root.lists[0], name)
         return JsonLayout("elements", start, root.lists[0], root.lists[1:])
-    objects = 0
+    kinds = ""
     for key, value in _members(head, at):
-        if head[value] == "[" and head[_skip(head, value + 1)] == "{":
-            start = value + 1
-            return JsonLayout("elements", start, (key,), _inner_lists(head, start), found=True)
-        objects += head[value] == "{"
-        if objects == 2:
-            break
-    if objects:
+        if head[value] == "[" and head[inside := _skip(head, value + 1)] == "{":
+            if _is_message(_DECODER.raw_decode(head, inside)[0]):
+                return JsonLayout("whole", at)
+            return JsonLayout("elements", value + 1, (key,), _inner_lists(head, value + 1), found=True)
+        kinds += head[value].replace("n", "")  # a null says nothing
+        if kinds == "{{":
+            return JsonLayout("entries", at + 1)
+    if kinds == "{":
         return JsonLayout("entries", at + 1)
-    if first:
-        return JsonLayout("lines")
+    if kinds:
+        return JsonLayout("whole", at)
     raise SourceError(f"{name}: expected a JSON array of objects, one object a line, or an object of objects")
+
+
+def _is_message(value: Any) -> bool:
+    """Whether a list's first item is one of a conversation: then the object around the list is a row."""
+    return {"role", "content"} <= value.keys() or {"from", "value"} <= value.keys()
 
 
 def _descend(head: str, at: int, keys: tuple[str, ...], name: str) -> int:

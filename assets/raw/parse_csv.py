@@ -22,7 +22,9 @@ from tokenloom.resources.ragged import Ints
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 OTHER_DELIMITERS = ";\t|"
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d.,]*|\.\d+)([eE][-+]?\d+)?\s*%?\s*")
-_LONGEST_NAME, _MOST_WORDS = 100, 8
+_QUOTED = re.compile(r'"[^"]*"')
+_HEAD, _LONGEST_NAME, _MOST_WORDS = 1 << 16, 100, 8
+csv.field_size_limit(1 << 30)
 
 
 def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, name: str) -> Parsed:
@@ -87,9 +89,9 @@ def _holds_text(data: Bytes, bounds: Ints) -> Any:
     return np.add.reduceat((data != 10) & (data != 13), bounds[:-1], dtype=np.int64) > 0
 
 
-def guess_delimiter(first: bytes, usual: str) -> str:
-    """The usual separator, unless the first record holds none of it but others; then the most frequent of those."""
-    text = first.decode(errors="replace")
+def guess_delimiter(head: bytes, usual: str) -> str:
+    """The usual separator, unless the first line holds none of it but others; then the most frequent of those."""
+    text = re.split(r"[\r\n]", _QUOTED.sub("", head[:_HEAD].decode(errors="replace").lstrip(" \r\n")), maxsplit=1)[0]
     if usual in text:
         return usual
     best = max(OTHER_DELIMITERS + ",", key=text.count)
@@ -97,10 +99,12 @@ def guess_delimiter(first: bytes, usual: str) -> str:
 
 
 def is_header(cells: Sequence[str]) -> bool:
-    """Whether a first record reads like column names: short, distinct, none of them empty, a number, or prose."""
+    """Whether a first record reads like column names: short, distinct, none of them a number or prose, and none empty
+    but the first, as the name of an index."""
+    named = cells[1:] if len(cells) > 1 and not cells[0].strip() else cells
     return len(set(cells)) == len(cells) and all(
         cell.strip() and len(cell) <= _LONGEST_NAME and len(cell.split()) <= _MOST_WORDS and not _NUMBER.fullmatch(cell)
-        for cell in cells
+        for cell in named
     )
 
 

@@ -27,7 +27,9 @@ from tokenloom.assets.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.ragged import Ints, text_array
 
-OPEN = ord("{")
+OPEN, CLOSE = ord("{"), ord("}")
+DEEPEST = 32
+"""Levels of lists and objects that a row may have; stored tables hold little more."""
 _NULL_ITEM = re.compile(rb"[\[,]\s*null")
 KEY, VALUE, ITEMS = "key", "value", "items"
 """Columns: an entry's key, and on the way its value; the items of a record that is a list."""
@@ -57,17 +59,27 @@ def parse_json(
     except ValueError as error:
         raise SourceError(f"{name}: invalid JSON: {error}, behind byte {start}") from error
     wrapped = layout.lists or layout.kind == "entries"
-    objects = wrapped or bool((part[trimmed(part, bounds)[0][solid]] == OPEN).all())
-    if objects and (table := _read_whole(data, layout, len(solid))) is not None:
+    if layout.kind != "lines" and len(solid) < len(bounds) - 1:
+        raise SourceError(f"{name}: invalid JSON: nothing stands between two commas, behind byte {start}")
+    if (wrapped or _are_objects(part, bounds, solid)) and (table := _read_whole(data, layout, len(solid))) is not None:
         rows, rejects = solid, []
     else:
         table, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
     if layout.kind == "entries":
         table, rows, rejects = _unpack_entries(table, rows, rejects)
     if layout.inner:
-        table, source = explode(table, layout.inner)
+        try:
+            table, source = explode(table, layout.inner)
+        except ValueError as error:
+            raise SourceError(f"{name}: {error}") from error
         rows = rows[source]
     return Parsed.of(table, rows, rejects)
+
+
+def _are_objects(part: Bytes, bounds: Ints, solid: Ints) -> bool:
+    """Whether every record begins and ends as an object does."""
+    begins, ends = trimmed(part, bounds)
+    return bool((part[begins[solid]] == OPEN).all() and (part[ends[solid] - 1] == CLOSE).all())
 
 
 def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> bytes:
@@ -111,9 +123,15 @@ def _read_whole(data: bytes, layout: JsonLayout, expected: int) -> pa.Table | No
     try:
         table = _read_json(data, multi_line)
         table.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        too_deep = any(_depth(kind) > DEEPEST for kind in table.schema.types)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, RecursionError):
         return None
-    return table if table.num_rows == expected else None
+    return table if table.num_rows == expected and not too_deep else None
+
+
+def _depth(kind: pa.DataType) -> int:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _read_json(data: bytes, multi_line: bool) -> pa.Table:
@@ -179,8 +197,8 @@ def _read_singly(
         record = part[bounds[row] : bounds[row + 1]].tobytes()
         value, problem = _value(record, layout)
         excerpt = record[:400].decode(errors="replace").strip()
-        if problem == NOT_UTF8:
-            reject(row, "invalid_utf8", "", problem, excerpt)
+        if problem in _UNREADABLE:
+            reject(row, problem, "", _UNREADABLE[problem], excerpt)
         elif problem and layout.kind != "lines":
             at = start + int(bounds[row])
             raise SourceError(f"{name}: invalid JSON in the element at byte {at}, {excerpt[:60]!r}: {problem}")
@@ -195,7 +213,7 @@ def _read_singly(
                 reject(row, code, "", _UNREADABLE[code], excerpt)
             else:
                 values.append((row, kept_fields))
-    found: dict[str, Counter[str]] = {}
+    found: dict[tuple[str, ...], Counter[str]] = {}
     for _, value in values:
         for path, kind in _kinds(value):
             found.setdefault(path, Counter())[kind] += 1
@@ -207,7 +225,7 @@ def _read_singly(
             kept.append((row, value))
         else:
             message = f"{odd[1]} here, {usual[odd[0]]} elsewhere in this chunk"
-            reject(row, "wrong_type", odd[0].lstrip("."), message, json.dumps(value, ensure_ascii=False))
+            reject(row, "wrong_type", "".join(odd[0]).lstrip("."), message, json.dumps(value, ensure_ascii=False))
     text = b"\n".join(json.dumps(value, ensure_ascii=False).encode() for _, value in kept)
     try:
         table = _read_json(text, multi_line=False) if kept else pa.table({})
@@ -217,15 +235,17 @@ def _read_singly(
 
 
 def _value(record: bytes, layout: JsonLayout) -> tuple[Any, str]:
-    """A record's value as the layout wraps it, and what is wrong with it if anything."""
+    """A record's value as the layout wraps it, and what is wrong with it: a code of `_UNREADABLE`, words, or nothing."""
     try:
         text = record.decode()
         if layout.kind == "entries":
             text = f"{{{text}}}"
         value = json.loads(text)
     except UnicodeDecodeError:
-        return None, NOT_UTF8
-    except (ValueError, RecursionError) as error:
+        return None, "invalid_utf8"
+    except RecursionError:
+        return None, "nested_too_deeply"
+    except ValueError as error:
         return None, str(error)
     if layout.kind == "entries":
         ((key, value),) = value.items()
@@ -236,6 +256,7 @@ def _value(record: bytes, layout: JsonLayout) -> tuple[Any, str]:
 
 
 _UNREADABLE = {
+    "invalid_utf8": NOT_UTF8,
     "lone_surrogate": "a string holds half of a surrogate pair",
     "nested_too_deeply": "lists and objects nest too deeply",
 }
@@ -245,8 +266,8 @@ def _unreadable(value: Any) -> str | None:
     """Why Arrow could not read a JSON value, as a code of `_UNREADABLE`, or None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
-        for _ in _kinds(value):
-            pass
+        if any(len(path) > DEEPEST for path, _ in _kinds(value)):
+            return "nested_too_deeply"
     except UnicodeEncodeError:
         return "lone_surrogate"
     except RecursionError:
@@ -254,15 +275,15 @@ def _unreadable(value: Any) -> str | None:
     return None
 
 
-def _kinds(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, kind) of everything in a JSON value but nulls."""
+def _kinds(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path, kind) of everything in a JSON value but nulls; a path's steps are `.field` and `[]`."""
     if isinstance(value, dict):
         yield path, "object"
         for key, item in value.items():
-            yield from _kinds(item, f"{path}.{key}")
+            yield from _kinds(item, (*path, f".{key}"))
     elif isinstance(value, list):
         yield path, "list"
         for item in value:
-            yield from _kinds(item, f"{path}[]")
+            yield from _kinds(item, (*path, "[]"))
     elif value is not None:
         yield path, "boolean" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"

@@ -43,17 +43,18 @@ class Parsed:
         kept = replace(self, table=self.table.filter(pa.array(rows)), records=self.records[rows])
         return kept if keep_losses else replace(kept, rejects=no_rejects(), filtered=0)
 
-    def positioned(self, places: Ints | None) -> Parsed:
+    def positioned(self, places: Ints | None, source: str) -> Parsed:
         """The same with each row's position within the chunk as a column, and in the rejects.
 
         Args:
             places: int64 [records], where each record stands; None: rows are numbered one after the other.
+            source: the file, for messages.
 
         Raises:
             SourceError: a column has the name of the positions.
         """
         if ROW in self.table.column_names:
-            raise SourceError(f"a column is named {ROW}, which holds row positions here; rename it in the source")
+            raise SourceError(f"{source}: a column is named {ROW}, which holds row positions here; rename it there")
         rejected = one_array(self.rejects[ROW]).to_numpy()
         within = np.zeros(len(self.records), np.int64)
         if places is None:

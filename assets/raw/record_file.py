@@ -27,6 +27,7 @@ from tokenloom.assets.raw.parsed import Parsed
 from tokenloom.assets.raw.records import (
     NEWLINE,
     Bytes,
+    Finder,
     Lines,
     Paragraphs,
     QuotedLines,
@@ -93,10 +94,12 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
     layout, start, blocks = _json_head(blocks, file, root)
     if layout.found:
         found["root"] = layout.root
-    if layout.kind == "lines":
-        finder, line_ends_of = Lines(), _newlines if not layout.inner else None
+    line_ends_of = _newlines if layout.kind == "lines" and not layout.inner else None
+    if layout.kind in ("lines", "whole"):
+        finder: Finder = Lines() if layout.kind == "lines" else WholeFile()
     else:
-        finder, line_ends_of = JsonElements(layout.keys, start, layout.found, file.name), None
+        closing = "}" if layout.kind == "entries" else "]"
+        finder = JsonElements(layout.keys, start, layout.found, file.name, closing)
     facts = {
         "format": "json",
         "kind": layout.kind,
@@ -132,7 +135,7 @@ def _json_head(blocks: Iterator[bytes], file: SourceFile, root: Root | None) -> 
 def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     options, usual = dataset.reader, DELIMITERS[file.format]
     head = next(blocks, b"")
-    delimiter = options.delimiter or guess_delimiter(head.lstrip(b" \r\n").split(b"\n", 1)[0], usual)
+    delimiter = options.delimiter or guess_delimiter(head, usual)
     if delimiter != (options.delimiter or usual):
         found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
     records = record_blocks(

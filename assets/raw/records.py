@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.assets.raw.cut import Hashes, hash_records
+from tokenloom.assets.raw.row_hash import Hashes, hash_records
 from tokenloom.errors import SourceError
 from tokenloom.resources.ragged import Ints
 

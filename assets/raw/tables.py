@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.cut import Hashes, hash_rows
+from tokenloom.assets.raw.parsed import Parsed
+from tokenloom.assets.raw.row_hash import Hashes, hash_rows
+from tokenloom.assets.rejects import reject_rows
 from tokenloom.errors import SourceError
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.ragged import Ints, one_array
 from tokenloom.resources.source_file import SourceFile
 
 BATCH_ROWS = 10_000
@@ -59,9 +61,105 @@ def read_tables(file: SourceFile) -> Iterator[pa.Table]:
     """
     try:
         with file.seekable() as opened:
-            yield from _parquet(opened) if file.format == "parquet" else _arrow(opened)
+            for table in _parquet(opened) if file.format == "parquet" else _arrow(opened):
+                yield _ordinary(table, file.name)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise SourceError(f"{file.name}: not readable as {file.format}: {str(error).splitlines()[0]}") from error
+
+
+def _ordinary(table: pa.Table, name: str) -> pa.Table:
+    """The table with views as the lists and strings that they are of, and times of unknown zones in UTC.
+
+    Raises:
+        SourceError: two columns have one name.
+        ArrowInvalid: its buffers are damaged; whether its text is UTF-8 is not looked at.
+    """
+    if twice := [column for column in table.column_names if table.column_names.count(column) > 1]:
+        raise SourceError(f"{name}: two columns are named {twice[0]}")
+    for column in table.columns:
+        held = "dictionary" not in str(column.type)  # writers leave indices below a null struct as they are
+        _of_type(column, _mapped(column.type, _as_bytes)).validate(full=held)
+    schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])
+    return table if schema == table.schema else pa.table([_of_type(table[f.name], f.type) for f in schema], schema)
+
+
+def _of_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    try:
+        if "list_view" not in str(column.type):  # casts of these are wrong behind nulls
+            return column.cast(kind)
+    except pa.ArrowNotImplementedError:
+        pass
+    return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
+    return kind
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    if pa.types.is_timestamp(kind) and kind.tz:
+        try:
+            pa.scalar(0, kind).as_py()
+        except (KeyError, ValueError):
+            return pa.timestamp(kind.unit, "UTC")
+    return kind
+
+
+def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with its leaves changed, and views of lists as lists."""
+    if pa.types.is_list_view(kind) or pa.types.is_list(kind):
+        return pa.list_(_mapped(kind.value_type, leaf))
+    if pa.types.is_large_list_view(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_mapped(kind.value_type, leaf))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_mapped(field.type, leaf)) for field in kind])
+    return leaf(kind)
+
+
+def parse_table(table: pa.Table, name: str) -> Parsed:
+    """A table's rows; one whose text is not UTF-8 is rejected.
+
+    Raises:
+        SourceError: nested values are damaged.
+    """
+    bad = np.zeros(table.num_rows, bool)
+    for column in table.column_names:
+        array = one_array(table[column])
+        if (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)) and not _is_valid(array):
+            held = array.cast(pa.binary()).to_pylist()
+            bad |= np.array([value is not None and not _decodes(value) for value in held], bool)
+    rows = np.flatnonzero(~bad)
+    kept = table.take(pa.array(rows)) if bad.any() else table
+    try:
+        kept.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{name}: not readable: {str(error).splitlines()[0]}") from error
+    lost = np.flatnonzero(bad)
+    message = "a text is not UTF-8"
+    rejects = [reject_rows(lost, "raw", "invalid_utf8", "", message, [""] * len(lost))] if len(lost) else []
+    return Parsed.of(kept, rows, rejects)
+
+
+def _is_valid(array: pa.Array) -> bool:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _decodes(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _parquet(opened: Any) -> Iterator[pa.Table]:

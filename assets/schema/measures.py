@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.raw.cut import Hashes, hash_array
+from tokenloom.assets.raw.row_hash import Hashes, hash_array
 from tokenloom.resources.ragged import Ints
 
 KEPT_HASHES = 1024
