@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
-from tokenloom.assets.schema.profiles import TOOL_SPEAKERS, message_fields, profiles
+from tokenloom.assets.schema.profiles import message_fields, profiles
+from tokenloom.assets.schema.speakers import CALL_ROLES, role_of
 from tokenloom.assets.templates.chatml import IM_END, IM_START, chatml
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
 
@@ -181,8 +182,9 @@ def _has_tools(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | A
     for profile in profiles(columns).values():
         if profile.is_column and profile.name in sources and profile.items is not None:
             speaker = profile.items.field(message_fields(profile)[0] or "")
-            spoken = {value.lower() for value in (speaker.facts.get("values") or ())} if speaker else set()
-            if spoken & TOOL_SPEAKERS or {"tool_calls", "function_call"} & set(profile.items.fields):
+            spoken = (speaker.facts.get("values") or ()) if speaker else ()
+            calls = any(role_of(value) == "tool" or value.lower() in CALL_ROLES for value in spoken)
+            if calls or {"tool_calls", "function_call"} & set(profile.items.fields):
                 return True
     return "tools" in choice.roles
 

@@ -444,3 +444,129 @@ def test_every_text_column_has_the_roles_that_it_may_play() -> None:
     assert best["question"] == "prompt" and best["answer"] == "completion"
     assert any(role.source == "x" and role.role == "prompt" for role in found)
     assert all(0 < role.confidence <= 1 and role.evidence for role in found)
+
+
+def said(*roles: str) -> list[Row]:
+    return [{"role": role, "content": f"{role} says"} for role in roles]
+
+
+SPANS = [{"text": ["a", "b"], "answer_start": [1, 2]}]
+DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
+    "speakers by name": ({"dialog": [said("Alice", "Bob")] * 40}, "messages", "not known: Alice, Bob"),
+    "many speakers": ({"messages": [said(f"S{n}") for n in range(40)]}, "messages", "not known"),
+    "speakers by number": ({"messages": [[{"role": 0, "content": "x"}]] * 40}, "messages", "not known: 0"),
+    "some unknown speakers": (
+        {"messages": [said("user", "assistant")] * 90 + [said("user", "narrator")] * 10},
+        "messages",
+        "not known: narrator",
+    ),
+    "no assistant": ({"input": [said("user")] * 40, "output": MANY}, "messages", "no message is an assistant's"),
+    "empty answers": (
+        {"question": MANY, "context": MANY, "answers": [*SPANS * 26, *[{"text": [], "answer_start": []}] * 14]},
+        "completion",
+        "35% of rows have nothing there",
+    ),
+    "null answers": ({"question": MANY, "answer": [*MANY[:30], *[None] * 10]}, "completion", "25% of rows"),
+    "empty texts": ({"text": [*MANY[:30], *[""] * 10]}, "text", "25% of rows"),
+    "indices from 1": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": [1, 2, 3, 4] * 10},
+        "completion",
+        "counts from 1",
+    ),
+    "no last index": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": [1, 2] * 20},
+        "completion",
+        "from 1",
+    ),
+    "indices as text": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": ["1", "2", "3", "4"] * 10},
+        "completion",
+        "counts from 1",
+    ),
+    "indices too high": (
+        {"question": MANY, "choices": [list("xy")] * 40, "answer": [0, 1, 2, 3] * 10},
+        "completion",
+        "goes up to 3",
+    ),
+    "a thread": (
+        {"message_id": MANY, "parent_id": MANY, "text": MANY, "role": ["prompter", "assistant"] * 20},
+        "text",
+        "one message of a conversation",
+    ),
+    "messages as rows": ({"role": ["user", "assistant"] * 20, "content": MANY}, "text", "one message"),
+    "several completions": (
+        {"instruction": MANY, "completions": [[{"model": m, "response": f"{m} said."} for m in "ab"]] * 40},
+        "completion",
+        "most rows hold 2 or more",
+    ),
+    "several answers": ({"question": MANY, "answers": [["a", "b", "c"]] * 40}, "completion", "most rows hold 3"),
+    "a number as label": ({"text": MANY, "label": [0, 1] * 20}, "text", "'label' beside it"),
+    "passages in a struct": (
+        {"question": MANY, "answer": MANY, "context": [{"title": ["t"], "sentences": [["s"]]}] * 40},
+        "completion",
+        "leaves out 'context'",
+    ),
+    "passages in a list": (
+        {"query": MANY, "answers": [["a"]] * 40, "passages": [[{"text": "p"}]] * 40},
+        "completion",
+        "leaves out 'passages'",
+    ),
+    "answers to nothing": ({"chosen": MANY, "rejected": MANY[::-1]}, "preference", "no prompt"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_what_a_build_would_reject_or_leave_out_makes_it_ask(name: str) -> None:
+    columns, form, doubt = DOUBTED[name]
+    found = format_candidates(described(pa.table(columns)))
+    chosen = choose(found)
+    assert isinstance(chosen, Ambiguity)
+    assert any(reading.form == form and doubt in "; ".join(reading.doubts.values()) for reading in found)
+    assert doubt in str(chosen)
+
+
+UNDOUBTED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
+    "spans": (
+        {"question": MANY, "context": MANY, "answers": SPANS * 40},
+        {"prompt": "question", "context": "context", "completion": "answers.text[0]"},
+    ),
+    "spans of structs": (
+        {"question": MANY, "context": MANY, "answers": [[{"text": t, "answer_start": 1} for t in "ab"]] * 40},
+        {"prompt": "question", "context": "context", "completion": "answers[0].text"},
+    ),
+    "lists of one": ({"question": MANY, "answers": [["a"]] * 39 + [["a", "b"]]}, {"completion": "answers[0]"}),
+    "one stranger": (
+        {"messages": [said("user", "assistant")] * 399 + [said("user", "narrator")]},
+        {"messages": "messages"},
+    ),
+    "speakers in capitals": ({"messages": [said(" User", "Assistant", "TOOL")] * 40}, {"messages": "messages"}),
+    "letters": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": ["B", "C"] * 20},
+        {"completion": "choices[{answer}]"},
+    ),
+    "tools as a list": (
+        {"messages": [said("user", "assistant")] * 40, "tools": [[{"type": "function"}]] * 40},
+        {"messages": "messages", "tools": "tools"},
+    ),
+    "a prompt of messages": (
+        {"prompt": [said("user")] * 40, "chosen": [said("assistant")] * 40, "rejected": [said("assistant")] * 40},
+        {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    ),
+    "a text with a role": ({"text": MANY, "role": MANY}, {"text": "text"}),
+}
+
+
+@pytest.mark.parametrize("name", UNDOUBTED)
+def test_what_only_looks_like_a_reason_for_doubt_is_none(name: str) -> None:
+    columns, roles = UNDOUBTED[name]
+    found = choose(format_candidates(described(pa.table(columns))))
+    assert isinstance(found, FormatCandidate), str(found)
+    assert not found.doubts and roles.items() <= found.roles.items()
+
+
+def test_a_doubt_about_one_reading_decides_for_no_other() -> None:
+    many = [[{"response": "a"}, {"response": "b"}]] * 40
+    table = pa.table({"instruction": MANY, "completions": many, "correct_answers": [["None"]] * 40})
+    found = choose(format_candidates(described(table)))
+    assert isinstance(found, Ambiguity)
+    assert {reading.roles["completion"] for reading in found.close} == {"completions[0].response", "correct_answers[0]"}

@@ -145,7 +145,9 @@ def _likeliest(
         roles = {role: text for role, text in found.roles.items() if role not in given}
         used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
         if found.form in forms and roles and not used & taken and set(ROLES[found.form][0]) <= {*roles, *given}:
-            reading = replace(found, roles=roles)
+            doubts = {role: reason for role, reason in found.doubts.items() if role not in given}
+            confidence = found.confidence if doubts else found.plausible
+            reading = replace(found, roles=roles, doubts=doubts, confidence=confidence)
             readings.setdefault((found.form, frozenset(f"{role} {text}" for role, text in roles.items())), reading)
     chosen = choose(list(readings.values()))
     if isinstance(chosen, FormatCandidate):

@@ -12,35 +12,11 @@ from tokenloom.assets.columns.forms import MESSAGE, MESSAGES
 from tokenloom.assets.columns.json_text import is_message_json, parse_messages
 from tokenloom.assets.columns.source import Source
 from tokenloom.assets.columns.text import Flags, Problem, as_text, empty_texts, flags_of, texts_of, values_of
-from tokenloom.assets.columns.tool_calls import CALL_ROLES, tool_calls, tools_text
+from tokenloom.assets.columns.tool_calls import tool_calls, tools_text
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.paths import list_values, plain
+from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES
 from tokenloom.resources.ragged import Ints, list_array, offsets_of, ranges, sum_rows
-
-ROLE_NAMES: dict[str, str] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "customer": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "chatbot": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    **dict.fromkeys(CALL_ROLES, "assistant"),
-    "tool": "tool",
-    "function": "tool",
-    "function_response": "tool",
-    "tool_response": "tool",
-    "observation": "tool",
-    "ipython": "tool",
-}
-"""Names of a speaker's role in the wild, in lower case, and the role each stands for."""
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
 CONTENT_FIELDS = ("content", "value", "text", "message", "utterance")

@@ -14,9 +14,6 @@ from tokenloom.assets.columns.forms import TOOL_CALL
 from tokenloom.assets.columns.text import Flags, as_text, flags_of
 from tokenloom.assets.paths import plain
 
-CALL_ROLES = ("function_call", "tool_call", "tool_calls")
-"""Speakers whose message is the JSON text of a call, or of a list of calls, by the assistant."""
-
 
 def tool_calls(fields: Mapping[str, pa.Array], content: pa.Array, by_role: Flags) -> tuple[pa.Array, Flags]:
     """The calls of each message, null where there are none, and which messages hold an invalid one.

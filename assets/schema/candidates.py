@@ -38,7 +38,7 @@ class Ambiguity:
         """What is in doubt, in one sentence."""
         if not self.close:
             return "no column is known by its name or its values"
-        told = [f"{found.format} ({_roles(found)})" for found in self.close]
+        told = [f"{found.format} ({_roles(found)}{_doubts(found)})" for found in self.close]
         if len(told) == 1:
             return f"it may be {told[0]}, but that is not sure"
         return f"it may be {', '.join(told[:-1])} or {told[-1]}"
@@ -47,16 +47,22 @@ class Ambiguity:
 def choose(candidates: Sequence[FormatCandidate]) -> FormatCandidate | Ambiguity:
     """The likeliest candidate where it is sure: confidence of at least `SURE`, and a lead of `LEAD` before all others.
 
+    The lead is before what others would be without the doubts about them: a doubt asks, it decides for no other.
+
     Args:
-        candidates: as `format_candidates` ranks them.
+        candidates: as `format_candidates` finds them, in any order.
     """
-    readings = [found for found in candidates if found.form]
+    readings = sorted((found for found in candidates if found.form), key=lambda found: -found.confidence)
     if not readings:
         return Ambiguity(())
     best = readings[0]
-    close = tuple(found for found in readings if best.confidence - found.confidence < LEAD)
+    close = tuple(found for found in readings if best.confidence - found.plausible < LEAD)
     return best if best.confidence >= SURE and len(close) == 1 else Ambiguity(close)
 
 
 def _roles(found: FormatCandidate) -> str:
     return ", ".join(f"{role}: {source!r}" for role, source in found.roles.items())
+
+
+def _doubts(found: FormatCandidate) -> str:
+    return "".join(f"; but {role}: {reason}" for role, reason in found.doubts.items())

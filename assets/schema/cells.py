@@ -26,7 +26,8 @@ def column_cells(column: Mapping[str, Any]) -> dict[str, str]:
 
 def format_cells(found: Mapping[str, Any]) -> dict[str, str]:
     """One format candidate as the texts of a row."""
-    evidence = "\n".join(_line(reason, REASON_CHARACTERS) for reason in found["evidence"])
+    against = (f"but {role}: {reason}" for role, reason in found.get("doubts", {}).items())
+    evidence = "\n".join(_line(reason, REASON_CHARACTERS) for reason in (*found["evidence"], *against))
     return {"format": found["format"], "confidence": f"{found['confidence']:.2f}", "evidence": evidence}
 
 

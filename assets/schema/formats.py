@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
 
 from tokenloom.assets.paths import quoted
+from tokenloom.assets.schema import doubts as doubt
 from tokenloom.assets.schema.names import ALIASES, is_beside, likeness, role_likeness
 from tokenloom.assets.schema.profiles import (
     Profile,
@@ -23,13 +24,25 @@ from tokenloom.assets.schema.profiles import (
     fits_label,
     fits_messages,
     fits_text,
+    fits_tools,
     is_key,
     message_fields,
     profiles,
     ramp,
 )
 
-CERTAIN, LEAST = 0.95, 0.3
+CERTAIN, LEAST, DOUBTED = 0.95, 0.3, 0.6
+"""The highest confidence; the least score of a source for a role; what a doubt leaves of a confidence."""
+
+FILLED = {
+    "completion": ("completion",),
+    "text": ("text",),
+    "messages": ("messages",),
+    "preference": ("chosen", "rejected"),
+    "kto": ("prompt", "completion", "label"),
+}
+"""For each form, the roles whose empty rows are rejected."""
+
 SUMMARIZED = ("dialogue", "dialog", "article", "document", "passage", "transcript", "conversation", "report", "text")
 SUMMARIES = ("summary", "highlights", "tldr", "abstract")
 CLASSIFIED = ("text", "sentence", "utterance", "review", "tweet", "headline", "comment", "query", "content", "title")
@@ -47,6 +60,7 @@ class FormatCandidate:
         roles: for each of the form's roles, a source expression.
         confidence: from 0 to 1.
         evidence: what speaks for it, in words.
+        doubts: by role, what speaks against it; a candidate with doubts is never sure.
     """
 
     format: str
@@ -54,6 +68,12 @@ class FormatCandidate:
     roles: dict[str, str]
     confidence: float
     evidence: tuple[str, ...]
+    doubts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def plausible(self) -> float:
+        """The confidence that it would have without doubts."""
+        return self.confidence / DOUBTED if self.doubts else self.confidence
 
 
 @dataclass(frozen=True)
@@ -86,14 +106,21 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
 
 
 def _candidate(
-    format: str, form: str, found: Mapping[str, _Found], factor: float = 1.0, *notes: str
+    format: str,
+    form: str,
+    found: Mapping[str, _Found],
+    factor: float = 1.0,
+    notes: Sequence[str] = (),
+    doubts: Mapping[str, str | None] | None = None,
 ) -> FormatCandidate:
     """A candidate whose roles are all found; optional ones do not weigh on its confidence."""
     scores = [one.score for role, one in found.items() if role not in ("system", "tools", "context")]
-    mean = prod(scores) ** (1 / len(scores))
+    against = {role: reason for role in FILLED[form] if (reason := doubt.emptiness(found[role].profile))}
+    against |= {role: reason for role, reason in (doubts or {}).items() if reason}
+    mean = prod(scores) ** (1 / len(scores)) * (DOUBTED if against else 1.0)
     roles = {role: one.source for role, one in found.items()}
     evidence = (*(f"{role}: {one.reason}" for role, one in found.items()), *notes)
-    return FormatCandidate(format, form, roles, round(CERTAIN * mean * factor, 3), evidence)
+    return FormatCandidate(format, form, roles, round(CERTAIN * mean * factor, 3), evidence, against)
 
 
 def _columns(found: Profiles) -> list[Profile]:
@@ -133,9 +160,9 @@ def _conversations(found: Profiles) -> Iterator[FormatCandidate]:
         score = fit * (0.9 + 0.1 * like.score) * (1 - 0.5 * pair)
         reason = f"{like.reason or repr(profile.name)}, lists of messages with {speaker} and {said}"
         one = _Found(profile.source, score, reason, profile)
-        extra = _optional(columns, [one], system=fits_context, tools=fits_context)
+        extra = _optional(columns, [one], system=fits_context, tools=fits_tools)
         name = {"from": "ShareGPT", "role": "OpenAI messages"}.get(speaker or "", "conversation")
-        yield _candidate(name, "messages", {"messages": one, **extra})
+        yield _candidate(name, "messages", {"messages": one, **extra}, doubts={"messages": doubt.strangers(profile)})
 
 
 def _preferences(found: Profiles) -> Iterator[FormatCandidate]:
@@ -151,7 +178,12 @@ def _preferences(found: Profiles) -> Iterator[FormatCandidate]:
                 prompts = [one for one in _ranked(columns, "prompt", fits_reply, 0.7) if one not in (chosen, rejected)]
                 first = {"prompt": prompts[0]} if prompts else {}
                 extra = _optional(columns, [*pair.values(), *first.values()], system=fits_context)
-                yield _candidate("preference", "preference", {**first, **pair, **extra})
+                doubts = {role: doubt.strangers(one.profile) for role, one in pair.items()}
+                if first:
+                    doubts["prompt"] = doubt.strangers(prompts[0].profile, answered=False)
+                else:
+                    doubts["prompt"] = doubt.unprompted(chosen.profile)
+                yield _candidate("preference", "preference", {**first, **pair, **extra}, doubts=doubts)
 
 
 def _kto(found: Profiles) -> Iterator[FormatCandidate]:
@@ -197,7 +229,10 @@ def _completions(found: Profiles) -> Iterator[FormatCandidate]:
             elif flag and completion.profile.is_column:
                 factor, notes = 0.8, ["a column of true and false beside it rates the answer"]
             name = _completion_name(prompt.profile, completion.profile, extra)
-            yield _candidate(name, "completion", {"prompt": prompt, **extra, "completion": completion}, factor, *notes)
+            roles = {"prompt": prompt, **extra, "completion": completion}
+            left = None if "context" in extra else doubt.passages(columns)
+            guess = doubt.several(completion.profile)
+            yield _candidate(name, "completion", roles, factor, notes, {"prompt": left, "completion": guess})
 
 
 def _siblings(found: Profiles, profile: Profile) -> list[Profile]:
@@ -245,7 +280,8 @@ def _multiple_choice(found: Profiles) -> Iterator[FormatCandidate]:
                     "prompt": _Found(asked, both, f"{prompt.reason}, with the choices", prompt.profile),
                     "completion": _Found(picked, answer.score, f"{answer.reason}, picks a choice", answer.profile),
                 }
-                yield _candidate("multiple choice", "completion", roles)
+                counted = None if by else doubt.miscounted(answer.profile, items)
+                yield _candidate("multiple choice", "completion", roles, doubts={"completion": counted})
 
 
 def _inside(found: _Found) -> str:
@@ -259,7 +295,7 @@ def _classification(found: Profiles) -> Iterator[FormatCandidate]:
         for label in _ranked(columns, "label", fits_label, 0.25)[:2]:
             if text.source != label.source:
                 names = f"{label.profile.facts.get('distinct', 'several')} labels"
-                yield _candidate("classification", "completion", {"prompt": text, "completion": label}, 1.0, names)
+                yield _candidate("classification", "completion", {"prompt": text, "completion": label}, 1.0, [names])
 
 
 def _summaries(found: Profiles) -> Iterator[FormatCandidate]:
@@ -276,17 +312,20 @@ def _summaries(found: Profiles) -> Iterator[FormatCandidate]:
 
 def _texts(found: Profiles) -> Iterator[FormatCandidate]:
     columns = [profile for profile in _columns(found) if profile.kind != "null"]
+    beside = doubt.thread(columns) or doubt.labelled(columns)
     for text in _ranked(columns, "text", fits_text)[:2]:
         others = [one for one in columns if one is not text.profile and not is_beside(one.name)]
         notes = [f"{len(others)} other columns would go unused"] if others else []
-        yield _candidate("plain text", "text", {"text": text}, 0.85 ** len(others), *notes)
+        yield _candidate("plain text", "text", {"text": text}, 0.85 ** len(others), notes, {"text": beside})
     told = [profile for profile in columns if not is_beside(profile.name)]
     if len(told) == 1 and told[0].kind == "text":
         only = told[0]
-        beside = max((one.trait("sentences") for one in columns if one is not only), default=0.0)
-        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * beside)
+        rivals = max((one.trait("sentences") for one in columns if one is not only), default=0.0)
+        score = (0.6 + 0.3 * only.trait("sentences")) * fits_text(only) * (1 - 0.5 * rivals)
         reason = f"the only column of text, {only.shape()}"
-        yield _candidate("plain text", "text", {"text": _Found(only.source, score, reason, only)})
+        yield _candidate(
+            "plain text", "text", {"text": _Found(only.source, score, reason, only)}, doubts={"text": beside}
+        )
 
 
 def _unnamed(found: Profiles) -> Iterator[FormatCandidate]:

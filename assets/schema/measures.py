@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,9 +81,12 @@ def few_values(array: pa.Array, distinct: int) -> dict[str, int] | None:
     if distinct > FEW_VALUES or not len(array):
         return None
     values, counts = array.value_counts().flatten()
-    found = dict(sorted(zip(values.cast(pa.string()).to_pylist(), counts.to_pylist(), strict=True)))
-    fit = len(found) <= FEW_VALUES and all(len(value) <= SHORT_VALUE for value in found)
-    return found if fit else None
+    if len(values) > FEW_VALUES:
+        return None
+    found: Counter[str] = Counter()
+    for value, count in zip(values.cast(pa.string()).to_pylist(), counts.to_pylist(), strict=True):
+        found[value] += count
+    return dict(sorted(found.items())) if all(len(value) <= SHORT_VALUE for value in found) else None
 
 
 def text_traits(filled: pa.Array) -> tuple[int, list[int]]:

@@ -11,27 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenloom.assets.paths import quoted
+from tokenloom.assets.schema.speakers import SAID, SPEAKERS, role_of
 
-SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
-TOOL_SPEAKERS = {"tool", "function", "ipython", "observation", "function_call", "function_response", "tool_call"}
-KNOWN_SPEAKERS = {
-    *(
-        "system",
-        "developer",
-        "user",
-        "human",
-        "prompter",
-        "assistant",
-        "gpt",
-        "bot",
-        "model",
-        "chatgpt",
-        "bard",
-        "bing",
-    ),
-    *TOOL_SPEAKERS,
-    "tool_response",
-}
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
 
 Steps = tuple[str | None, ...]
@@ -154,6 +135,13 @@ def fits_context(profile: Profile) -> float:
     return (1 - 0.7 * profile.trait("url")) * float(profile.kind == "text")
 
 
+def fits_tools(profile: Profile) -> float:
+    """Text, or a list of descriptions."""
+    if profile.kind == "list":
+        return float(profile.items is None or profile.items.kind == "struct" or profile.items.trait("json") >= 0.5)
+    return fits_context(profile)
+
+
 def fits_answer(profile: Profile) -> float:
     """Text, or a number, or, less so, true and false."""
     fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.0)
@@ -178,7 +166,12 @@ def fits_flag(profile: Profile) -> float:
 def fits_label(profile: Profile) -> float:
     """One of few names; numbers and flags name nothing."""
     fit = {"text": 1.0 - 0.65 * profile.numbers, "number": 0.35, "boolean": 0.35}.get(profile.kind, 0.0)
-    return fit * (1 - ramp(profile.variety, 0.2, 0.8)) * (1 - 0.8 * _gone(profile))
+    return fit * fits_few(profile) * (1 - 0.8 * _gone(profile))
+
+
+def fits_few(profile: Profile) -> float:
+    """Few values for many places."""
+    return 1 - ramp(profile.variety, 0.2, 0.8)
 
 
 def fits_messages(profile: Profile) -> float:
@@ -187,8 +180,21 @@ def fits_messages(profile: Profile) -> float:
     if not (speaker and said):
         return 0.0
     spoken = profile.items.field(speaker) if profile.items else None
-    values = {value.lower() for value in (spoken.facts.get("values") or ())} if spoken else set()
-    return 1.0 if not values or values <= KNOWN_SPEAKERS else 0.85
+    places = spoken.facts.get("rows", 0) if spoken else 0
+    return 1 - 0.5 * unknown_speakers(profile)[0] / max(places, 1)
+
+
+def unknown_speakers(conversation: Profile) -> tuple[int, list[str]]:
+    """How many messages are spoken by none whose role is known, and by whom; no names where there are many."""
+    speaker, _ = message_fields(conversation)
+    spoken = conversation.items.field(speaker or "") if conversation.items else None
+    if spoken is None:
+        return 0, []
+    if spoken.facts.get("values") is None:
+        return spoken.facts["rows"], []
+    counts = dict(zip(spoken.facts["values"], spoken.facts["counts"], strict=True))
+    unknown = [name for name in counts if role_of(name) is None]
+    return spoken.facts["nulls"] + sum(counts[name] for name in unknown), unknown
 
 
 def message_fields(profile: Profile) -> tuple[str | None, str | None]:

@@ -14,6 +14,7 @@ from tokenloom.assets.schema.profiles import (
     fits_label,
     fits_messages,
     fits_text,
+    fits_tools,
     profiles,
 )
 
@@ -65,7 +66,7 @@ def _fit(role: str, profile: Profile) -> float:
         return max(fits_label(profile), fits_flag(profile))
     if role == "choices":
         return float(profile.kind == "list")
-    fits = {"completion": fits_answer, "context": fits_context, "system": fits_context, "tools": fits_context}
+    fits = {"completion": fits_answer, "context": fits_context, "system": fits_context, "tools": fits_tools}
     return fits.get(role, fits_text)(profile)
 
 

@@ -57,7 +57,8 @@ SKETCH = pa.schema(
 )
 """Of each path: its steps (a column, then fields, null for a list's items; none for the chunk itself), type and kind;
 places, nulls and empty ones; the longest value and a histogram of lengths; letters by script; the smallest hashes; all
-values where they are few, and how often each occurs; how many texts were sampled, and of how many each trait holds; the first values."""
+values where they are few, and how often each occurs; how many texts were sampled, and of how many each trait holds; the
+first values."""
 
 Steps = tuple[str | None, ...]
 
