@@ -73,7 +73,7 @@ def _wide(head: bytes) -> str:
     unit."""
     sample = head[: _SAMPLE - _SAMPLE % 4]
     zeros = np.flatnonzero(np.frombuffer(sample, np.uint8) == 0)
-    if len(zeros) < max(2, len(sample) / 100):
+    if len(zeros) < max(2, len(sample) / 100) or (len(zeros) < len(sample) / 4 and _is_narrow(sample)):
         return ""
     of_four = np.bincount(zeros % 4, minlength=4) / (len(sample) / 4)
     codecs_by_zeros = (
@@ -83,6 +83,16 @@ def _wide(head: bytes) -> str:
         ("utf-16-be", of_four[[1, 3]].max() < 0.02),
     )
     return next((codec for codec, fits in codecs_by_zeros if fits), "")
+
+
+def _is_narrow(sample: bytes) -> bool:
+    """Whether bytes but for their zeros are UTF-8 with few control characters, as wide text is not."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(sample.replace(b"\0", b""))
+    except UnicodeDecodeError:
+        return False
+    controls = sum(text.count(chr(code)) for code in range(1, 32) if chr(code) not in "\t\n\r\f")
+    return controls < len(text) / 10
 
 
 def _decoded(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[bytes]:
