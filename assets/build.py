@@ -153,6 +153,8 @@ class Build:
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
         manifest = replace(manifest, facts=stage.facts(self, manifest))
         self._check_rejects(stage, manifest)
+        if not manifest.total("rows_out"):
+            raise DataValidationError(f"{name}: no row is left: {self._losses(manifest)}")
         self.store.put_manifest(manifest)
         self._manifests[name] = manifest
         return self._report(manifest, reused, time.perf_counter() - started)
@@ -188,6 +190,12 @@ class Build:
             f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
             f"({limit:g}) allows: {reasons}"
         )
+
+    def _losses(self, manifest: Manifest) -> str:
+        """What became of rows that did not go on."""
+        rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
+        reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
+        return f"{rejected:,} were rejected{reasons}, {filtered:,} filtered"
 
     @staticmethod
     def _report(manifest: Manifest, reused: int, seconds: float) -> StageReport:

@@ -46,15 +46,15 @@ class SourceFile:
 
     @contextmanager
     def seekable(self) -> Iterator[Any]:
-        """The decompressed content as a file that can be read at any position; a local one is memory-mapped.
+        """The decompressed content as a file that can be read at any position.
 
         Raises:
             SourceError: it cannot be read.
         """
         with self._named_errors():
             if "://" not in self.path and not self.compressed:
-                with pa.memory_map(self.path) as mapped:
-                    yield mapped
+                with pa.OSFile(self.path) as file:  # not a map: a file that shrinks meanwhile would end the process
+                    yield file
             elif not self.compressed:
                 with self._open() as file:
                     yield pa.PythonFile(file, "r")

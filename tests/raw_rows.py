@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import strategies as st
 
+from tokenloom.assets.build import Build
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, InputChunk
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]
 
+WORDS = '2020-01-01 2020-01-01T00:00:00Z 12:30:00 007 1e5 null NaN NA true "" \\" [{ 👩‍👩‍👧 مرحبا =1+1'
+AWKWARD = st.sampled_from(["", *"\"\r,\t\\\u2028\ufeff\x00#' ", *WORDS.split(), "a\nb", "a\r\nb"])
+TEXT = st.one_of(st.text(max_size=12), AWKWARD, st.lists(AWKWARD, max_size=3).map("".join))
+GOOD = [{"q": f"question {index}", "tags": [str(index)], "n": index} for index in range(50)]
 SUFFIXES = [".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow"]
 
 
@@ -68,3 +75,19 @@ def read_split(path: Path, split: str, **dataset: Any) -> list[Row]:
 
 def as_array(data: bytes) -> Any:
     return np.frombuffer(data, np.uint8)
+
+
+def places(path: Path, store: Path, **dataset: Any) -> dict[str, str]:
+    """Where each row, and each reject's excerpt, of a built file stands: text to place."""
+    config = PipelineConfig.from_mapping(
+        {"dataset": {"name": str(path), **dataset}, "validation": {"max_reject_fraction": 1.0}}
+    )
+    build = Build(config, ArtifactStore(store), chunk_size=ChunkSize(256, 64, 1024))
+    build.run("raw")
+    found = {}
+    for chunk in build.manifest("raw").chunks:
+        table = build.store.objects.get(chunk.output)
+        found |= {row["a"]: chunk.place(row[ROW]) for row in table.to_pylist()}
+        rejects = build.store.objects.get(chunk.rejects).to_pylist() if chunk.rejects else []
+        found |= {row["excerpt"]: chunk.place(row[ROW]) for row in rejects}
+    return found

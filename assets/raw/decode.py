@@ -8,6 +8,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
+from tokenloom.assets.raw.legacy import legacy_encoding
 from tokenloom.errors import SourceError
 
 MARKS = (
@@ -17,16 +20,7 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-LEGACY = (
-    *("cp1252", "mac_roman", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258"),
-    *("iso8859_2", "iso8859_5", "iso8859_15", "cp437", "cp850", "cp866", "mac_cyrillic", "cp874"),
-    *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
-)
-"""Encodings that are tried where text is not UTF-8, all of them ASCII below 128; cp1252 holds all of latin-1's text."""
-
-WESTERN = "cp1252"
-_FEW, _SAMPLE = 16, 1 << 16
-_ODD_IN_WESTERN = frozenset(b"\x80\x81\x8d\x8f\x90\x9d\xfe\xff")
+_SAMPLE = 1 << 16
 
 
 def utf8_blocks(
@@ -75,11 +69,30 @@ def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wide(head: bytes) -> str:
-    """UTF-16 or UTF-32 without a mark: text that begins with two ASCII characters shows by its zeros (RFC 4627)."""
-    patterns = {"x0x0": "utf-16-le", "0x0x": "utf-16-be", "x000": "utf-32-le", "000x": "utf-32-be"}
-    zeros = "".join("x" if byte else "0" for byte in head[:4])
-    sample = head[:4096]
-    return patterns.get(zeros, "") if sample.count(0) > len(sample) / 4 else ""
+    """UTF-16 or UTF-32 without a mark: the zeros of its spaces, digits and line ends stand at the same places of each
+    unit."""
+    sample = head[: _SAMPLE - _SAMPLE % 4]
+    zeros = np.flatnonzero(np.frombuffer(sample, np.uint8) == 0)
+    if len(zeros) < max(2, len(sample) / 100) or (len(zeros) < len(sample) / 4 and _is_narrow(sample)):
+        return ""
+    of_four = np.bincount(zeros % 4, minlength=4) / (len(sample) / 4)
+    codecs_by_zeros = (
+        ("utf-32-le", of_four[2:].min() > 0.5 and of_four[0] < 0.05),
+        ("utf-32-be", of_four[:2].min() > 0.5 and of_four[3] < 0.05),
+        ("utf-16-le", of_four[[0, 2]].max() < 0.02),
+        ("utf-16-be", of_four[[1, 3]].max() < 0.02),
+    )
+    return next((codec for codec, fits in codecs_by_zeros if fits), "")
+
+
+def _is_narrow(sample: bytes) -> bool:
+    """Whether bytes but for their zeros are UTF-8 with few control characters, as wide text is not."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(sample.replace(b"\0", b""))
+    except UnicodeDecodeError:
+        return False
+    controls = sum(text.count(chr(code)) for code in range(1, 32) if chr(code) not in "\t\n\r\f")
+    return controls < len(text) / 10
 
 
 def _decoded(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[bytes]:
@@ -110,35 +123,3 @@ def _detected(blocks: Iterator[bytes], name: str, found: Callable[[str], None]) 
             found(encoding)
             yield from _decoded(_chained(block, blocks), encoding, name)
         return
-
-
-def legacy_encoding(block: bytes) -> str | None:
-    """The encoding of text that is plainly not UTF-8, or None where it is, or where nothing is sure.
-
-    Text counts as UTF-8 when it holds at least as many of its sequences as bytes that fit none. Else
-    charset-normalizer decides among `LEGACY`, and `WESTERN` wins where that is as likely as its first choice.
-    """
-    text = block.decode("utf-8", "replace")
-    invalid = text.count("\ufffd") - block.count("\ufffd".encode()) - _is_cut(block)
-    if invalid <= 0 or len(text) - len(text.encode("ascii", "ignore")) >= 2 * invalid:
-        return None
-    high = block.translate(None, bytes(range(0x80)))
-    if len(high) < _FEW and set(high) & _ODD_IN_WESTERN:
-        return None
-    from charset_normalizer import from_bytes
-
-    telling = b"\n".join(line for line in block.split(b"\n") if not line.isascii())[:_SAMPLE]
-    matches = list(from_bytes(telling, cp_isolation=list(LEGACY)))
-    if not matches:
-        return None
-    best = matches[0]
-    western = next((match for match in matches if match.encoding == WESTERN), None)
-    alike = western is not None and (western.chaos, -western.coherence) <= (best.chaos, -best.coherence)
-    return WESTERN if alike or WESTERN in best.could_be_from_charset else best.encoding
-
-
-def _is_cut(block: bytes) -> int:
-    """1 where the block ends inside a UTF-8 sequence, else 0."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(block[-4:])
-    return int(bool(decoder.getstate()[0]))

@@ -235,7 +235,7 @@ def _read_singly(
 
 
 def _value(record: bytes, layout: JsonLayout) -> tuple[Any, str]:
-    """A record's value as the layout wraps it, and what is wrong with it: a code of `_UNREADABLE`, words, or nothing."""
+    """A record's value as the layout wraps it, and what is wrong with it: a code of `_UNREADABLE`, words, or ""."""
     try:
         text = record.decode()
         if layout.kind == "entries":
