@@ -254,6 +254,15 @@ def test_close_readings_are_named_and_a_mapping_asked_for() -> None:
     assert found == ColumnMapping("completion", {"prompt": "prompt", "completion": "response_b"})
 
 
+def test_what_is_mapped_is_not_asked_for_again() -> None:
+    table = pa.table({"instruction": ["Why?"] * 9, "completions": [[{"response": "a"}, {"response": "b"}]] * 9})
+    with pytest.raises(ConfigError, match="most rows hold 2 or more"):
+        resolve(config_of(), described(table))
+    given = {"completion": "completions[1].response"}
+    found = resolve(config_of(dataset={"column_mapping": given}), described(table))
+    assert found.roles == {"prompt": "instruction", **given}
+
+
 def test_a_complete_mapping_is_taken_as_it_is() -> None:
     columns = columns_named("instruction", "input", "output", "system")
     given = {"prompt": "instruction", "completion": "output"}

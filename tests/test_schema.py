@@ -101,11 +101,11 @@ def places(rows: list[Any], path: str) -> list[Any]:
 
 
 def told_apart(path: str, value: Any) -> str:
-    """What a value is told apart by: a null within it counts as empty."""
+    """What a value is told apart by: a null item of a list counts as empty, a null field as one that is not there."""
     if path == "l":
         value = [item or "" for item in value]
     if path == "m.x":
-        value = [[(message or {}).get(name) or "" for name in ("from", "value")] for message in value]
+        value = [{name: text for name, text in (message or {}).items() if text is not None} for message in value]
     return json.dumps(value)
 
 

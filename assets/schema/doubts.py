@@ -34,16 +34,20 @@ def emptiness(profile: Profile) -> str | None:
     return None
 
 
-def strangers(conversation: Profile, answered: bool = True) -> str | None:
-    """Speakers whose role is not known, or none that is the assistant where one must answer."""
+def strangers(conversation: Profile) -> str | None:
+    """Speakers whose role is not known."""
     unknown, names = unknown_speakers(conversation)
     if _too_many(unknown, conversation):
         return f"who speaks is not known{': ' * bool(names)}{', '.join(names[:4])}"
+    return None
+
+
+def unanswered(conversation: Profile) -> str | None:
+    """Messages of which none is the assistant's."""
     speaker = conversation.items and conversation.items.field(message_fields(conversation)[0] or "")
     values = speaker.facts.get("values") if speaker else None
-    if answered and values and not any(role_of(value) == "assistant" for value in values):
-        return "no message is an assistant's"
-    return None
+    answered = not values or any(role_of(value) == "assistant" for value in values)
+    return None if answered else "no message is an assistant's"
 
 
 def several(profile: Profile) -> str | None:

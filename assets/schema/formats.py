@@ -162,7 +162,9 @@ def _conversations(found: Profiles) -> Iterator[FormatCandidate]:
         one = _Found(profile.source, score, reason, profile)
         extra = _optional(columns, [one], system=fits_context, tools=fits_tools)
         name = {"from": "ShareGPT", "role": "OpenAI messages"}.get(speaker or "", "conversation")
-        yield _candidate(name, "messages", {"messages": one, **extra}, doubts={"messages": doubt.strangers(profile)})
+        silent = doubt.unanswered(profile)
+        doubts = {"messages": doubt.strangers(profile) or silent}
+        yield _candidate(name, "messages", {"messages": one, **extra}, 0.6 if silent else 1.0, doubts=doubts)
 
 
 def _preferences(found: Profiles) -> Iterator[FormatCandidate]:
@@ -178,11 +180,9 @@ def _preferences(found: Profiles) -> Iterator[FormatCandidate]:
                 prompts = [one for one in _ranked(columns, "prompt", fits_reply, 0.7) if one not in (chosen, rejected)]
                 first = {"prompt": prompts[0]} if prompts else {}
                 extra = _optional(columns, [*pair.values(), *first.values()], system=fits_context)
-                doubts = {role: doubt.strangers(one.profile) for role, one in pair.items()}
-                if first:
-                    doubts["prompt"] = doubt.strangers(prompts[0].profile, answered=False)
-                else:
-                    doubts["prompt"] = doubt.unprompted(chosen.profile)
+                asked = doubt.strangers(prompts[0].profile) if first else doubt.unprompted(chosen.profile)
+                doubts = {role: doubt.strangers(p := one.profile) or doubt.unanswered(p) for role, one in pair.items()}
+                doubts["prompt"] = asked
                 yield _candidate("preference", "preference", {**first, **pair, **extra}, doubts=doubts)
 
 

@@ -260,9 +260,9 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
 
     A profile is JSON: `column`, `path` (the column itself for a column), `steps` (the same, null for a list's items),
     `type` (several joined by " | "), `kind`, `rows` (places: items of a list, structs that are there), `nulls` (what a
-    chunk lacks counts as null there), `empty`, `distinct` (null where not counted; a null within a value counts as an
-    empty one), `lengths` (p50, p90, p99, longest: characters or items), `scripts` (share of letters), `values` (all,
-    where few and short), `counts` (how often each of them occurs), `traits` (share of a sample) and `examples`.
+    chunk lacks counts as null there), `empty`, `distinct` (null where not counted; a null in a list counts as empty, a
+    null field as none), `lengths` (p50, p90, p99, longest: characters or items), `scripts` (share of letters), `values`
+    (all, where few and short), `counts` (how often each of them occurs), `traits` (share of a sample) and `examples`.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
     for table in sketches:
