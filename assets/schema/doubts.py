@@ -93,7 +93,7 @@ def miscounted(key: Profile, choices: Profile) -> str | None:
     numbers = sorted(_numbers(key))
     if numbers and numbers[0] != 0:
         counted = f"counts from {numbers[0]:g}" if numbers[0] > 0 else f"holds {numbers[0]:g}"
-        return f"{key.name!r} {counted}, an index from 0"
+        return f"{key.name!r} {counted}, indices from 0"
     if numbers and longest and numbers[-1] >= longest:
         return f"{key.name!r} goes up to {numbers[-1]:g}, the choices' index to {longest - 1}"
     return None
