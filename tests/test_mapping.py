@@ -263,6 +263,25 @@ def test_what_is_mapped_is_not_asked_for_again() -> None:
     assert found.roles == {"prompt": "instruction", **given}
 
 
+@pytest.mark.parametrize(
+    ("form", "columns", "said"),
+    [
+        ("kto", {"prompt": ["p"] * 9, "completion": ["c"] * 9, "label": [0, 1, 2] * 3}, "label holds 0, 1, 2"),
+        ("preference", {"chosen": [["c"]] * 9, "rejected": ["r"] * 9}, "chosen holds lists of up to 1"),
+    ],
+)
+def test_columns_of_the_right_names_but_other_values_are_told(form: str, columns: Row, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(config_of(prompt_template={"format_type": form}), described(pa.table(columns)))
+    assert said in str(raised.value) and f"{form} needs " in str(raised.value)
+    assert "no column found" not in str(raised.value)
+
+
+def test_a_column_to_keep_that_is_not_there_is_not_said_to_leave_none() -> None:
+    with pytest.raises(ConfigError, match=r"no column nope; kept are none; `tokenloom inspect` shows all$"):
+        resolve(config_of(dataset={"columns": ["nope"]}), [])
+
+
 def test_a_complete_mapping_is_taken_as_it_is() -> None:
     columns = columns_named("instruction", "input", "output", "system")
     given = {"prompt": "instruction", "completion": "output"}

@@ -11,6 +11,7 @@ from tokenloom.assets.columns import types
 from tokenloom.assets.columns.source import Choice, Placeholder, Source, Template, parse_source, paths_of
 from tokenloom.assets.paths import Path, parse_path
 from tokenloom.assets.schema.candidates import FormatCandidate, choose, format_candidates
+from tokenloom.assets.schema.profiles import Profile, profiles
 from tokenloom.assets.schema.sketch import top_level
 from tokenloom.assets.templates.custom import field_names
 from tokenloom.config import Constant, PipelineConfig
@@ -38,6 +39,11 @@ ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "kto": ("kto",),
 }
 """The forms that a `format_type` admits; one not named here admits all."""
+
+_NEEDS: Mapping[Form, str] = {
+    "preference": "texts or lists of messages in both",
+    "kto": "texts, and labels such as true and false, yes and no, or 1 and 0",
+}
 
 _CONVERSATIONS = {
     "messages": ("messages",),
@@ -155,9 +161,18 @@ def _likeliest(
     if chosen.close:
         raise _no_mapping(config, f"{chosen}; say which", _example(chosen.close[0].roles))
     needed = ROLES[forms[0]][0] if len(forms) == 1 else ()
+    if in_vain := next((form for form in forms if form in _NEEDS and set(ROLES[form][0]) <= {*names, *given}), None):
+        found = profiles(columns)
+        held = ", ".join(f"{role} holds {_held(found[(role,)])}" for role in ROLES[in_vain][0] if role not in given)
+        raise _no_mapping(config, f"{in_vain} needs {_NEEDS[in_vain]}; {held}", _example({r: r for r in needed}))
     lacking = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
     raise _no_mapping(config, f"no column found for {lacking}; the columns are {_listed(names)}", _example(example))
+
+
+def _held(profile: Profile) -> str:
+    """A column's values where they are few, else what they look like."""
+    return ", ".join(profile.facts.get("values") or ()) or profile.shape()
 
 
 def _missing(
@@ -174,7 +189,10 @@ def _missing(
                 "; a literal text is written {constant: …}" if setting.startswith("dataset.column_mapping.") else ""
             )
             subject = subject if name else path.column
-            message = f"no column {subject}; {near}the data has {_listed(names)}{literal}"
+            has = f"the data has {_listed(names)}{literal}"
+            if setting == "dataset.columns":
+                has = f"kept are {_listed(names) or 'none'}; `tokenloom inspect` shows all"
+            message = f"no column {subject}; {near}{has}"
             faults.append(_fault(config, setting, message, line))
             continue
         for at in range(len(path.steps)):
