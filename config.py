@@ -45,9 +45,8 @@ class ReaderConfig(Section):
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: what one row is."""
     root: str | None = None
-    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]` (keys that hold a dot or a bracket in
-    backticks); what stands around them is repeated.
-    Default: found where an object holds one list of objects."""
+    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]` (odd keys in backticks); what stands around
+    them is repeated. Default: found where an object holds one list of objects."""
 
     @field_validator("root")
     @classmethod

@@ -154,7 +154,7 @@ class Build:
         manifest = replace(manifest, facts=stage.facts(self, manifest))
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
-            raise DataValidationError(f"{name}: no row is left: {self._losses(manifest)}")
+            raise DataValidationError(f"{name}: no row is left of {self.config.dataset.name}: {self._losses(manifest)}")
         self.store.put_manifest(manifest)
         self._manifests[name] = manifest
         return self._report(manifest, reused, time.perf_counter() - started)
