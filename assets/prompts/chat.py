@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verified import Shape, ShapeError, render_verified
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.templates.analysis import Kind
 from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.errors import TemplateError
@@ -44,7 +46,12 @@ class ChatFormat:
         messages = conversations(table, self.prompt.system)
         tools = one_array(table["tools"]) if "tools" in table.column_names else None
         shapes = self._shapes(one_array(table[ROW]), alike(messages, tools))
-        return render_verified(self.template, shapes, table.num_rows)
+        return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+
+    @cached_property
+    def opacity(self) -> str | None:
+        """Why the template does not only place contents, or None where it does."""
+        return self.template.opacity({"messages": Kind.MESSAGES})
 
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
         for group in groups:

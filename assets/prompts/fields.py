@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verified import Shape, render_verified
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.templates.analysis import Kind
 from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.ragged import one_array
 
@@ -41,7 +43,12 @@ class FieldsFormat:
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of fields."""
-        return render_verified(self.template, self._shapes(table), table.num_rows)
+        return render_verified(self.template, self._shapes(table), table.num_rows, self.opacity is None)
+
+    @cached_property
+    def opacity(self) -> str | None:
+        """Why the template does not only place columns, or None where it does."""
+        return self.template.opacity(dict.fromkeys(self.fields, Kind.CONTENT))
 
     def _shapes(self, table: pa.Table) -> Iterator[Shape]:
         rows = one_array(table[ROW])

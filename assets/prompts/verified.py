@@ -1,8 +1,9 @@
-"""Renders rows through Jinja and proves where each value went.
+"""Renders rows as Jinja would and proves where each value went.
 
 Rows of one shape (the same roles, the same values empty) share a layout, found by probing the template: where it puts
-each value, and whether it trims it. A row goes on only when its layout, filled with its own values, equals what Jinja
-makes of them, byte for byte. Markers inside the data are never searched for.
+each value, and whether it trims it. Of a template whose syntax shows that it does no more than that, the layout of
+every row is filled by Arrow's kernels, and a sample of each shape is compared with what Jinja makes of it, byte for
+byte; of any other template every row is. Markers inside the data are never searched for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
 from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput
-from tokenloom.assets.templates.jinja import MARKS, JinjaTemplate, Slot
+from tokenloom.assets.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
 from tokenloom.errors import SpansError, TemplateError
+
+SAMPLED = 16
+"""Rows of each shape of a chunk that are compared with Jinja at least."""
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """From a template's slots to its pieces, and to the pieces with BOS and EOS added."""
@@ -52,18 +56,22 @@ class Shape:
     layout: Layout
 
 
-def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int) -> ChunkOutput:
-    """Texts and spans of all rows whose spans could be verified; the others are rejected."""
+def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
+    """Texts and spans of all rows whose spans could be verified; the others are rejected.
+
+    Args:
+        places_only: whether the template's syntax shows that it only places values: a sample is compared then.
+    """
     tables, rejects = [pa.schema([(ROW, pa.int32()), ("text", pa.string()), ("spans", SPANS)]).empty_table()], []
     for shape in shapes:
-        table, refused = _render_shape(template, shape)
+        table, refused = _render_shape(template, shape, places_only)
         tables.append(table)
         rejects += refused
     table = pa.concat_tables(tables)
     return ChunkOutput(table.take(pc.sort_indices(table[ROW])).combine_chunks(), rows_in, join_rejects(rejects))
 
 
-def _render_shape(template: JinjaTemplate, shape: Shape) -> tuple[pa.Table, list[pa.Table]]:
+def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> tuple[pa.Table, list[pa.Table]]:
     count = len(shape.rows)
 
     def refuse(rows: np.ndarray, code: str, message: str) -> pa.Table:
@@ -81,13 +89,40 @@ def _render_shape(template: JinjaTemplate, shape: Shape) -> tuple[pa.Table, list
     lost = [index for index, nothing in enumerate(shape.empty) if not nothing and index not in placed]
     if lost:
         return _nothing(), [refuse(np.arange(count), "content_dropped", f"the template leaves out value {lost[0]}")]
-    columns = [_placed(slot, shape.values[slot.value]) for slot in slots if slot.value >= 0]
-    expected = assemble(shape.rows, pieces, columns)["text"].to_pylist()
-    rows = zip(*(value.to_pylist() for value in shape.values), strict=True) if shape.values else iter([()] * count)
-    problems = [_verify(template, shape, values, text) for values, text in zip(rows, expected, strict=True)]
-    refused = [refuse(np.array([row]), *problem) for row, problem in enumerate(problems) if problem]
-    kept = pa.array([problem is None for problem in problems], pa.bool_())
-    return assemble(shape.rows.filter(kept), complete, [column.filter(kept) for column in columns]), refused
+    columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
+    compared = _sample(shape, count) if places_only else np.arange(count)
+    problems = _compare(template, shape, compared, assemble(shape.rows, pieces, columns)["text"])
+    if places_only and any(problems):  # not what the syntax showed: nothing of this shape goes unseen
+        compared = np.arange(count)
+        problems = _compare(template, shape, compared, assemble(shape.rows, pieces, columns)["text"])
+    refused = [refuse(compared[[at]], *problem) for at, problem in enumerate(problems) if problem]
+    kept = np.ones(count, bool)
+    kept[compared[[problem is not None for problem in problems]]] = False
+    keep = pa.array(kept)
+    return assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns]), refused
+
+
+def _sample(shape: Shape, count: int) -> np.ndarray:
+    """The rows to compare: some evenly spaced ones, and all with a value of white space only, or with a mark."""
+    telling = np.zeros(count, bool)
+    telling[np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)] = True
+    for value, nothing in zip(shape.values, shape.empty, strict=True):
+        if not nothing:
+            blank = pc.equal(pc.binary_length(pc.utf8_trim(value, characters=WHITE_SPACE)), 0)
+            marked = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
+            telling |= np.asarray(pc.or_(blank, marked).to_numpy(zero_copy_only=False), bool)
+    return np.flatnonzero(telling)
+
+
+def _compare(
+    template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray
+) -> list[tuple[str, str] | None]:
+    """For each of some rows the code and message of what is wrong with it, or None."""
+    index = pa.array(rows)
+    taken = [value.take(index).to_pylist() for value in shape.values]
+    values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
+    expected = texts.take(index).to_pylist()
+    return [_verify(template, shape, found, text) for found, text in zip(values, expected, strict=True)]
 
 
 def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> tuple[str, str] | None:
@@ -100,11 +135,6 @@ def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expect
     except TemplateError as error:
         return "template_refused", str(error)
     return "unverified_spans", "the template changes a value by more than trimming it"
-
-
-def _placed(slot: Slot, values: pa.Array) -> pa.Array:
-    """The values as the template places them."""
-    return values if not slot.trims else pa.array([slot.place(value) for value in values.to_pylist()], pa.string())
 
 
 def _nothing() -> pa.Table:

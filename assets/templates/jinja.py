@@ -23,7 +23,10 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from tokenloom.assets.templates.analysis import Kind, Opaque, check_places_only
 from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SpansError, TemplateError
@@ -40,6 +43,9 @@ _LEFT_PADS: dict[str, Trim] = {"\n\n\u2002": "", "\u2002": "\n", "": None}
 _RIGHT_PADS: dict[str, Trim] = {"\u2003\n": "", "\u2003": "\n", "": None}
 """What is left of the white space put beside a value, and what was then stripped. The numbers of newlines differ, so
 that no two ways to strip leave the same text between two values."""
+
+WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
+"""What Python's `str.strip` strips, and Jinja's `trim` with it."""
 
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 
@@ -72,7 +78,7 @@ def _tojson(
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str, date_string: str | None) -> jinja2.Template:
+def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jinja2.nodes.Template]:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -85,7 +91,7 @@ def _compile(source: str, date_string: str | None) -> jinja2.Template:
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
     try:
-        return environment.from_string(source)
+        return environment.from_string(source), environment.parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"template, line {error.lineno}: {error.message}") from error
 
@@ -111,9 +117,11 @@ class Slot:
     def trims(self) -> bool:
         return (self.left, self.right) != ("", "")
 
-    def place(self, value: str) -> str:
-        """The value as the template places it."""
-        return value.lstrip(self.left).rstrip(self.right)
+    def place(self, values: pa.Array) -> pa.Array:
+        """String values as the template places them."""
+        for side, trim in ((pc.utf8_ltrim, self.left), (pc.utf8_rtrim, self.right)):
+            values = side(values, characters=WHITE_SPACE if trim is None else trim) if trim != "" else values
+        return values
 
 
 class JinjaTemplate:
@@ -126,7 +134,7 @@ class JinjaTemplate:
     def __init__(self, source: str, date_string: str | None = None):
         if any(mark in source for mark in MARKS):
             raise TemplateError("the template holds private-use characters U+E0D0 to U+E0D3")
-        self._template = _compile(source, date_string)
+        self._template, self._tree = _compile(source, date_string)
         self.marks_generation = re.search(r"\{%-?\s*generation\b", source) is not None
 
     def render(self, variables: Mapping[str, Any]) -> str:
@@ -136,6 +144,18 @@ class JinjaTemplate:
             TemplateError: the template refuses them, or tries to leave the sandbox.
         """
         return self._run(variables)
+
+    def opacity(self, kinds: Mapping[str, Kind]) -> str | None:
+        """Why a value's place does not tell all that the template does with it, or None where it does.
+
+        Args:
+            kinds: what the template's variables hold; those not named hold no value.
+        """
+        try:
+            check_places_only(self._tree, kinds)
+        except Opaque as reason:
+            return str(reason)
+        return None
 
     def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> list[Slot]:
         """The template's slots, for values of which some are empty.

@@ -1,0 +1,319 @@
+"""Tells by a template's syntax whether it only places contents: writes them, trims them, joins them to other text.
+
+What such a template makes of values follows from their places alone, whatever the values say, as long as none of them
+is white space only: it may ask whether a content is empty, but looks no further into it. Every expression has a kind;
+one that looks into a content, or that this analysis does not know, makes the template opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import jinja2.nodes as n
+
+from tokenloom.errors import TemplateError
+
+
+class Kind(IntEnum):
+    """What an expression may hold, each kind more than the one before."""
+
+    PLAIN = 0
+    """Nothing of a content: literals, roles, names, tools, counters."""
+    CONTENT = 1
+    """One content, perhaps trimmed."""
+    TEXT = 2
+    """Contents joined with each other or with other text."""
+    MESSAGE = 3
+    """A message of a conversation."""
+    MESSAGES = 4
+    """Messages."""
+
+
+class Opaque(TemplateError):
+    """A template does with contents what their places do not tell; the message says what, and the line."""
+
+
+TRIMS = ("strip", "lstrip", "rstrip")
+_MESSAGE_FILTERS = {
+    "list": Kind.MESSAGES,
+    "first": Kind.MESSAGE,
+    "last": Kind.MESSAGE,
+    "length": Kind.PLAIN,
+    "count": Kind.PLAIN,
+}
+_SELECTING = ("selectattr", "rejectattr")
+_CONTENT_TESTS = ("string", "defined", "undefined", "none", "mapping", "iterable", "sequence", "number", "boolean")
+_PASSES = 4
+
+
+def check_places_only(tree: n.Template, kinds: Mapping[str, Kind]) -> None:
+    """Hold a parsed template against the rule.
+
+    Args:
+        kinds: what its variables hold; those not named hold nothing of a content.
+
+    Raises:
+        Opaque: it does something else with a content.
+    """
+    _Analysis(dict(kinds)).run(tree)
+
+
+@dataclass
+class _Analysis:
+    """Kinds of variables, joined over all assignments wherever they stand: what holds then, holds in any order."""
+
+    variables: dict[str, Kind]
+    macros: dict[str, n.Macro] = field(default_factory=dict)
+    calling: tuple[str, ...] = ()
+
+    def run(self, tree: n.Template) -> None:
+        for macro in tree.find_all(n.Macro):
+            self.macros[macro.name] = macro
+        for _ in range(_PASSES):
+            before = dict(self.variables)
+            self.body(tree.body)
+            if self.variables == before:
+                return
+        raise Opaque("its variables cannot be followed")
+
+    def body(self, nodes: Iterable[n.Node]) -> Kind:
+        return max((self.statement(node) for node in nodes), default=Kind.PLAIN)
+
+    def statement(self, node: n.Node) -> Kind:
+        """The kind of what a statement writes."""
+        match node:
+            case n.Output():
+                return self.written(node.nodes)
+            case n.TemplateData() | n.Continue() | n.Break():
+                return Kind.PLAIN
+            case n.If():
+                self.condition(node.test)
+                return max(self.body(node.body), self.body(node.elif_), self.body(node.else_))
+            case n.For() if not node.recursive:
+                return self.loop(node)
+            case n.Assign():
+                self.assign(node.target, self.kind(node.node))
+                return Kind.PLAIN
+            case n.AssignBlock():
+                held = self.body(node.body)
+                if held and node.filter is not None:
+                    self.refuse(node, "a block with content is filtered")
+                self.assign(node.target, Kind.TEXT if held else Kind.PLAIN)
+                return Kind.PLAIN
+            case n.CallBlock():
+                if node.call.args or node.call.kwargs:
+                    self.refuse(node, "a call block takes arguments")
+                return self.body(node.body)
+            case n.Macro():
+                return Kind.PLAIN
+            case n.ExprStmt():
+                self.kind(node.node)
+                return Kind.PLAIN
+            case n.With() | n.Scope():
+                for target, value in zip(getattr(node, "targets", []), getattr(node, "values", []), strict=True):
+                    self.assign(target, self.kind(value))
+                return self.body(node.body)
+        return self.refuse(node, f"{type(node).__name__.lower()} is not followed")
+
+    def written(self, nodes: Iterable[n.Node]) -> Kind:
+        found = Kind.PLAIN
+        for node in nodes:
+            kind = Kind.PLAIN if isinstance(node, n.TemplateData) else self.kind(node)
+            if kind >= Kind.MESSAGE:
+                self.refuse(node, "a whole message is written")
+            found = max(found, kind)
+        return found
+
+    def loop(self, node: n.For) -> Kind:
+        over = self.kind(node.iter)
+        if over in (Kind.CONTENT, Kind.TEXT, Kind.MESSAGE):
+            self.refuse(node, "a content or message is looped over")
+        each = Kind.MESSAGE if over == Kind.MESSAGES else Kind.PLAIN
+        self.assign(node.target, each)
+        self.assign(n.Name("loop.item", "store"), each)
+        if node.test is not None:
+            self.condition(node.test)
+        return max(self.body(node.body), self.body(node.else_))
+
+    def assign(self, target: n.Node, kind: Kind) -> None:
+        match target:
+            case n.Name(name=name):
+                pass
+            case n.NSRef(name=space, attr=attribute):
+                name = f"{space}.{attribute}"
+            case _:
+                if kind:
+                    self.refuse(target, "several variables are assigned at once")
+                return
+        held = self.variables.get(name, Kind.PLAIN)
+        if held != kind and max(held, kind) >= Kind.MESSAGE and min(held, kind) != Kind.PLAIN:
+            self.refuse(target, f"{name} holds now a text, now a message")
+        self.variables[name] = max(held, kind)
+
+    def condition(self, node: n.Node) -> None:
+        """An expression of which only whether it is true counts."""
+        match node:
+            case n.And() | n.Or():
+                self.condition(node.left)
+                self.condition(node.right)
+            case n.Not():
+                self.condition(node.node)
+            case _:
+                self.kind(node)
+
+    def kinds(self, nodes: Iterable[n.Node | None]) -> Kind:
+        return max((self.kind(node) for node in nodes if node is not None), default=Kind.PLAIN)
+
+    def kind(self, node: n.Node) -> Kind:
+        """The kind of an expression."""
+        match node:
+            case n.Const() | n.TemplateData():
+                return Kind.PLAIN
+            case n.Name(name=name):
+                return self.variables.get(name, Kind.PLAIN)
+            case n.Getattr(node=held, attr=key):
+                return self.member(node, held, key)
+            case n.Getitem(node=held, arg=n.Const(value=str(key))):
+                return self.member(node, held, key)
+            case n.Getitem():
+                return self.item(node)
+            case n.Filter():
+                return self.filtered(node)
+            case n.Call():
+                return self.called(node)
+            case n.Test():
+                return self.tested(node)
+            case n.Compare():
+                return self.compared(node)
+            case n.And() | n.Or():
+                return self.joined(node, [node.left, node.right])
+            case n.CondExpr():
+                self.condition(node.test)
+                return self.joined(node, [node.expr1, *([node.expr2] if node.expr2 else [])])
+            case n.Not():
+                self.condition(node.node)
+                return Kind.PLAIN
+            case n.Concat():
+                return self.text(node, node.nodes)
+            case n.Add():
+                both = self.kind(node.left), self.kind(node.right)
+                if max(both) == Kind.MESSAGES:
+                    return self.refuse(node, "lists of messages are put together")
+                return self.text(node, [node.left, node.right])
+            case n.List() | n.Tuple() | n.Dict() | n.Pair() | n.Slice() | n.Neg() | n.Pos() | n.BinExpr():
+                if any(self.kind(inner) for inner in node.iter_child_nodes()):
+                    return self.refuse(node, f"a content stands in a {type(node).__name__.lower()}")
+                return Kind.PLAIN
+        return self.refuse(node, f"{type(node).__name__.lower()} is not followed")
+
+    def member(self, node: n.Node, held: n.Node, key: str) -> Kind:
+        if isinstance(held, n.Name) and held.name == "loop":
+            return self.variables.get("loop.item", Kind.PLAIN) if key in ("previtem", "nextitem") else Kind.PLAIN
+        if isinstance(held, n.Name) and f"{held.name}.{key}" in self.variables:
+            return self.variables[f"{held.name}.{key}"]
+        of = self.kind(held)
+        if of == Kind.MESSAGE:
+            return Kind.CONTENT if key == "content" else Kind.PLAIN
+        return self.refuse(node, f"{key} of a content is read") if of else Kind.PLAIN
+
+    def item(self, node: n.Getitem) -> Kind:
+        of = self.kind(node.node)
+        if self.kinds(node.arg.iter_child_nodes() if isinstance(node.arg, n.Slice) else [node.arg]):
+            return self.refuse(node, "a content is an index")
+        if of == Kind.MESSAGES:
+            return Kind.MESSAGES if isinstance(node.arg, n.Slice) else Kind.MESSAGE
+        return self.refuse(node, "a part of a content is read") if of else Kind.PLAIN
+
+    def filtered(self, node: n.Filter) -> Kind:
+        if node.node is None:
+            return self.refuse(node, "a filter block is not followed")
+        of, name = self.kind(node.node), node.name
+        if self.kinds(self.arguments(node)):
+            return self.refuse(node, f"a content is an argument of {name}")
+        if of == Kind.PLAIN:
+            return of
+        if of == Kind.MESSAGES and (name in _MESSAGE_FILTERS or name in _SELECTING):
+            attribute = node.args[0] if node.args else None
+            if name in _SELECTING and (not isinstance(attribute, n.Const) or attribute.value == "content"):
+                return self.refuse(node, "messages are chosen by their content")
+            return _MESSAGE_FILTERS.get(name, Kind.MESSAGES)
+        if of in (Kind.CONTENT, Kind.TEXT) and name == "trim" and self.trims_space(node.args):
+            return of
+        if of in (Kind.CONTENT, Kind.TEXT) and name in ("string", "safe", "default", "d"):
+            return of
+        return self.refuse(node, f"the filter {name} is put on a content")
+
+    def called(self, node: n.Call) -> Kind:
+        arguments = self.kinds(self.arguments(node))
+        if isinstance(node.node, n.Getattr) and node.node.attr in TRIMS:
+            of = self.kind(node.node.node)
+            if of in (Kind.CONTENT, Kind.TEXT) and self.trims_space(node.args):
+                return of
+        if isinstance(node.node, n.Name):
+            name = node.node.name
+            if name == "raise_exception":
+                return Kind.PLAIN
+            if name == "namespace":
+                for keyword in node.kwargs:
+                    self.assign(n.NSRef("", keyword.key), self.kind(keyword.value))
+                return Kind.PLAIN
+            if name in self.macros:
+                return self.macro(node, self.macros[name])
+        if arguments or self.kind(node.node):
+            return self.refuse(node, "a function is called with a content")
+        return Kind.PLAIN
+
+    def macro(self, node: n.Call, macro: n.Macro) -> Kind:
+        if macro.name in self.calling or node.dyn_args or node.dyn_kwargs:
+            return self.refuse(node, f"the macro {macro.name} calls itself")
+        given = dict(zip((name.name for name in macro.args), map(self.kind, node.args), strict=False))
+        given |= {keyword.key: self.kind(keyword.value) for keyword in node.kwargs}
+        inner = _Analysis({**self.variables, **given}, self.macros, (*self.calling, macro.name))
+        return Kind.TEXT if inner.body(macro.body) else Kind.PLAIN
+
+    def tested(self, node: n.Test) -> Kind:
+        of = self.kind(node.node)
+        if self.kinds(self.arguments(node)) or (of and node.name not in _CONTENT_TESTS):
+            return self.refuse(node, f"a content is tested: {node.name}")
+        return Kind.PLAIN
+
+    def compared(self, node: n.Compare) -> Kind:
+        left, others = self.kind(node.expr), [(operand.op, operand.expr) for operand in node.ops]
+        for op, other in others:
+            right = self.kind(other)
+            empty = isinstance(other, n.Const) and other.value in ("", None) and left == Kind.CONTENT
+            has_field = op in ("in", "notin") and right == Kind.MESSAGE and isinstance(node.expr, n.Const)
+            if (left or right) and not (has_field or (empty and op in ("eq", "ne") and len(others) == 1)):
+                return self.refuse(node, "a content is compared")
+        return Kind.PLAIN
+
+    def joined(self, node: n.Node, nodes: Sequence[n.Node]) -> Kind:
+        """One of several values."""
+        found = [self.kind(inner) for inner in nodes]
+        if max(found) >= Kind.MESSAGE and min(found) != max(found):
+            return self.refuse(node, "either a message or something else is taken")
+        return max(found)
+
+    def text(self, node: n.Node, nodes: Sequence[n.Node]) -> Kind:
+        found = self.kinds(nodes)
+        if found >= Kind.MESSAGE:
+            return self.refuse(node, "a whole message is put into a text")
+        return Kind.TEXT if found else Kind.PLAIN
+
+    def arguments(self, node: n.Filter | n.Call | n.Test) -> Iterator[n.Node | None]:
+        yield from node.args
+        yield from (keyword.value for keyword in node.kwargs)
+        yield from (node.dyn_args, node.dyn_kwargs)
+
+    def trims_space(self, arguments: Sequence[n.Node]) -> bool:
+        """Whether a trim takes away white space alone: all of it, or newlines."""
+        return not arguments or (
+            len(arguments) == 1
+            and isinstance(arguments[0], n.Const)
+            and arguments[0].value in (None, "\n", " \n", "\n ")
+        )
+
+    def refuse(self, node: n.Node, reason: str) -> Kind:
+        raise Opaque(f"line {node.lineno}: {reason}" if node.lineno else reason)
