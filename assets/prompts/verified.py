@@ -21,9 +21,14 @@ from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.assets.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
 from tokenloom.errors import SpansError, TemplateError
+from tokenloom.resources.ragged import text_parts
 
 SAMPLED = 16
 """Rows of each shape of a chunk that are compared with Jinja at least."""
+
+_MARKS_BEGIN = MARKS[0].encode()[:2]
+_MAY_BE_SPACE = np.zeros(256, bool)
+_MAY_BE_SPACE[[char.encode()[0] for char in WHITE_SPACE]] = True
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """From a template's slots to its pieces, and to the pieces with BOS and EOS added."""
@@ -90,11 +95,13 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     if lost:
         return _nothing(), [refuse(np.arange(count), "content_dropped", f"the template leaves out value {lost[0]}")]
     columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
-    compared = _sample(shape, count) if places_only else np.arange(count)
-    problems = _compare(template, shape, compared, assemble(shape.rows, pieces, columns)["text"])
-    if places_only and any(problems):  # not what the syntax showed: nothing of this shape goes unseen
-        compared = np.arange(count)
-        problems = _compare(template, shape, compared, assemble(shape.rows, pieces, columns)["text"])
+    odd = _odd_rows(shape) if places_only else np.ones(count, bool)
+    compared = np.flatnonzero(odd | _evenly_spaced(count))
+    text = assemble(shape.rows, pieces, columns)["text"]
+    problems = _compare(template, shape, compared, text)
+    if any(problem and not odd[row] for row, problem in zip(compared, problems, strict=True)):
+        compared = np.arange(count)  # the template does more than its syntax showed
+        problems = _compare(template, shape, compared, text)
     refused = [refuse(compared[[at]], *problem) for at, problem in enumerate(problems) if problem]
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
@@ -102,16 +109,27 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     return assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns]), refused
 
 
-def _sample(shape: Shape, count: int) -> np.ndarray:
-    """The rows to compare: some evenly spaced ones, and all with a value of white space only, or with a mark."""
-    telling = np.zeros(count, bool)
-    telling[np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)] = True
+def _evenly_spaced(count: int) -> np.ndarray:
+    """bool [count]: some rows of a shape."""
+    chosen = np.zeros(count, bool)
+    chosen[np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)] = True
+    return chosen
+
+
+def _odd_rows(shape: Shape) -> np.ndarray:
+    """bool [rows]: those with a value of white space only, or with a mark: their places do not tell all."""
+    odd = np.zeros(len(shape.rows), bool)
     for value, nothing in zip(shape.values, shape.empty, strict=True):
-        if not nothing:
-            blank = pc.equal(pc.binary_length(pc.utf8_trim(value, characters=WHITE_SPACE)), 0)
+        if nothing:
+            continue
+        offsets, data = text_parts(value)
+        spaced = np.flatnonzero(_MAY_BE_SPACE[data[offsets[:-1]]])
+        trimmed = pc.utf8_trim(value.take(pa.array(spaced)), characters=WHITE_SPACE)
+        odd[spaced[np.asarray(pc.equal(trimmed, "").to_numpy(zero_copy_only=False), bool)]] = True
+        if _MARKS_BEGIN in data.tobytes():
             marked = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
-            telling |= np.asarray(pc.or_(blank, marked).to_numpy(zero_copy_only=False), bool)
-    return np.flatnonzero(telling)
+            odd |= np.asarray(marked.to_numpy(zero_copy_only=False), bool)
+    return odd
 
 
 def _compare(

@@ -1,0 +1,84 @@
+"""Times the rendering of chats: filled by Arrow's kernels, and every row through Jinja as `transformers` would.
+
+usage: prompts.py [--rows N] [--runs N] TEMPLATE…
+
+Prints, for each chat template, rows a second of the stage's function on all cores, and the ratio to plain Jinja
+renderings of the same rows in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from alpaca import source
+
+from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.templates.jinja import JinjaTemplate
+from tokenloom.config import PromptTemplateConfig
+from tokenloom.resources.compute import ComputeEngine
+
+CHUNK = 10_000
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+
+
+def chunks(count: int) -> list[pa.Table]:
+    """Prompts and completions, as the columns stage gives them."""
+    with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as folder:
+        rows, _ = source(Path(folder))
+    rows = (rows * (count // len(rows) + 1))[:count]
+    columns = {
+        ROW: pa.array(range(count), pa.int32()),
+        "prompt": [f"{row['instruction']}\n\n{row['input']}".strip() for row in rows],
+        "completion": [row["output"] for row in rows],
+        "system": [""] * count,
+    }
+    table = pa.table(columns)
+    return [table.slice(start, CHUNK).combine_chunks() for start in range(0, count, CHUNK)]
+
+
+def seconds(run: Callable[[], object], runs: int) -> float:
+    def once() -> float:
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+
+    return statistics.median(once() for _ in range(runs))
+
+
+def plain(template: JinjaTemplate, tables: list[pa.Table]) -> None:
+    for table in tables:
+        for row in table.to_pylist():
+            said = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+            template.render({"messages": said, "add_generation_prompt": False, **TOKENS})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=520_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("templates", nargs="+", metavar="TEMPLATE")
+    parsed = parser.parse_args()
+    tables, some = chunks(parsed.rows), chunks(20_000)
+    engine = ComputeEngine()
+    print(f"{parsed.rows:,} rows, {os.cpu_count()} cores, medians of {parsed.runs} runs")
+    for path in map(Path, parsed.templates):
+        template = JinjaTemplate(path.read_text(encoding="utf-8"))
+        prompt = PromptTemplateConfig(format_type="chat")
+        chat = ChatFormat(template, prompt, TOKENS, CONTROL, None, "</s>")
+        taken = seconds(lambda chat=chat: list(engine.map(chat.render, tables)), parsed.runs)
+        alone = seconds(lambda template=template: plain(template, some), parsed.runs) / 20_000 * parsed.rows
+        how = "compiled" if chat.opacity is None else f"Jinja: {chat.opacity}"
+        print(f"{path.name:28} {parsed.rows / taken:12,.0f} rows/s  {alone / taken:6.1f} × plain Jinja  ({how})")
+
+
+if __name__ == "__main__":
+    main()
