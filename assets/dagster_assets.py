@@ -85,7 +85,7 @@ def dataset_definitions(config: PipelineConfig) -> dg.Definitions:
     job = _job(config)
     return dg.Definitions(
         assets=[_asset(config, stage, versions[stage.name]) for stage in stages],
-        asset_checks=[_check(config, stage) for stage in stages],
+        asset_checks=[*(_check(config, stage) for stage in stages), _template_check(config)],
         jobs=[job],
         schedules=[_schedule(config, config.schedule, job)] if config.schedule else [],
     )
@@ -121,6 +121,18 @@ def _check(config: PipelineConfig, stage: Stage) -> dg.AssetChecksDefinition:
         return check_contract(config, stage, store)
 
     return contract
+
+
+def _template_check(config: PipelineConfig) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=asset_key(config.dataset_name, "prompts"),
+        name="template",
+        description="The chat template ends answers with a trained stop and writes BOS at most once: the evidence.",
+    )
+    def template(store: StoreResource) -> dg.AssetCheckResult:
+        return check_template(config, store)
+
+    return template
 
 
 def _job(config: PipelineConfig) -> Any:
@@ -191,6 +203,8 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
     if manifest.stage == "schema":
         metadata["columns"] = _cells([column_cells(column) for column in manifest.facts["columns"]])
         metadata["formats"] = _cells([format_cells(found) for found in manifest.facts["formats"]])
+    if found := manifest.notes.get("certificate"):
+        metadata["certificate"] = _cells(found)
     if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
         metadata["rejects"] = _reject_codes(rejects)
         metadata["rejects_summary"] = reject_reasons(store, manifest)
@@ -294,6 +308,25 @@ def _check_chunk(stage: Stage, store: ArtifactStore, chunk: ManifestChunk) -> Ch
     except TokenloomError as error:
         return CheckedChunk(rows, str(error))
     return CheckedChunk(rows, None)
+
+
+def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetCheckResult:
+    """Hold the certificate of the dataset's chat template against what training needs."""
+    try:
+        found = store.open().manifest(config.dataset_name, "prompts").notes.get("certificate")
+    except TokenloomError as error:
+        return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
+    if not found:
+        return dg.AssetCheckResult(passed=True, description="the rows go through no chat template")
+    by_name = {finding["name"]: finding["found"] for finding in found}
+    wrong = [f"the stop behind an answer is {by_name['stop']}"] if by_name["stop"] != "trained" else []
+    wrong += [f"BOS stands {by_name['BOS']}"] if by_name["BOS"].endswith("times") else []
+    return dg.AssetCheckResult(
+        passed=not wrong,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join(wrong) or "the stop is trained, BOS stands at most once",
+        metadata={"certificate": _cells(found)},
+    )
 
 
 def _intact(store: ArtifactStore, digest: str) -> pa.Table:

@@ -39,7 +39,9 @@ def test_assets_follow_the_stages(project: Project) -> None:
 def test_every_stage_has_a_blocking_check(project: Project) -> None:
     graph = load_definitions(project.pipelines).resolve_asset_graph()
     assert {key.asset_key for key in graph.asset_check_keys} == {asset_key("toy", stage) for stage in STAGES}
-    assert all(graph.get_check_spec(key).blocking for key in graph.asset_check_keys)
+    blocking = [key for key in graph.asset_check_keys if graph.get_check_spec(key).blocking]
+    assert {key.asset_key for key in blocking} == {asset_key("toy", stage) for stage in STAGES}
+    assert {key.name for key in blocking} == {"contract"}
 
 
 @pytest.mark.parametrize("name", ["a-b.c", "2024.01", "config", "class", "x_y"])

@@ -21,6 +21,7 @@ from tokenloom.resources.sides import SIDES
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
+    from tokenloom.assets.prompts.chat import ChatFormat
     from tokenloom.assets.templates.jinja import JinjaTemplate
     from tokenloom.resources.store import Manifest
 
@@ -48,7 +49,9 @@ class PromptsStage(Stage):
         render = renderer(context.config, mapping, spec)
         sides = {"chat_template": digest_json(spec.chat_template)} if _is_chat(context.config, mapping, spec) else {}
         settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
-        return Work(context.input_chunks("columns"), render, sides, settings)
+        return Work(
+            context.input_chunks("columns"), render, sides, settings, lambda: _notes(context.config, mapping, spec)
+        )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         return {"roles": list(ROLES)}
@@ -74,12 +77,11 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
         raise config.fault(
             "prompt_template.add_bos", "prompt_template.add_bos: the tokenizer names no BOS; set special_tokens.bos"
         )
-    bos = spec.bos if prompt.add_bos is True or (prompt.add_bos == "auto" and spec.adds_bos) else None
-    eos = spec.eos if prompt.add_eos else None
+    bos, eos = _added(config, spec)
     form = mapping["form"]
     refuse_packing(config, form)
     if form in ("preference", "kto"):
-        return _preference(config, spec, bos, eos)
+        return _preference(config, spec)
     if form == "fields":
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
@@ -87,7 +89,7 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
             return lambda table: _assembled(table, pieces, fields)
         return _jinja(config, fields, spec, bos, eos)
     if _is_chat(config, mapping, spec):
-        return _chat(config, spec, bos, eos)
+        return _chat(config, spec).render
     if form == "messages":
         raise config.fault(
             "tokenizer.chat_template",
@@ -141,15 +143,31 @@ def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: 
     ).render
 
 
-def _chat(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
+def _added(config: PipelineConfig, spec: TokenizerSpec) -> tuple[str | None, str | None]:
+    """BOS and EOS to add where a template does not, or None."""
+    prompt = config.prompt_template
+    bos = spec.bos if prompt.add_bos is True or (prompt.add_bos == "auto" and spec.adds_bos) else None
+    return bos, spec.eos if prompt.add_eos else None
+
+
+def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> dict[str, Any]:
+    """The certificate of the chat template, where there is one."""
+    from tokenloom.assets.prompts.certificate import certificate
+
+    if mapping["form"] in ("preference", "kto") or _is_chat(config, mapping, spec):
+        return {"certificate": certificate(_chat(config, spec))}
+    return {}
+
+
+def _chat(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     from tokenloom.assets.prompts.chat import ChatFormat
 
     prompt = config.prompt_template
     template = _compiled(config, "tokenizer.chat_template", spec.chat_template or "")
-    return ChatFormat(template, prompt, spec.tokens(), spec.control, bos, eos).render
+    return ChatFormat(template, prompt, spec.tokens(), spec.control, *_added(config, spec))
 
 
-def _preference(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
+def _preference(config: PipelineConfig, spec: TokenizerSpec) -> Render:
     """Prompts and completions in messages; completions alone are trained, chosen and rejected ones in pairs."""
     if not spec.chat_template:
         message = "tokenizer.chat_template: preference data are conversations, but there is no chat template"
@@ -158,7 +176,7 @@ def _preference(config: PipelineConfig, spec: TokenizerSpec, bos: str | None, eo
     if prompt.train_on == "all":  # every message of a completion, nothing of the template's own
         every = {"train_on": ("system", "user", "assistant", "tool")}
         config = config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
-    render = in_pairs(_chat(config, spec, bos, eos))
+    render = in_pairs(_chat(config, spec).render)
     names = {side: f"{side}_completion" for side in SIDES}
     return lambda table: render(table.rename_columns([names.get(name, name) for name in table.column_names]))
 

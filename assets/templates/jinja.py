@@ -145,6 +145,10 @@ class JinjaTemplate:
         """
         return self._run(variables)
 
+    def reads(self, name: str) -> bool:
+        """Whether the template names a variable or function."""
+        return any(found.name == name for found in self._tree.find_all(jinja2.nodes.Name))
+
     def opacity(self, kinds: Mapping[str, Kind]) -> str | None:
         """Why a value's place does not tell all that the template does with it, or None where it does.
 

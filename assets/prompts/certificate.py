@@ -1,0 +1,111 @@
+"""What a chat template does with a few conversations made to ask it, each finding with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.rejects import ROW
+from tokenloom.errors import TemplateError
+
+ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
+CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
+TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of a template with a tokenizer: what was found, and the text or the reason that shows it."""
+
+    name: str
+    found: str
+    evidence: str
+
+
+def certificate(chat: ChatFormat) -> list[dict[str, str]]:
+    """The findings about a chat template as it is used here, as JSON."""
+    return [asdict(finding) for finding in _findings(chat)]
+
+
+def _findings(chat: ChatFormat) -> Iterator[Finding]:
+    user, answer = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
+    opacity = chat.opacity
+    yield Finding(
+        "rendered", "by Arrow's kernels" if opacity is None else "by Jinja", opacity or "it only places contents"
+    )
+    text, trained, reason = _rendered(chat, [user, answer])
+    yield _stop(text, trained, reason)
+    yield _bos(chat, text)
+    yield _prefixes(chat, user, answer)
+    text, _, reason = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
+    held = "kept" if RULED in text else "left out" if text else "refused"
+    yield Finding("system message", held, text or reason)
+    text, _, reason = _rendered(chat, [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, answer], TOOLS)
+    called = "rendered" if "lookup" in text else "left out" if text else "refused"
+    yield Finding("tool calls", called, text or reason)
+    yield _spaces(chat)
+    yield _nothing(chat, user)
+    dated = chat.template.reads("strftime_now") or chat.template.reads("date_string")
+    frozen = f"frozen as {chat.prompt.date_string}" if chat.prompt.date_string else "not frozen"
+    yield Finding("date", f"read, {frozen}" if dated else "not read", "strftime_now or date_string" if dated else "")
+
+
+def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str]:
+    """Text and trained text of a conversation, or empty ones and why it is rejected."""
+    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
+    out = chat.render(table)
+    if not out.table.num_rows:
+        return "", "", str(out.rejects["message"][0].as_py())
+    row = out.table.to_pylist()[0]
+    data = row["text"].encode()
+    parts = [data[span["start"] : span["end"]] for span in row["spans"] if span["weight"] > 0]
+    return row["text"], b"".join(parts).decode(errors="replace"), ""
+
+
+def _stop(text: str, trained: str, reason: str) -> Finding:
+    if not text:
+        return Finding("stop", "refused", reason)
+    stop = trained.rpartition(SAID)[2]
+    return Finding("stop", "trained" if stop.strip() else "not trained", trained)
+
+
+def _bos(chat: ChatFormat, text: str) -> Finding:
+    token = chat.tokens.get("bos_token")
+    if not token or token not in text:
+        return Finding("BOS", "none", text[:40])
+    whose = "the template's" if chat.template.reads("bos_token") else "the tokenizer's"
+    begun = "" if text.startswith(token) else ", behind other text"
+    return Finding("BOS", f"{text.count(token)} times" if text.count(token) > 1 else whose + begun, text[:40])
+
+
+def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
+    whole, _, reason = _rendered(chat, [user, answer, user, answer])
+    begun, _, _ = _rendered(chat, [user, answer])
+    if not whole:
+        return Finding("conversation begun", "refused", reason)
+    stable = whole.startswith(begun.rstrip()) if begun else False
+    return Finding("conversation begun", "is how it goes on" if stable else "is changed by what follows", whole)
+
+
+def _spaces(chat: ChatFormat) -> Finding:
+    messages = [{"role": "user", "content": f" \n{ASKED}\n "}, {"role": "assistant", "content": f" \n{SAID}\n "}]
+    text, _, reason = _rendered(chat, messages)
+    if not text:
+        return Finding("white space around contents", "refused", reason)
+    kept = [f" \n{ASKED}\n " in text, f" \n{SAID}\n " in text]
+    told = {(True, True): "kept", (False, False): "trimmed", (True, False): "of answers trimmed"}
+    return Finding("white space around contents", told.get((kept[0], kept[1]), "of questions trimmed"), text)
+
+
+def _nothing(chat: ChatFormat, user: dict[str, str]) -> Finding:
+    said = {"messages": [user, {"role": "assistant", "content": None}], "tools": None, "add_generation_prompt": False}
+    try:
+        text = chat.template.render({**said, **chat.tokens})
+    except TemplateError as error:
+        return Finding("content None", "refused", str(error))
+    return Finding("content None", "written as None" if "None" in text else "written as nothing", text)
