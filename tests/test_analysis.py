@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from conftest import CONTROL
-from hypothesis import event, given
+from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
 from tokenloom.assets.columns.forms import MESSAGES
@@ -22,6 +22,7 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.assets.templates.analysis import Kind
 from tokenloom.assets.templates.jinja import WHITE_SPACE, JinjaTemplate
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import TemplateError
 
 Row = dict[str, Any]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", "unk_token": "<unk>"}
@@ -343,6 +344,14 @@ def test_a_template_that_looks_into_contents_is_opaque_and_its_line_told(templat
     assert said.startswith("line 3: ")
 
 
+@pytest.mark.parametrize("word", ["break", "continue"])
+def test_a_break_that_cannot_leave_its_loop_is_refused(word: str) -> None:
+    with pytest.raises(TemplateError, match="must stand in a loop"):
+        JinjaTemplate(
+            "{% for m in messages %}{% generation %}{% WORD %}{% endgeneration %}{% endfor %}".replace("WORD", word)
+        )
+
+
 @pytest.mark.parametrize("name", ["loop", "namespace", "raise_exception"])
 def test_a_column_named_as_a_part_of_jinja_is_opaque(name: str) -> None:
     assert JinjaTemplate("{{ x }}").opacity({name: Kind.CONTENT, "x": Kind.CONTENT}) is not None
@@ -491,7 +500,10 @@ def alike_talks(draw: st.DrawFn) -> list[list[Row]]:
 
 @given(templates(), alike_talks())
 def test_what_compiles_is_what_jinja_renders(template: str, talks: list[list[Row]]) -> None:
-    form = replace(chat_format(template, "all"), bos=None, eos=None)
+    try:
+        form = replace(chat_format(template, "all"), bos=None, eos=None)
+    except TemplateError:  # a break within a block
+        reject()
     event("compiled" if form.opacity is None else "opaque")
     if form.opacity is not None:
         return
