@@ -44,8 +44,18 @@ _MESSAGE_FILTERS = {
     "count": Kind.PLAIN,
 }
 _SELECTING = ("selectattr", "rejectattr")
+_CONSTANTS = ("role", "name", "tool_calls")
+"""Fields of messages by which they may be chosen."""
+_FILTERS = frozenset(
+    "abs batch capitalize center count d default dictsort first float format indent int items join last length list "  # noqa: SIM905
+    "lower map max min reject rejectattr replace reverse round select selectattr slice sort string sum title tojson "
+    "trim truncate unique upper urlencode wordcount wordwrap".split()
+)
+"""Filters that give the same for the same, and no text that escapes what is joined to it."""
+_LOOP = ("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "cycle", "changed")
+_RESERVED = ("loop", "namespace", "raise_exception", "lipsum", "caller", "_marks_generation")
 _CONTENT_TESTS = ("string", "defined", "undefined", "none", "mapping", "iterable", "sequence", "number", "boolean")
-_PASSES = 4
+_PASSES = 8
 
 
 def check_places_only(tree: n.Template, kinds: Mapping[str, Kind]) -> None:
@@ -66,11 +76,21 @@ class _Analysis:
 
     variables: dict[str, Kind]
     macros: dict[str, n.Macro] = field(default_factory=dict)
-    calling: tuple[str, ...] = ()
+    calling: list[str] = field(default_factory=list)
+    namespaces: set[str] = field(default_factory=set)
 
     def run(self, tree: n.Template) -> None:
         for macro in tree.find_all(n.Macro):
+            if macro.name in (*self.macros, *_RESERVED):
+                self.refuse(macro, f"{macro.name} has several meanings")
+            self.unmarked(macro)
             self.macros[macro.name] = macro
+        self.namespaces |= {made[0] for node in tree.find_all(n.Assign) if (made := _made_namespace(node))}
+        for node in tree.find_all(n.Filter):
+            if node.name not in _FILTERS or (node.name == "map" and (node.args or node.dyn_args)):
+                self.refuse(node, f"the filter {node.name} is not followed")
+        for name, kind in list(self.variables.items()):
+            self.assign(n.Name(name, "store"), kind)
         for _ in range(_PASSES):
             before = dict(self.variables)
             self.body(tree.body)
@@ -94,25 +114,29 @@ class _Analysis:
             case n.For() if not node.recursive:
                 return self.loop(node)
             case n.Assign():
-                self.assign(node.target, self.kind(node.node))
+                if made := _made_namespace(node):
+                    self.namespace(*made)
+                else:
+                    self.assign(node.target, self.kind(node.node))
                 return Kind.PLAIN
             case n.AssignBlock():
+                self.unmarked(node)
                 held = self.body(node.body)
                 if held and node.filter is not None:
                     self.refuse(node, "a block with content is filtered")
                 self.assign(node.target, Kind.TEXT if held else Kind.PLAIN)
                 return Kind.PLAIN
-            case n.CallBlock():
-                if node.call.args or node.call.kwargs:
-                    self.refuse(node, "a call block takes arguments")
+            case n.CallBlock() if isinstance(node.call.node, n.ExtensionAttribute):
                 return self.body(node.body)
             case n.Macro():
                 return Kind.PLAIN
+            case n.Scope():
+                return self.body(node.body)
             case n.ExprStmt():
                 self.kind(node.node)
                 return Kind.PLAIN
-            case n.With() | n.Scope():
-                for target, value in zip(getattr(node, "targets", []), getattr(node, "values", []), strict=True):
+            case n.With():
+                for target, value in zip(node.targets, node.values, strict=True):
                     self.assign(target, self.kind(value))
                 return self.body(node.body)
         return self.refuse(node, f"{type(node).__name__.lower()} is not followed")
@@ -132,24 +156,40 @@ class _Analysis:
             self.refuse(node, "a content or message is looped over")
         each = Kind.MESSAGE if over == Kind.MESSAGES else Kind.PLAIN
         self.assign(node.target, each)
-        self.assign(n.Name("loop.item", "store"), each)
+        self.hold(node, "loop.item", each)
         if node.test is not None:
             self.condition(node.test)
         return max(self.body(node.body), self.body(node.else_))
 
+    def unmarked(self, node: n.Node) -> None:
+        """A text that may be looked at before it is written: marks of generated parts in it would change it."""
+        if node.find(n.CallBlock) is not None:
+            self.refuse(node, "a text that is written later holds generation marks")
+
+    def namespace(self, name: str, made: n.Call) -> None:
+        if made.args or made.dyn_args or made.dyn_kwargs:
+            self.refuse(made, "a namespace is made of more than named values")
+        for keyword in made.kwargs:
+            self.hold(made, f"{name}.{keyword.key}", self.kind(keyword.value))
+
     def assign(self, target: n.Node, kind: Kind) -> None:
         match target:
-            case n.Name(name=name):
-                pass
-            case n.NSRef(name=space, attr=attribute):
-                name = f"{space}.{attribute}"
+            case n.Name(name=name) if name not in (*_RESERVED, *self.macros, *self.namespaces):
+                self.hold(target, name, kind)
+            case n.NSRef(name=space, attr=attribute) if space in self.namespaces:
+                self.hold(target, f"{space}.{attribute}", kind)
+            case n.Name() | n.NSRef():
+                self.refuse(target, f"{target.name} has several meanings")
+            case n.Tuple() if not kind:
+                for item in target.items:
+                    self.assign(item, kind)
             case _:
-                if kind:
-                    self.refuse(target, "several variables are assigned at once")
-                return
+                self.refuse(target, "several variables are assigned at once")
+
+    def hold(self, node: n.Node, name: str, kind: Kind) -> None:
         held = self.variables.get(name, Kind.PLAIN)
         if held != kind and max(held, kind) >= Kind.MESSAGE and min(held, kind) != Kind.PLAIN:
-            self.refuse(target, f"{name} holds now a text, now a message")
+            self.refuse(node, f"{name} holds now a text, now a message")
         self.variables[name] = max(held, kind)
 
     def condition(self, node: n.Node) -> None:
@@ -172,6 +212,8 @@ class _Analysis:
             case n.Const() | n.TemplateData():
                 return Kind.PLAIN
             case n.Name(name=name):
+                if name in (*_RESERVED, *self.macros, *self.namespaces):
+                    return self.refuse(node, f"{name} itself is a value")
                 return self.variables.get(name, Kind.PLAIN)
             case n.Getattr(node=held, attr=key):
                 return self.member(node, held, key)
@@ -209,14 +251,16 @@ class _Analysis:
         return self.refuse(node, f"{type(node).__name__.lower()} is not followed")
 
     def member(self, node: n.Node, held: n.Node, key: str) -> Kind:
+        if isinstance(held, n.Name) and held.name in self.namespaces:
+            return self.variables.get(f"{held.name}.{key}", Kind.PLAIN)
         if isinstance(held, n.Name) and held.name == "loop":
-            return self.variables.get("loop.item", Kind.PLAIN) if key in ("previtem", "nextitem") else Kind.PLAIN
-        if isinstance(held, n.Name) and f"{held.name}.{key}" in self.variables:
-            return self.variables[f"{held.name}.{key}"]
+            if key in ("previtem", "nextitem"):
+                return self.variables.get("loop.item", Kind.PLAIN)
+            return Kind.PLAIN if key in _LOOP else self.refuse(node, f"loop.{key} is not followed")
         of = self.kind(held)
-        if of == Kind.MESSAGE:
+        if of == Kind.MESSAGE and not hasattr(dict, key):
             return Kind.CONTENT if key == "content" else Kind.PLAIN
-        return self.refuse(node, f"{key} of a content is read") if of else Kind.PLAIN
+        return self.refuse(node, f"{key} of a content or message is read") if of else Kind.PLAIN
 
     def item(self, node: n.Getitem) -> Kind:
         of = self.kind(node.node)
@@ -236,42 +280,45 @@ class _Analysis:
             return of
         if of == Kind.MESSAGES and (name in _MESSAGE_FILTERS or name in _SELECTING):
             attribute = node.args[0] if node.args else None
-            if name in _SELECTING and (not isinstance(attribute, n.Const) or attribute.value == "content"):
-                return self.refuse(node, "messages are chosen by their content")
+            if name in _SELECTING and (not isinstance(attribute, n.Const) or attribute.value not in _CONSTANTS):
+                return self.refuse(node, "messages are chosen by more than role, name or tool calls")
             return _MESSAGE_FILTERS.get(name, Kind.MESSAGES)
-        if of in (Kind.CONTENT, Kind.TEXT) and name == "trim" and self.trims_space(node.args):
+        if of in (Kind.CONTENT, Kind.TEXT) and name == "trim" and self.trims_space(node):
             return of
-        if of in (Kind.CONTENT, Kind.TEXT) and name in ("string", "safe", "default", "d"):
+        if of in (Kind.CONTENT, Kind.TEXT) and name in ("string", "default", "d"):
             return of
         return self.refuse(node, f"the filter {name} is put on a content")
 
     def called(self, node: n.Call) -> Kind:
         arguments = self.kinds(self.arguments(node))
-        if isinstance(node.node, n.Getattr) and node.node.attr in TRIMS:
-            of = self.kind(node.node.node)
-            if of in (Kind.CONTENT, Kind.TEXT) and self.trims_space(node.args):
-                return of
-        if isinstance(node.node, n.Name):
-            name = node.node.name
-            if name == "raise_exception":
+        match node.node:
+            case n.Name(name="raise_exception"):
                 return Kind.PLAIN
-            if name == "namespace":
-                for keyword in node.kwargs:
-                    self.assign(n.NSRef("", keyword.key), self.kind(keyword.value))
-                return Kind.PLAIN
-            if name in self.macros:
+            case n.Name(name=name) if name in self.macros:
                 return self.macro(node, self.macros[name])
+            case n.Getattr(node=held, attr=key) if key in TRIMS and self.trims_space(node):
+                of = self.kind(held)
+                if of in (Kind.CONTENT, Kind.TEXT):
+                    return of
         if arguments or self.kind(node.node):
             return self.refuse(node, "a function is called with a content")
         return Kind.PLAIN
 
     def macro(self, node: n.Call, macro: n.Macro) -> Kind:
-        if macro.name in self.calling or node.dyn_args or node.dyn_kwargs:
-            return self.refuse(node, f"the macro {macro.name} calls itself")
-        given = dict(zip((name.name for name in macro.args), map(self.kind, node.args), strict=False))
-        given |= {keyword.key: self.kind(keyword.value) for keyword in node.kwargs}
-        inner = _Analysis({**self.variables, **given}, self.macros, (*self.calling, macro.name))
-        return Kind.TEXT if inner.body(macro.body) else Kind.PLAIN
+        names, keywords = [name.name for name in macro.args], [keyword.key for keyword in node.kwargs]
+        extra = len(node.args) > len(names) or not set(keywords) <= set(names) or node.dyn_args or node.dyn_kwargs
+        if extra or macro.name in self.calling:
+            return self.refuse(node, f"the macro {macro.name} takes further arguments, or calls itself")
+        given = [*zip(names, node.args, strict=False), *((keyword.key, keyword.value) for keyword in node.kwargs)]
+        given += zip(names[len(names) - len(macro.defaults) :], macro.defaults, strict=True)
+        for name in names:
+            self.assign(n.Name(name, "store", lineno=macro.lineno), Kind.PLAIN)
+        for name, value in given:
+            self.assign(n.Name(name, "store", lineno=node.lineno), self.kind(value))
+        self.calling.append(macro.name)
+        written = self.body(macro.body)
+        self.calling.pop()
+        return Kind.TEXT if written else Kind.PLAIN
 
     def tested(self, node: n.Test) -> Kind:
         of = self.kind(node.node)
@@ -285,7 +332,7 @@ class _Analysis:
             right = self.kind(other)
             empty = isinstance(other, n.Const) and other.value in ("", None) and left == Kind.CONTENT
             has_field = op in ("in", "notin") and right == Kind.MESSAGE and isinstance(node.expr, n.Const)
-            if (left or right) and not (has_field or (empty and op in ("eq", "ne") and len(others) == 1)):
+            if (left or right) and not (len(others) == 1 and (has_field or (empty and op in ("eq", "ne")))):
                 return self.refuse(node, "a content is compared")
         return Kind.PLAIN
 
@@ -307,13 +354,19 @@ class _Analysis:
         yield from (keyword.value for keyword in node.kwargs)
         yield from (node.dyn_args, node.dyn_kwargs)
 
-    def trims_space(self, arguments: Sequence[n.Node]) -> bool:
+    def trims_space(self, node: n.Filter | n.Call) -> bool:
         """Whether a trim takes away white space alone: all of it, or newlines."""
-        return not arguments or (
-            len(arguments) == 1
-            and isinstance(arguments[0], n.Const)
-            and arguments[0].value in (None, "\n", " \n", "\n ")
-        )
+        one = node.args[0] if len(node.args) == 1 else None
+        alone = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
+        return alone and (not node.args or (isinstance(one, n.Const) and one.value in (None, "\n")))
 
     def refuse(self, node: n.Node, reason: str) -> Kind:
         raise Opaque(f"line {node.lineno}: {reason}" if node.lineno else reason)
+
+
+def _made_namespace(node: n.Assign) -> tuple[str, n.Call] | None:
+    """The name of the namespace that is set here, and how it is made."""
+    match node:
+        case n.Assign(target=n.Name(name=name), node=n.Call(node=n.Name(name="namespace")) as made):
+            return name, made
+    return None

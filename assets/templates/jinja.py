@@ -47,6 +47,7 @@ that no two ways to strip leave the same text between two values."""
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """What Python's `str.strip` strips, and Jinja's `trim` with it."""
 
+_LOOSE = "{% break %} and {% continue %} must stand in a loop, and not in a block or macro within it"
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 
 
@@ -94,6 +95,8 @@ def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jin
         return environment.from_string(source), environment.parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"template, line {error.lineno}: {error.message}") from error
+    except SyntaxError as error:  # Python's, of what Jinja compiled to
+        raise TemplateError(f"template: {_LOOSE}") from error
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,8 @@ def undeclared(config: PipelineConfig) -> dict[str, int]:
     except jinja2.TemplateSyntaxError as error:
         message = f"prompt_template.template: {error.message}"
         raise config.fault("prompt_template.template", message, error.lineno - 1) from error
+    except SyntaxError as error:
+        raise config.fault("prompt_template.template", f"prompt_template.template: {_LOOSE}") from error
     names -= {"bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"}
     lines = dict.fromkeys(sorted(names), 0)
     for node in reversed(list(tree.find_all(jinja2.nodes.Name))):
