@@ -138,13 +138,13 @@ class ChatFormat:
                 role, weight = turns[region.message].role, own[region.message]
                 pieces += split_control(slot.text, self.control, weight=weight, role=role, message=region.message)
                 answered = answered if is_stop else Answered(len(pieces), weight)
-                stop_of = -1
+                stop_of, stop_weight = (region.message if region.stops_behind else -1), weight
                 continue
             weight = weigh(slot)
             role = "assistant" if generated else "template"
             literal = split_control(slot.text, self.control, weight=weight, role=role)
             if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop, literal = _split_stop(slot.text, literal, outline.closing)
+                stop, literal = _split_stop(slot.text, literal, outline.closing or "")
                 role = turns[stop_of].role
                 pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
             if generated and spoken != slot.generated and (said := _before_stop(literal)) is not None:

@@ -35,13 +35,15 @@ class Region:
     """What the model generates of a message's turn, or, where all are equal, the place of an empty content.
 
     Args:
-        begin, stop, end: characters of the outline; the turn's stop, where it is known, begins at `stop`.
+        begin, stop, end: characters of the outline; the turn's stop, where there is one, begins at `stop`.
+        stops_behind: whether the stop, if any, stands behind the region, as it does behind plain answers.
     """
 
     message: int
     begin: int
     stop: int
     end: int
+    stops_behind: bool = False
 
 
 @dataclass
@@ -140,20 +142,24 @@ class Outline:
         Raises:
             ShapeError: that cannot be told.
         """
-        named, calls = self._exact_names(index), "tool_calls" in self.messages[index]
+        named = self._exact_names(index)
         begin, tools = self._begin(index, named)
         own = self._marks_of(index)
-        last = max(own, key=lambda found: named.rfind(found))
-        end = stop = named.rfind(last) + len(last)
-        if calls or last != mark(index):
-            ended = self.begun(index + 1, False, tools) or ""
-            rest = ended.rpartition(last)[2].rstrip()
-            if last not in ended or not named.startswith(rest, end) or any(found in rest for found in own):
+        ended = self.begun(index + 1, False, tools) or ""
+        last = [found for found in _MARK.finditer(ended) if found[0] in own]
+        here = [found for found in _MARK.finditer(named) if found[0] in own][: len(last)]
+        if not last or [found[0] for found in last] != [found[0] for found in here]:
+            raise self._untold(index, "the template writes it in another way at a conversation's end")
+        end = stop = here[-1].end()
+        if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
+            rest = ended[last[-1].end() :].rstrip()
+            if not named.startswith(rest, end):
                 raise self._untold(index, "what ends it at a conversation's end does not end it here")
             stop, end = end + len(rest) - len(self._stop_of(rest)), end + len(rest)
-        if set(_MARK.findall(named[begin:end])) - {found[1:-1] for found in own}:
+        if set(_MARK.findall(named[begin:end])) - {found[1] for found in last}:
             raise self._untold(index, "the template writes other messages into it")
-        return Region(index, *(len(self._restored(named[:at])) for at in (begin, stop, end)))
+        places = [len(self._restored(named[:at])) for at in (begin, stop, end)]
+        return Region(index, *places, stops_behind=self.closing == "")
 
     def lead(self, index: int) -> Region | None:
         """What the model generates before a message's content, where that is more than white space."""
@@ -175,12 +181,17 @@ class Outline:
         messages = list(self.messages)
         messages[index] = {**messages[index], "content": mark(index)}
         before, found, after = (self._written(messages, True, False) or "").partition(mark(index))
-        return Region(index, *[len(before)] * 3) if found and before + after == self.text else None
+        at = len(before)
+        return Region(index, at, at, at) if found and before + after == self.text else None
 
     @cached_property
-    def closing(self) -> str:
-        """What the template writes behind a conversation that ends with a plain answer, but for white space."""
-        return self._plain(self._last)[1].rstrip() if self._last >= 0 else ""
+    def closing(self) -> str | None:
+        """What the template writes behind a conversation that ends with a plain answer, but for white space.
+
+        None where that is not known.
+        """
+        after = self._plain(self._last)[1] if self._last >= 0 else None
+        return None if after is None else after.rstrip()
 
     @cached_property
     def _last(self) -> int:
@@ -223,16 +234,16 @@ class Outline:
             return len(begun), tools
         raise self._untold(index, "it does not begin with the generation prompt")
 
-    def _plain(self, index: int, begun: str = "", tools: bool = True) -> tuple[str, str]:
+    def _plain(self, index: int, begun: str = "", tools: bool = True) -> tuple[str, str | None]:
         """What stands behind `begun` before a plain answer in a message's place, and behind it at the end."""
         plain = {"role": "assistant", "content": mark(index)}
         written = self._written([*self._marked[:index], plain], tools, False) or ""
-        before, _, after = written.rpartition(mark(index))
-        return before.removeprefix(begun), "" if _MARK.search(after) else after
+        before, found, after = written.rpartition(mark(index))
+        return before.removeprefix(begun), after if found and not _MARK.search(after) else None
 
     def _stop_of(self, text: str) -> str:
         """What of a turn's end is its stop: as behind a plain answer, else a control token."""
-        if self.closing and text.endswith(self.closing):
+        if self.closing is not None and text.endswith(self.closing):
             return self.closing
         return max((token for token in self.control if text.endswith(token)), key=len, default="")
 
@@ -241,11 +252,10 @@ class Outline:
             raise self._untold(index, "the template changes the names of called functions")
         return self.named
 
-    def _marks_of(self, index: int) -> list[str]:
-        """Marks of a message's values and calls that the outline holds."""
+    def _marks_of(self, index: int) -> set[str]:
+        """The marks of a message's values and calls."""
         owners = [*self.owners, *(message for message, _ in self.names)]
-        found = set(_MARK.findall(self.named or ""))
-        return [mark(number) for number, owner in enumerate(owners) if owner == index and str(number) in found]
+        return {mark(number) for number, owner in enumerate(owners) if owner == index}
 
     def _restored(self, named: str) -> str:
         """A part of the named outline with the names themselves."""
