@@ -53,6 +53,18 @@ class ChatFormat:
         """Why the template does not only place contents, or None where it does."""
         return self.template.opacity({"messages": Kind.MESSAGES})
 
+    def written(self, messages: Sequence[Message], asked: bool, tools: Any = None) -> str:
+        """What the template makes of messages as it reads them.
+
+        Args:
+            asked: whether with a generation prompt.
+            tools: descriptions of tools as it reads them.
+
+        Raises:
+            TemplateError: it refuses them.
+        """
+        return self.template.render(self._variables(messages, tools, asked))
+
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
         for group in groups:
             yield Shape(
@@ -91,7 +103,7 @@ class ChatFormat:
         """
 
         def write(messages: Sequence[Message], tools: bool, asked: bool) -> str:
-            return self.template.render(self._variables(messages, _tools(group) if tools else None, asked))
+            return self.written(messages, asked, _tools(group) if tools else None)
 
         messages = group.messages(["" if nothing else mark(value) for value, nothing in enumerate(group.empty)])
         outline = Outline(slots, messages, group.owners, write, self.control)
@@ -137,7 +149,8 @@ class ChatFormat:
             if region is not None:
                 role, weight = turns[region.message].role, own[region.message]
                 pieces += split_control(slot.text, self.control, weight=weight, role=role, message=region.message)
-                answered = answered if is_stop else Answered(len(pieces), weight)
+                if role == "assistant" and not is_stop:
+                    answered = Answered(len(pieces), weight)
                 stop_of, stop_weight = (region.message if region.stops_behind else -1), weight
                 continue
             weight = weigh(slot)
