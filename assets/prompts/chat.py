@@ -32,6 +32,7 @@ class ChatFormat:
         tokens: bos_token, eos_token, pad_token and unk_token as the template reads them.
         control: the tokenizer's control tokens.
         bos, eos: tokens to add where the template does not, or None.
+        generation_prompt: whether the template begins an answer behind the last message.
     """
 
     template: JinjaTemplate
@@ -40,6 +41,7 @@ class ChatFormat:
     control: tuple[str, ...]
     bos: str | None
     eos: str | None
+    generation_prompt: bool = False
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
@@ -74,7 +76,7 @@ class ChatFormat:
             "messages": said,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": False,
+            "add_generation_prompt": self.generation_prompt,
             **dated,
             **self.tokens,
         }
