@@ -94,7 +94,7 @@ def _mapping(
         found = resolve(config, merge([sketch(table) for table in tables]))
     except ConfigError as error:
         raise fault(error.faults[0].message) from error
-    if found.form != mapping["form"]:
+    if found.form != mapping["form"] and not {found.form, mapping["form"]} <= {"messages", "completion"}:
         raise fault(f"its rows are {found.form}, the data's are {mapping['form']}")
     return found
 
