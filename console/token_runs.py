@@ -105,14 +105,14 @@ class RowReader:
             number, position, chunk = self._place(row)
             engine = PromptEngine(config, heads)
             prompts = engine.prompt_only(self._store.objects.get(self._raw.chunks[number].output))
-            where = row, chunk.split, chunk.place(position)
+            where = (row, chunk.split, chunk.place(position))
             if len(found := np.flatnonzero(prompts[ROW].to_numpy() == position)):
                 ids = np.array(prompts["input_ids"][found[0]].as_py())
                 yield ShownRow(*where, {"": tuple(self._of_kinds(ids, np.zeros(len(ids), bool)))})
                 continue
             why = [reject for reject in engine.rejects.to_pylist() if reject[ROW] == position]
             told = [f"rejected: {reject['code']}: {reject['message']}" for reject in why]
-            yield ShownRow(*where, {}, *(told[:1] or [self._absence(number, position)]))
+            yield ShownRow(*where, {}, told[0] if told else self._absence(number, position))
 
     def _place(self, row: int) -> tuple[int, int, Any]:
         """A raw row's chunk by number, its position in it, and that chunk's sequences."""
