@@ -198,7 +198,7 @@ class PromptTemplateConfig(Section):
     """System message put before conversations that have none."""
     few_shot: FewShotConfig = FewShotConfig()
     """Worked examples before each prompt."""
-    tools: str | Annotated[tuple[dict[str, Any], ...], Field(strict=False)] | None = None
+    tools: str | Annotated[tuple[Any, ...], Field(strict=False)] | None = None
     """A JSON file of tool descriptions, or the list itself, for conversations that describe none."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
     """What is trained: completions, all text, the last completion, or a list of roles."""

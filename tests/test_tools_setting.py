@@ -75,6 +75,7 @@ def test_forms_that_hold_no_tools_are_given_the_yamls_too(tokenizer_folder: Path
         ([], r"expected a list of tool descriptions, found \[\]"),
         ([{"name": "fine"}, {"function": {"title": "x"}}], "tool 2 has no name: .*; describe it like"),
         ('["weather"]', "tool 1 has no name"),
+        ([1], "tool 1 has no name: 1; "),
         ([{"name": "<|im_end|>"}], r"a tool holds the text of the control token <\|im_end\|>"),
     ],
 )

@@ -27,6 +27,7 @@ from tokenloom.assets.prompts.stage import chat_format, conversation_renderer, i
 from tokenloom.assets.prompts.tools import WithTools, declared_tools
 from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.templates.jinja import JinjaTemplate
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
 from tokenloom.resources.ragged import (
@@ -65,7 +66,7 @@ def prompt_renderer(
         shots = render if isinstance(render, TurnShots) else None
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)
     render = renderer(config, mapping, spec)
-    marks = prompt.format_type == "jinja" and "generation" in (prompt.template or "")
+    marks = prompt.format_type == "jinja" and JinjaTemplate(prompt.template or "").marks_generation
     if form == "text" or (form == "fields" and not (prompt.label_column or marks)):
         message = "nothing tells where an answer begins, so that there is no prompt; set label_column"
         raise config.fault("prompt_template.label_column", f"prompt_template.label_column: {message}")
