@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         "--row", metavar="N", type=int, nargs="+", help="raw rows to show, counted from 0; default: the first 3"
     )
     preview.add_argument("--html", metavar="FILE", help="write one self-contained page instead")
+    preview.add_argument(
+        "--inference", action="store_true", help="show the prompts that the model is given when it is to answer"
+    )
     preview.set_defaults(command=_preview)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
@@ -270,7 +273,7 @@ def _preview(parsed: argparse.Namespace) -> int:
         raise ConfigError(
             [Fault("--row", f"{outside[0]} is outside of the {len(reader)} rows, 0 to {len(reader) - 1}")]
         )
-    rows = [reader.read(row) for row in wanted]
+    rows = list(reader.read_prompts(build.config, wanted)) if parsed.inference else [reader.read(row) for row in wanted]
     if parsed.html:
         _write("--html", parsed.html, html_preview(build.name, rows))
         print(f"wrote {parsed.html}")

@@ -172,10 +172,10 @@ class TokenizerConfig(Section):
 class FewShotConfig(Section):
     """Worked examples before each prompt."""
 
-    count: Count = 0
-    """Examples a row."""
+    count: Annotated[int, Field(ge=0, le=256)] = 0
+    """Examples a row; 0: zero-shot. None of them is trained."""
     source: str | None = None
-    """A file of examples; null: other rows of the same chunk and split."""
+    """A file of examples with the data's columns; null: other rows of the same chunk and split."""
     seed: int = 0
     """Chooses the examples."""
 
@@ -198,8 +198,8 @@ class PromptTemplateConfig(Section):
     """System message put before conversations that have none."""
     few_shot: FewShotConfig = FewShotConfig()
     """Worked examples before each prompt."""
-    tools: str | None = None
-    """A JSON file of tool descriptions."""
+    tools: str | Annotated[tuple[Any, ...], Field(strict=False)] | None = None
+    """A JSON file of tool descriptions, or the list itself, for conversations that describe none."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
     """What is trained: completions, all text, the last completion, or a list of roles."""
     add_bos: Literal["auto"] | bool = "auto"

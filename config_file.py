@@ -22,8 +22,6 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
 
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "prompt_template.few_shot.count": frozenset(),
-    "prompt_template.tools": frozenset(),
     "length.strategy": frozenset({"smart", "drop_turns", "split"}),
     "length.packing": frozenset({"best_fit"}),
     "dataloader.token_budget": frozenset(),

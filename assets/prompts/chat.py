@@ -33,6 +33,7 @@ class ChatFormat:
         tokens: bos_token, eos_token, pad_token and unk_token as the template reads them.
         control: the tokenizer's control tokens.
         bos, eos: tokens to add where the template does not, or None.
+        generation_prompt: whether the template begins an answer behind the last message.
     """
 
     template: JinjaTemplate
@@ -41,6 +42,7 @@ class ChatFormat:
     control: tuple[str, ...]
     bos: str | None
     eos: str | None
+    generation_prompt: bool = False
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
@@ -72,7 +74,9 @@ class ChatFormat:
                 rows.take(pa.array(group.rows)),
                 group.values,
                 group.empty,
-                lambda values, group=group: self._variables(group.messages(values), _tools(group), False),
+                lambda values, group=group: self._variables(
+                    group.messages(values), _tools(group), self.generation_prompt
+                ),
                 lambda slots, group=group: self._layout(slots, group),
                 range(len(group.turns), len(group.values)),
             )

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
+from tokenloom.assets.prompts.example_file import fixed_examples
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
+from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.digest import digest_json
+from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import one_array
 from tokenloom.resources.sides import SIDES
+from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
@@ -38,16 +42,25 @@ class PromptsStage(Stage):
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         prompt = config.prompt_template
         read = ("format_type", "template", "label_column", "system", "train_on", "add_bos", "add_eos", "date_string")
-        return prompt.model_dump(mode="json", include=set(read))
+        few_shot = {"few_shot": prompt.few_shot.model_dump(include={"count", "seed"})} if prompt.few_shot.count else {}
+        return {**prompt.model_dump(mode="json", include=set(read)), **few_shot}
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **declared_tokenizer(config)}
+        prompt = config.prompt_template
+        given = {"source": prompt.few_shot.source if prompt.few_shot.count else None, "tools": prompt.tools}
+        named = {name: value for name, value in given.items() if value is not None}
+        return {**self.settings(config), **declared_tokenizer(config), **named}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
         mapping = context.manifest("columns").facts["mapping"]
-        render = renderer(context.config, mapping, spec)
-        sides = {"chat_template": digest_json(spec.chat_template)} if _is_chat(context.config, mapping, spec) else {}
+        examples = fixed_examples(context.config, mapping)
+        render = renderer(context.config, mapping, spec, examples)
+        sides = {"chat_template": digest_json(spec.chat_template)} if is_chat(context.config, mapping, spec) else {}
+        if examples is not None:
+            sides["few_shot"] = digest_bytes(memoryview(encode_table(examples, compressed=False)))
+        if tools := declared_tools(context.config):
+            sides["tools"] = digest_json(tools)
         settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
         return Work(
             context.input_chunks("columns"), render, sides, settings, lambda: _notes(context.config, mapping, spec)
@@ -62,8 +75,13 @@ STAGE = PromptsStage()
 Render = Callable[[pa.Table], ChunkOutput]
 
 
-def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> Render:
+def renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
     """What renders a chunk in canonical form: a pure function of the chunk.
+
+    Args:
+        examples: what `few_shot.source` holds; default: it is read.
 
     Raises:
         ConfigError: the template, the tokenizer and the data's form do not fit each other.
@@ -80,21 +98,73 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     bos, eos = _added(config, spec)
     form = mapping["form"]
     refuse_packing(config, form)
-    if form in ("preference", "kto"):
-        return _preference(config, spec)
-    if form == "fields":
-        fields = list(mapping["roles"])
-        if prompt.format_type == "custom":
-            pieces = custom_layout(config, fields, spec.control, bos, eos)
-            return lambda table: _assembled(table, pieces, fields)
-        return _jinja(config, fields, spec, bos, eos)
-    if _is_chat(config, mapping, spec):
-        return _chat(config, spec).render
+    if is_chat(config, mapping, spec):
+        return conversation_renderer(config, mapping, spec, examples)
+    refuse_tools(config)
     if form == "messages":
         raise config.fault(
             "tokenizer.chat_template",
             "tokenizer.chat_template: the data are conversations, but there is no chat template",
         )
+    if not prompt.few_shot.count:
+        return _texts(config, mapping, spec, bos, eos)
+    if form == "text":
+        raise config.fault(
+            "prompt_template.few_shot.count",
+            "prompt_template.few_shot.count: plain text has no prompts that examples could stand before; set count: 0",
+        )
+    from tokenloom.assets.prompts.example_texts import TextShots
+
+    render, bare = (_texts(config, mapping, spec, None, end) for end in (eos, None))
+    examples = examples if examples is not None else fixed_examples(config, mapping)
+    fixed = None if examples is None else whole(config, bare(examples))
+    return TextShots(render, bare, prompt.few_shot, fixed, bos, spec.bos)
+
+
+def conversation_renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
+    """`renderer` where rows go through the chat template."""
+    pairs = mapping["form"] in ("preference", "kto")
+    config = trained_in_pairs(config, spec) if pairs else config
+    render: Render = chat_format(config, spec).render
+    if tools := declared_tools(config):
+        check_tools(config, chat_format(config, spec), tools)
+        render = WithTools(render, tools)
+    render = Pairs(render) if pairs else render
+    if not config.prompt_template.few_shot.count:
+        return render
+    from tokenloom.assets.prompts.example_turns import TurnShots
+
+    examples = examples if examples is not None else fixed_examples(config, mapping)
+    if examples is not None:
+        whole(config, render(examples))
+    return TurnShots(render, config.prompt_template, examples)
+
+
+def whole(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:
+    """What a file's examples were rendered to.
+
+    Raises:
+        ConfigError: one could not be rendered.
+    """
+    if rendered.rejects.num_rows:
+        reject, name = rendered.rejects.slice(0, 1).to_pylist()[0], config.prompt_template.few_shot.source
+        message = f"{name}, example {reject[ROW] + 1}: {reject['message']}"
+        raise config.fault("prompt_template.few_shot.source", f"prompt_template.few_shot.source: {message}")
+    return rendered.table
+
+
+def _texts(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, bos: str | None, eos: str | None
+) -> Render:
+    """What renders rows through a template of the YAML's own, or through none."""
+    prompt, form = config.prompt_template, mapping["form"]
+    if form == "fields":
+        fields = list(mapping["roles"])
+        if prompt.format_type == "custom":
+            return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos)), tuple(fields))
+        return _jinja(config, fields, spec, bos, eos)
     everything = float(prompt.train_on == "all")
     if form == "text":
         pieces, fields = [Piece(None, 0, "text", weight=1.0)], ["text"]
@@ -104,11 +174,10 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
             ["prompt", "completion"],
         )
     ending = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
-    complete = with_bos([*pieces, *ending], bos)
-    return lambda table: _assembled(table, complete, fields)
+    return Assembled(tuple(with_bos([*pieces, *ending], bos)), tuple(fields))
 
 
-def _is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
+def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Whether rows go through the chat template: asked for, or no template given and there is one."""
     prompt = config.prompt_template
     if mapping["form"] in ("preference", "kto"):
@@ -122,9 +191,16 @@ def _is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     return prompt.format_type == "chat" or (free and bool(spec.chat_template))
 
 
-def _assembled(table: pa.Table, pieces: list[Piece], fields: list[str]) -> ChunkOutput:
-    made = assemble(one_array(table[ROW]), pieces, [one_array(table[name]) for name in fields])
-    return ChunkOutput(made, table.num_rows)
+@dataclass(frozen=True)
+class Assembled:
+    """Renders rows of one layout; `fields` are the columns that its pieces count."""
+
+    pieces: tuple[Piece, ...]
+    fields: tuple[str, ...]
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        columns = [one_array(table[name]) for name in self.fields]
+        return ChunkOutput(assemble(one_array(table[ROW]), self.pieces, columns), table.num_rows)
 
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
@@ -154,12 +230,12 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
     """The certificate of the chat template, where there is one."""
     from tokenloom.assets.prompts.certificate import certificate
 
-    if mapping["form"] in ("preference", "kto") or _is_chat(config, mapping, spec):
-        return {"certificate": certificate(_chat(config, spec))}
+    if mapping["form"] in ("preference", "kto") or is_chat(config, mapping, spec):
+        return {"certificate": certificate(chat_format(config, spec))}
     return {}
 
 
-def _chat(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
+def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     from tokenloom.assets.prompts.chat import ChatFormat
 
     prompt = config.prompt_template
@@ -167,18 +243,31 @@ def _chat(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     return ChatFormat(template, prompt, spec.tokens(), spec.control, *_added(config, spec))
 
 
-def _preference(config: PipelineConfig, spec: TokenizerSpec) -> Render:
-    """Prompts and completions in messages; completions alone are trained, chosen and rejected ones in pairs."""
+def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineConfig:
+    """The config for prompts and completions in messages: completions alone are trained.
+
+    Raises:
+        ConfigError: there is no chat template.
+    """
     if not spec.chat_template:
         message = "tokenizer.chat_template: preference data are conversations, but there is no chat template"
         raise config.fault("tokenizer.chat_template", message)
     prompt = config.prompt_template
-    if prompt.train_on == "all":  # every message of a completion, nothing of the template's own
-        every = {"train_on": ("system", "user", "assistant", "tool")}
-        config = config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
-    render = in_pairs(_chat(config, spec).render)
-    names = {side: f"{side}_completion" for side in SIDES}
-    return lambda table: render(table.rename_columns([names.get(name, name) for name in table.column_names]))
+    if prompt.train_on != "all":
+        return config
+    every = {"train_on": ("system", "user", "assistant", "tool")}  # of a completion; nothing of the template's own
+    return config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Renders prompts with completions, chosen and rejected ones in pairs."""
+
+    render: Render
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        names = {side: f"{side}_completion" for side in SIDES}
+        return in_pairs(self.render)(table.rename_columns([names.get(name, name) for name in table.column_names]))
 
 
 def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
