@@ -64,9 +64,20 @@ class TokenizerError(TokenloomError):
 
 
 class TemplateError(TokenloomError):
-    """A prompt or chat template is refused: its syntax, the sandbox, or what it says itself."""
+    """A prompt or chat template is refused: its syntax, the sandbox, or what it says itself.
+
+    `line` is the template's line, counted from 1, where it is known.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, line: int | None = None):
+        super().__init__(message)
+        self.line = line
+
+
+class SandboxError(TemplateError):
+    """A template reaches for what is not data, or does too much for the data it is given."""
 
 
 class SpansError(TemplateError):

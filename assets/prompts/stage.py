@@ -12,9 +12,7 @@ from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
-from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import TemplateError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import one_array
 from tokenloom.resources.sides import SIDES
@@ -22,7 +20,6 @@ from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.templates.jinja import JinjaTemplate
     from tokenloom.resources.store import Manifest
 
 
@@ -67,7 +64,6 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
 
     Raises:
         ConfigError: the template, the tokenizer and the data's form do not fit each other.
-        TemplateError: the template's syntax is wrong.
     """
     prompt = config.prompt_template
     if prompt.add_eos and spec.eos is None:
@@ -129,9 +125,10 @@ def _assembled(table: pa.Table, pieces: list[Piece], fields: list[str]) -> Chunk
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.fields import FieldsFormat
+    from tokenloom.assets.templates.declared import fields_template
 
     prompt = config.prompt_template
-    template = _compiled(config, "prompt_template.template", without_final_newline(prompt.template or ""))
+    template = fields_template(config, fields, spec.tokens())
     train_all = prompt.train_on == "all"
     if not (template.marks_generation or prompt.label_column or train_all):
         message = (
@@ -161,9 +158,10 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
 
 def _chat(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     from tokenloom.assets.prompts.chat import ChatFormat
+    from tokenloom.assets.templates.declared import chat_template
 
     prompt = config.prompt_template
-    template = _compiled(config, "tokenizer.chat_template", spec.chat_template or "")
+    template = chat_template(config, spec.chat_template or "", spec.tokens())
     return ChatFormat(template, prompt, spec.tokens(), spec.control, *_added(config, spec))
 
 
@@ -179,12 +177,3 @@ def _preference(config: PipelineConfig, spec: TokenizerSpec) -> Render:
     render = in_pairs(_chat(config, spec).render)
     names = {side: f"{side}_completion" for side in SIDES}
     return lambda table: render(table.rename_columns([names.get(name, name) for name in table.column_names]))
-
-
-def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
-    from tokenloom.assets.templates.jinja import JinjaTemplate
-
-    try:
-        return JinjaTemplate(source, config.prompt_template.date_string)
-    except TemplateError as error:
-        raise config.fault(setting, f"{setting}: {error}") from error
