@@ -82,6 +82,10 @@ def _range(*args: int) -> range:
     return found
 
 
+def _lipsum(*_: Any, **__: Any) -> str:
+    raise SecurityError("lipsum is not the same every time")
+
+
 @dataclass(frozen=True)
 class _Format:
     """The method `format` or `format_map` of a text."""
@@ -116,8 +120,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(**options)
         for name in costs.REFUSED:
             del self.filters[name]
-        del self.globals["lipsum"]
-        self.globals["range"] = _range
+        self.globals.update(range=_range, lipsum=_lipsum)
 
     def meter(self) -> None:
         """Let all filters and tests count what they do; to be called once, when the last of them is added."""
