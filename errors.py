@@ -46,6 +46,9 @@ class ConfigError(TokenloomError):
         self.faults = tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, (self.faults,)
+
 
 class SourceError(TokenloomError):
     """A data file or hub dataset is there but cannot be read; the message names it and the position."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
+from tokenloom.assets.pairs import LABEL, InPairs, in_pairs, refuse_packing
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.rejects import ROW
@@ -47,7 +48,12 @@ class PromptsStage(Stage):
         sides = {"chat_template": digest_json(spec.chat_template)} if _is_chat(context.config, mapping, spec) else {}
         settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
         return Work(
-            context.input_chunks("columns"), render, sides, settings, lambda: _notes(context.config, mapping, spec)
+            context.input_chunks("columns"),
+            render,
+            sides,
+            settings,
+            lambda: _notes(context.config, mapping, spec),
+            holds_lock=_compares_every_row(render),
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
@@ -165,6 +171,23 @@ def _chat(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     return ChatFormat(template, prompt, spec.tokens(), spec.control, *_added(config, spec))
 
 
+@dataclass(frozen=True)
+class _Pairs:
+    """Renders pairs whose sides are named as the columns stage names them."""
+
+    sides: InPairs
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        names = {side: f"{side}_completion" for side in SIDES}
+        return self.sides(table.rename_columns([names.get(name, name) for name in table.column_names]))
+
+
+def _compares_every_row(render: Render) -> bool:
+    """Whether each row is rendered by Jinja, one at a time."""
+    inner = render.sides.compute if isinstance(render, _Pairs) else render
+    return getattr(getattr(inner, "__self__", None), "opacity", None) is not None
+
+
 def _preference(config: PipelineConfig, spec: TokenizerSpec) -> Render:
     """Prompts and completions in messages; completions alone are trained, chosen and rejected ones in pairs."""
     if not spec.chat_template:
@@ -174,6 +197,4 @@ def _preference(config: PipelineConfig, spec: TokenizerSpec) -> Render:
     if prompt.train_on == "all":  # every message of a completion, nothing of the template's own
         every = {"train_on": ("system", "user", "assistant", "tool")}
         config = config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
-    render = in_pairs(_chat(config, spec).render)
-    names = {side: f"{side}_completion" for side in SIDES}
-    return lambda table: render(table.rename_columns([names.get(name, name) for name in table.column_names]))
+    return _Pairs(in_pairs(_chat(config, spec).render))

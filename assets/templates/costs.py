@@ -114,6 +114,8 @@ FILTERS: Mapping[str, Cost] = {
     "trim": lambda value, chars=None: len(str(value)) * len(chars or ""),
     "wordwrap": _wordwrap,
 }
+COSTLY = ("striptags", "wordwrap")
+"""Those that cost more than the size of what they are given even without arguments."""
 SHALLOW = frozenset(
     "attr batch count d default first items last length list map reject rejectattr reverse select selectattr "  # noqa: SIM905
     "slice".split()

@@ -88,7 +88,9 @@ def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jin
 
     def strftime_now(form: str) -> str:
         if date_string is None:
-            raise jinja2.exceptions.SecurityError("it asks for today's date; set prompt_template.date_string to freeze it")
+            raise jinja2.exceptions.SecurityError(
+                "it asks for today's date; set prompt_template.date_string to freeze it"
+            )
         return date_string
 
     environment.filters["tojson"] = _tojson

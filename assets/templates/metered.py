@@ -64,7 +64,9 @@ class MeteredContext(Context):
             SecurityError: it is too much, nested too deeply, or no data.
         """
         if value.__class__ is str:
-            self.spend(len(value))
+            self.left -= len(value)
+            if self.left < 0:
+                self.exhausted()
             return len(value)
         if value.__class__ in _SCALARS:
             return 1
@@ -79,7 +81,9 @@ class MeteredContext(Context):
         """A value that was made, counted; an iterator counts what it yields."""
         kind = type(value)
         if kind is str or isinstance(value, str | list | tuple | dict):
-            self.spend(len(value))
+            self.left -= len(value)
+            if self.left < 0:
+                self.exhausted()
         elif kind is int:
             _bounded(value)
         elif is_iterator(value):

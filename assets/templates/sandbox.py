@@ -43,7 +43,7 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             for given in (*args, *kwargs.values()):
                 context.weigh(given)
             costs.check_path(name, args, kwargs)
-        if cost is not None:
+        if cost is not None and (args or kwargs or name in costs.COSTLY):
             context.spend(cost(value, *args, **kwargs))
         return context.made(function(*passed(context), value, *args, **kwargs))
 
