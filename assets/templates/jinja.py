@@ -83,7 +83,8 @@ def _tojson(
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jinja2.nodes.Template]:
+def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
+    """The template, its tree, and the variables that nothing in it sets."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
@@ -97,7 +98,8 @@ def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jin
     environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
     environment.meter()
     try:
-        return environment.from_string(source), environment.parse(source)
+        tree = environment.parse(source)
+        return environment.from_string(source), tree, jinja2.meta.find_undeclared_variables(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"template, line {error.lineno}: {error.message}", error.lineno) from error
     except SyntaxError as error:  # Python's, of what Jinja compiled to
@@ -148,7 +150,7 @@ class JinjaTemplate:
         if any(mark in source for mark in MARKS):
             raise TemplateError("the template holds private-use characters U+E0D0 to U+E0D3")
         self._source, self._date_string = source, date_string
-        self._template, self._tree = _compile(source, date_string)
+        self._template, self._tree, self._names = _compile(source, date_string)
         self._globals = dict(self._template.globals)
         self.marks_generation = re.search(r"\{%-?\s*generation\b", source) is not None
 
@@ -170,7 +172,7 @@ class JinjaTemplate:
 
     def undeclared(self) -> dict[str, int]:
         """Variables that it expects to be given, besides special tokens, each with its first line."""
-        names = jinja2.meta.find_undeclared_variables(self._tree) - set(self._globals) - set(SPECIAL_TOKENS)
+        names = self._names - set(self._globals) - set(SPECIAL_TOKENS)
         lines = dict.fromkeys(sorted(names), 1)
         for node in reversed(list(self._tree.find_all(jinja2.nodes.Name))):
             if node.name in lines:
@@ -187,6 +189,8 @@ class JinjaTemplate:
             check_places_only(self._tree, kinds)
         except Opaque as reason:
             return str(reason)
+        except RecursionError:
+            return _NESTED
         return None
 
     def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> list[Slot]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import jinja2.nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, Undefined
-from jinja2.utils import pass_context
+from jinja2.runtime import Context, LoopContext, Undefined
+from jinja2.utils import Cycler, pass_context
 
 from tokenloom.assets.templates import costs, metering
 
@@ -120,7 +120,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 def is_iterator(value: Any) -> bool:
     """Whether it yields items that are counted as they come."""
-    return hasattr(type(value), "__next__")
+    return hasattr(type(value), "__next__") and not isinstance(value, LoopContext | Cycler)
 
 
 def _bounded(*numbers: Any) -> None:
