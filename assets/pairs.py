@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,20 @@ _SHARED = (ROW, "rows")
 Compute = Callable[[pa.Table], ChunkOutput]
 
 
-def in_pairs(compute: Compute) -> Compute:
+@dataclass(frozen=True)
+class InPairs:
+    """See `in_pairs`."""
+
+    compute: Compute
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        found = sides(table)
+        if len(found) == 1:
+            return _with_label(self.compute(table), table)
+        return _joined({side: self.compute(rows) for side, rows in found.items()}, table.num_rows)
+
+
+def in_pairs(compute: Compute) -> InPairs:
     """`compute`, run on each side of a table of pairs.
 
     A pair goes on where both of its sides do; one with a rejected side is rejected once, for the first reason. Of a
@@ -33,14 +46,7 @@ def in_pairs(compute: Compute) -> Compute:
     Args:
         compute: hands its rows on in order, each at most once.
     """
-
-    def run(table: pa.Table) -> ChunkOutput:
-        found = sides(table)
-        if len(found) == 1:
-            return _with_label(compute(table), table)
-        return _joined({side: compute(rows) for side, rows in found.items()}, table.num_rows)
-
-    return run
+    return InPairs(compute)
 
 
 def refuse_packing(config: PipelineConfig, form: str) -> None:

@@ -242,7 +242,6 @@ OPAQUE = [
     "{{ [messages[0].content] }}",
     "{{ (1, messages[0].content) }}",
     "{{ range(messages[0].content | length) }}",
-    "{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",
     # trims more than white space
     "{{ messages[0].content.strip('x') }}",
     "{{ messages[0].content.strip(' \n') }}",
@@ -334,9 +333,6 @@ OPAQUE = [
     "{% set x %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endset %}{{ x | trim }}",
     "{% macro f() %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endmacro %}{{ f() | trim }}",
     "{{ messages[0].content if _marks_generation else messages[0].content | trim }}",
-    # not the same every time
-    "{{ ['a', 'b'] | random }}{{ messages[0].content }}",
-    "{{ messages | random }}",
 ]
 
 

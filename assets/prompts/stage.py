@@ -15,9 +15,7 @@ from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partit
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
-from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import TemplateError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import one_array
 from tokenloom.resources.sides import SIDES
@@ -26,7 +24,6 @@ from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.templates.jinja import JinjaTemplate
     from tokenloom.resources.store import Manifest
 
 
@@ -63,7 +60,12 @@ class PromptsStage(Stage):
             sides["tools"] = digest_json(tools)
         settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
         return Work(
-            context.input_chunks("columns"), render, sides, settings, lambda: _notes(context.config, mapping, spec)
+            context.input_chunks("columns"),
+            render,
+            sides,
+            settings,
+            lambda: _notes(context.config, mapping, spec),
+            holds_lock=_compares_every_row(render),
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
@@ -85,7 +87,6 @@ def renderer(
 
     Raises:
         ConfigError: the template, the tokenizer and the data's form do not fit each other.
-        TemplateError: the template's syntax is wrong.
     """
     prompt = config.prompt_template
     if prompt.add_eos and spec.eos is None:
@@ -205,9 +206,10 @@ class Assembled:
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.fields import FieldsFormat
+    from tokenloom.assets.templates.declared import fields_template
 
     prompt = config.prompt_template
-    template = _compiled(config, "prompt_template.template", without_final_newline(prompt.template or ""))
+    template = fields_template(config, fields, spec.tokens())
     train_all = prompt.train_on == "all"
     if not (template.marks_generation or prompt.label_column or train_all):
         message = (
@@ -237,9 +239,10 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
 
 def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     from tokenloom.assets.prompts.chat import ChatFormat
+    from tokenloom.assets.templates.declared import chat_template
 
     prompt = config.prompt_template
-    template = _compiled(config, "tokenizer.chat_template", spec.chat_template or "")
+    template = chat_template(config, spec.chat_template or "", spec.tokens())
     return ChatFormat(template, prompt, spec.tokens(), spec.control, *_added(config, spec))
 
 
@@ -270,10 +273,8 @@ class Pairs:
         return in_pairs(self.render)(table.rename_columns([names.get(name, name) for name in table.column_names]))
 
 
-def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
-    from tokenloom.assets.templates.jinja import JinjaTemplate
-
-    try:
-        return JinjaTemplate(source, config.prompt_template.date_string)
-    except TemplateError as error:
-        raise config.fault(setting, f"{setting}: {error}") from error
+def _compares_every_row(render: Render) -> bool:
+    """Whether each row is rendered by Jinja, one at a time."""
+    while (inner := getattr(render, "render", None)) is not None:
+        render = inner
+    return getattr(getattr(render, "__self__", None), "opacity", None) is not None
