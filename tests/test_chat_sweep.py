@@ -1,0 +1,164 @@
+"""The proof of the masks: chat templates × conversations × tokenizers, raw rows to trained tokens, held to an oracle.
+
+`chat_writers` says by hand what each template writes and what of it is trained; `token_bytes` which bytes each token
+spells. A token is trained where one of its bytes is. Other conversations are refused, and the tables here say which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from chat_shapes import ANSWERED, ASKED, DESCRIBED, TOOLS, WITH_ONE_CONTENT, Message, Shapes, answer, shapes, user
+from chat_writers import OWN, REAL, WRITES_BOS, Part, Talk
+from conftest import SaveTokenizer
+from sweep_models import SHARED, TINY, Model, load
+from token_bytes import written
+from transformers import PreTrainedTokenizerFast
+
+from tokenloom import PromptEngine
+from tokenloom.assets.rejects import ROW
+from tokenloom.config import PipelineConfig
+
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
+TEMPLATES = Path(__file__).parent / "templates"
+DATE = "26 Jul 2024"
+
+ALWAYS = {
+    "nothing but empty answers": "empty_answer",
+    "nothing but a blank answer": "empty_answer",
+    "no content": "missing_content",
+    **dict.fromkeys((form.format("private") for form in WITH_ONE_CONTENT), "private_use"),
+}
+"""What every template refuses, or the stage before it."""
+NOT_ALTERNATING = {
+    "late system": "template_refused",
+    "two questions running": "template_refused",
+    "two answers running": "template_refused",
+    "the same answer running": "template_refused",
+    "answer first": "template_refused",
+    "tool answers": "template_refused",
+}
+THINKING, LINE_ENDS = ([form.format(name) for form in WITH_ONE_CONTENT] for name in ("think marks", "line ends"))
+REFUSED: dict[str, dict[str, str]] = {
+    "chatml-marked": {},
+    "chatml-plain": {},
+    "headers-dated": {},
+    "inst-merged": NOT_ALTERNATING,
+    "turns-renamed": {},
+    "plain-names": {},
+    "text-stop": {},
+    "think-last": dict.fromkeys(THINKING, "unverified_spans"),
+    "left-trimmed": {},
+    "no-stop": {},
+    "line-ends-replaced": dict.fromkeys(LINE_ENDS, "unverified_spans"),
+    "upper-cased": dict.fromkeys(shapes("", ""), "unverified_spans"),
+    "alpaca": NOT_ALTERNATING,
+    "chatml": NOT_ALTERNATING,
+    "gemma-it": NOT_ALTERNATING | {"blank system": "unverified_spans"},  # it trims system and question as one text
+    "llama-2-chat": NOT_ALTERNATING,
+    "llama-3-instruct": NOT_ALTERNATING,
+    "mistral-instruct": NOT_ALTERNATING,
+    "qwen2.5-instruct": {},
+    "qwen2_5_training": {},
+    "zephyr": NOT_ALTERNATING,
+}
+OPEN: dict[str, set[str]] = {name: set(DESCRIBED) for name in REFUSED} | {
+    "chatml-marked": set(),
+    "qwen2_5_training": set(),
+    "qwen2.5-instruct": {"tool called"},
+    "think-last": {*DESCRIBED, *THINKING},
+}
+"""What may be refused with any code; what is not must be right all the same."""
+
+SWEPT = [*product(OWN, TINY), *product(REAL, SHARED), *((*product(OWN, SHARED), *product(REAL, TINY)) if SOAK else ())]
+Models = Callable[[str], Model]
+
+
+@pytest.fixture(scope="module")
+def model_named(tmp_path_factory: pytest.TempPathFactory, save_tokenizer: SaveTokenizer) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    return cache(lambda name: load(name, folder, save_tokenizer))
+
+
+def template_text(name: str) -> str:
+    folder = TEMPLATES if name in OWN else Path(os.environ["TOKENLOOM_REAL_DATA"]) / "chat_templates"
+    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+Encoded = tuple[dict[str, tuple[list[int], list[int]]], dict[str, tuple[str, str]]]
+"""By conversation: ids and which are trained, or code and message of its refusal."""
+
+
+def encode(template: str, model: Model, talks: Shapes, policy: str = "split") -> Encoded:
+    """Raw rows through all stages."""
+    tokenizer = {
+        "name_or_path": str(model.folder),
+        "chat_template": template_text(template),
+        "special_tokens": {"bos": model.bos, "eos": model.eos},
+        "control_tokens_in_content": policy,
+        "max_length": 1 << 24,
+    }
+    prompt = {"format_type": "chat", "date_string": DATE}
+    sections = {"dataset": {"name": "x"}, "tokenizer": tokenizer, "prompt_template": prompt}
+    engine = PromptEngine(PipelineConfig.from_mapping(sections))
+    described = {name: json.dumps(TOOLS) for name in DESCRIBED}
+    rows = [{"messages": talk, "tools": described.get(name, "")} for name, talk in talks.items()]
+    out, names = engine.encode(pa.Table.from_pylist(rows)), list(talks)
+    made = {names[row["rows"][0]]: (row["input_ids"], row["trained"]) for row in out.to_pylist()}
+    refused = {names[row[ROW]]: (row["code"], row["message"]) for row in engine.rejects.to_pylist()}
+    assert len(made) + len(refused) == out.num_rows + engine.rejects.num_rows == len(talks)
+    return made, refused
+
+
+def parts_of(template: str, name: str, talk: list[Message], model: Model) -> list[Part]:
+    tools = TOOLS if name in DESCRIBED else None
+    parts = [*(OWN | REAL)[template](Talk(talk, tools, DATE, model.bos, model.eos))]
+    return [Part(model.bos), *parts] if model.vocabulary.adds_first and template not in WRITES_BOS else parts
+
+
+def fault(model: Model, parts: list[Part], ids: list[int], trained: list[int], keep: bool = False) -> str:
+    """What is wrong with the tokens of a text: each byte is spelled once and in order, the control tokens are where
+    they belong, and a token is trained where one of its bytes is."""
+    text = written(parts, model.control, keep)
+    found = model.vocabulary.places(ids, text)
+    if found is None:
+        return "other text"
+    starts, ends = found
+    places = zip(starts.tolist(), ends.tolist(), map(model.vocabulary.special.get, ids), strict=True)
+    control = {(start, end): token for start, end, token in places if token not in (None, "[UNK]")}
+    if control != text.control:
+        return f"control tokens {control} for {text.control}"
+    surely, perhaps = (np.concatenate([[0], np.cumsum(flags)]) for flags in (text.trained == 1, text.trained != 0))
+    flags = np.array(trained, bool)
+    wrong = (flags < (surely[ends] > surely[starts])) | (flags > (perhaps[ends] > perhaps[starts]))
+    return "; ".join(
+        f"{text.data[start:end]} {'trained' if flag else 'not trained'}"
+        for start, end, flag in zip(starts[wrong], ends[wrong], flags[wrong], strict=True)
+    )
+
+
+@pytest.mark.parametrize(("template", "tokenizer"), SWEPT)
+def test_trained_tokens_are_the_answers_and_their_stops(
+    template: str, tokenizer: str, model_named: Models, request: pytest.FixtureRequest
+) -> None:
+    if template in REAL or tokenizer in SHARED:
+        request.getfixturevalue("real_data")
+    model = model_named(tokenizer)
+    talks = shapes(model.bos, model.eos)
+    made, refused = encode(template, model, talks)
+    assert all(message for _, message in refused.values())
+    codes = {name: code for name, (code, _) in refused.items() if name not in OPEN[template]}
+    expected = REFUSED[template] | ALWAYS
+    assert codes == {name: code for name, code in expected.items() if name not in OPEN[template]}
+    parts = {name: parts_of(template, name, talks[name], model) for name in made}
+    faults = {name: fault(model, parts[name], *tokens) for name, tokens in made.items()}
+    assert {name: found for name, found in faults.items() if found} == {}
