@@ -132,7 +132,9 @@ def think_last(talk: Talk) -> Parts:
             yield Part("<think>\n\n</think>\n\n")
         thinks = message["role"] == "assistant" and "</think>" in message["content"]
         yield from said(
-            message, "<|im_end|>", lambda text, thinks=thinks: text.split("</think>")[-1].lstrip("\n") if thinks else text
+            message,
+            "<|im_end|>",
+            lambda text, thinks=thinks: text.split("</think>")[-1].lstrip("\n") if thinks else text,
         )
         yield Part("\n")
 

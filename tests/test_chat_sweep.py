@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import datetime
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from chat_shapes import ANSWERED, ASKED, DESCRIBED, TOOLS, WITH_ONE_CONTENT, Message, Shapes, answer, shapes, user
 from chat_writers import OWN, REAL, WRITES_BOS, Part, Talk
-from conftest import SaveTokenizer
+from conftest import CORPUS, SaveTokenizer
+from jinja2 import TemplateError
 from sweep_models import SHARED, TINY, Model, load
 from token_bytes import written
 from transformers import PreTrainedTokenizerFast
@@ -162,3 +163,83 @@ def test_trained_tokens_are_the_answers_and_their_stops(
     parts = {name: parts_of(template, name, talks[name], model) for name in made}
     faults = {name: fault(model, parts[name], *tokens) for name, tokens in made.items()}
     assert {name: found for name, found in faults.items() if found} == {}
+    if model.vocabulary.adds_first and template != "llama-2-chat":  # which writes one before every question
+        begins = [list(map(model.vocabulary.special.get, ids)).count(model.bos) for ids, _ in made.values()]
+        assert begins == [1] * len(made)
+
+
+@pytest.mark.parametrize("policy", ["reject", "keep"])
+@pytest.mark.parametrize(("template", "tokenizer"), SWEPT if SOAK else list(product(OWN, TINY)))
+def test_control_strings_in_contents_do_what_the_policy_says(
+    template: str, tokenizer: str, policy: str, model_named: Models, request: pytest.FixtureRequest
+) -> None:
+    if template in REAL or tokenizer in SHARED:
+        request.getfixturevalue("real_data")
+    model = model_named(tokenizer)
+    talks = {name: talk for name, talk in shapes(model.bos, model.eos).items() if name not in OPEN[template]}
+    made, refused = encode(template, model, talks, policy)
+    expected = {name: code for name, code in (REFUSED[template] | ALWAYS).items() if name in talks}
+    parts = {name: parts_of(template, name, talks[name], model) for name in talks if name not in expected}
+    if policy == "reject":
+        holding = {name for name, found in parts.items() if holds_control(found, model)}
+        assert holding or REFUSED[template].keys() >= talks.keys()
+        expected |= dict.fromkeys(holding, "control_token_in_content")
+    assert {name: code for name, (code, _) in refused.items()} == expected
+    faults = {name: fault(model, parts[name], *tokens, policy == "keep") for name, tokens in made.items()}
+    assert {name: found for name, found in faults.items() if found} == {}
+
+
+def holds_control(parts: list[Part], model: Model) -> bool:
+    return any(token in part.text for part in parts if not part.own for token in model.control)
+
+
+@pytest.mark.parametrize(
+    ("template", "tokenizer"), SWEPT if SOAK else [("chatml-plain", "bytes"), ("inst-merged", "pieces")]
+)
+def test_a_message_of_a_megabyte_is_like_any_other(
+    template: str, tokenizer: str, model_named: Models, request: pytest.FixtureRequest
+) -> None:
+    if template in REAL or tokenizer in SHARED:
+        request.getfixturevalue("real_data")
+    model, words = model_named(tokenizer), "one 👩‍👩‍👧 مرحبا e\u0301 2\n" + " ".join(CORPUS)
+    long = words * (1 + (1 << 20) // len(words.encode()))
+    talks = {"answer": [user(ASKED), answer(long)], "question": [user(long), answer(ANSWERED)]}
+    made, refused = encode(template, model, talks)
+    assert set(refused) == (set(talks) if template == "upper-cased" else set())
+    for name, tokens in made.items():
+        assert fault(model, parts_of(template, name, talks[name], model), *tokens) == ""
+
+
+@pytest.mark.parametrize("template", [*OWN, *REAL])
+def test_the_oracle_writes_what_transformers_writes(
+    template: str, model_named: Models, request: pytest.FixtureRequest
+) -> None:
+    if template in REAL:
+        request.getfixturevalue("real_data")
+    model, today = model_named("bytes"), datetime.now().strftime("%d %b %Y")
+    reference = PreTrainedTokenizerFast.from_pretrained(model.folder)
+    eos = "" if template == "no-stop" else model.eos  # it is the pipeline that adds EOS there
+    text = template_text(template)
+    for name, talk in shapes(model.bos, model.eos).items():
+        if name == "no content":
+            continue
+        tools = TOOLS if name in DESCRIBED else None
+        try:
+            expected = reference.apply_chat_template(as_read(talk), tools=tools, tokenize=False, chat_template=text)
+        except TemplateError:
+            assert REFUSED[template].get(name) == "template_refused" or name in OPEN[template]
+            continue
+        parts = (OWN | REAL)[template](Talk(talk, tools, today, model.bos, eos))
+        assert "".join(part.text for part in parts) == expected, name
+        assert REFUSED[template].get(name) != "template_refused"
+
+
+def as_read(talk: list[Message]) -> list[Message]:
+    """Messages with the arguments of calls as objects."""
+    read = [dict(message) for message in talk]
+    for message in read:
+        if calls := message.get("tool_calls"):
+            functions = [call["function"] for call in calls]
+            parsed = [{**function, "arguments": json.loads(function["arguments"])} for function in functions]
+            message["tool_calls"] = [{"type": "function", "function": function} for function in parsed]
+    return read

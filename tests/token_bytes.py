@@ -6,9 +6,10 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ class Written:
     control: dict[Range, str]
 
 
-def written(parts: Iterable[Part], control: Sequence[str], keep: bool) -> Written:
+def written(parts: Iterable[Part], control: Collection[str], keep: bool) -> Written:
     """The text of some parts. The template's own control tokens count; those in contents do with `keep`."""
     name = re.compile("|".join(re.escape(token) for token in sorted(control, key=len, reverse=True)))
     text, flags, places, at = b"", [], {}, 0
@@ -110,7 +111,7 @@ class Vocabulary:
 def _between(text: Written) -> list[Range]:
     """The control tokens' places and what lies between them, in order."""
     bounds = sorted({0, len(text.data), *(bound for place in text.control for bound in place)})
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def _words(text: str, at: int) -> list[tuple[str, list[Range]]]:
