@@ -152,6 +152,36 @@ def no_stop(talk: Talk) -> Parts:
         yield Part("\n")
 
 
+def two_part_stop(talk: Talk) -> Parts:
+    for message in talk.messages:
+        yield Part(f"## {message['role']}\n")
+        yield from said(message, f" [END]{talk.eos}")
+        yield Part("\n")
+
+
+def marked_contents(talk: Talk) -> Parts:
+    """The marks leave the stop out, so it is not trained."""
+    for message in talk.messages:
+        yield Part(f"<|im_start|>{message['role']}\n")
+        yield Part(message["content"], message["role"] == "assistant", own=False)
+        yield Part("<|im_end|>\n")
+
+
+def footer(talk: Talk) -> Parts:
+    for message in talk.messages:
+        yield Part(f"# {message['role']}\n")
+        yield from said(message, "\n---")
+        yield Part("\n")
+    yield Part("That is all.")
+
+
+def answer_quoted(talk: Talk) -> Parts:
+    yield from no_stop(talk)
+    yield Part("So: ")
+    yield Part(talk.messages[-1]["content"], own=False)
+    yield Part("\n")
+
+
 def line_ends_replaced(talk: Talk) -> Parts:
     return chatml(talk, lambda text: text.replace("\r\n", "\n"))
 
@@ -334,6 +364,10 @@ OWN: dict[str, Writer] = {
     "think-last": think_last,
     "left-trimmed": left_trimmed,
     "no-stop": no_stop,
+    "two-part-stop": two_part_stop,
+    "marked-contents": marked_contents,
+    "footer": footer,
+    "answer-quoted": answer_quoted,
     "line-ends-replaced": line_ends_replaced,
     "upper-cased": upper_cased,
 }
