@@ -374,6 +374,13 @@ def test_chatml_is_chatml(tools: bool) -> None:
     assert marked == ["A<|im_end|>"] * 2
 
 
+@pytest.mark.parametrize("tools", [False, True])
+def test_chatml_renders_reasoning_before_answers(tools: bool) -> None:
+    thought = {**TALK[4], "reasoning_content": "T"}
+    _, marked = rendered(chatml(tools, reasoning=True), [TALK[1], thought, TALK[1], TALK[4]])
+    assert marked == ["<think>\nT\n</think>\n\nA<|im_end|>", "A<|im_end|>"]
+
+
 def test_chatml_renders_tools_calls_and_responses() -> None:
     text, marked = rendered(chatml(tools=True), TALK, [CALL])
     assert marked == [f"{CALLED}\n{CALLED}<|im_end|>", "A<|im_end|>"]

@@ -53,14 +53,14 @@ class FieldsFormat:
     def _shapes(self, table: pa.Table) -> Iterator[Shape]:
         rows = one_array(table[ROW])
         values = [one_array(table[name]) for name in self.fields]
-        empty = np.zeros(table.num_rows, np.int64)
+        empty = np.empty((table.num_rows, len(values)), bool)
         for index, value in enumerate(values):
-            empty |= np.asarray(pc.equal(value, "").to_numpy(zero_copy_only=False), np.int64) << index
-        for pattern in np.unique(empty):
-            members = pa.array(np.flatnonzero(empty == pattern))
-            found = [bool(pattern >> index & 1) for index in range(len(values))]
+            empty[:, index] = pc.equal(value, "").to_numpy(zero_copy_only=False)
+        patterns, which = np.unique(empty, axis=0, return_inverse=True)
+        for number, pattern in enumerate(patterns.tolist()):
+            members = pa.array(np.flatnonzero(which == number))
             taken = [value.take(members) for value in values]
-            yield Shape(rows.take(members), taken, found, self._variables, self._layout)
+            yield Shape(rows.take(members), taken, pattern, self._variables, self._layout)
 
     def _variables(self, values: Sequence[str]) -> dict[str, str]:
         return {**self.tokens, **dict(zip(self.fields, values, strict=True))}

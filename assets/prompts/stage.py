@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 2
+    version = 3
     upstream = ("columns",)
     libraries = ("pyarrow", "jinja2")
     output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}

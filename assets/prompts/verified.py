@@ -52,6 +52,7 @@ class Shape:
         empty: which of the values are empty, in all rows.
         variables: the template's variables for one row's values; may raise a `ShapeError`.
         layout: makes pieces of the template's slots; a piece's column is its slot's. May raise a `ShapeError`.
+        optional: values that the template may leave out.
     """
 
     rows: pa.Array
@@ -59,6 +60,7 @@ class Shape:
     empty: Sequence[bool]
     variables: Callable[[Sequence[str]], dict[str, Any]]
     layout: Layout
+    optional: Sequence[int] = ()
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -91,6 +93,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
         code = error.code if isinstance(error, ShapeError) else code
         return _nothing(), [refuse(np.arange(count), code, str(error))]
     placed = {slot.value for slot in slots}
+    placed.update(shape.optional)
     lost = [index for index, nothing in enumerate(shape.empty) if not nothing and index not in placed]
     if lost:
         return _nothing(), [refuse(np.arange(count), "content_dropped", f"the template leaves out value {lost[0]}")]

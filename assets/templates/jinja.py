@@ -39,10 +39,23 @@ MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
 Trim = str | None
 """Characters that a template strips on one side of a value: none (""), newlines, or None for all white space."""
 
-_LEFT_PADS: dict[str, Trim] = {"\n\n\u2002": "", "\u2002": "\n", "": None}
-_RIGHT_PADS: dict[str, Trim] = {"\u2003\n": "", "\u2003": "\n", "": None}
-"""What is left of the white space put beside a value, and what was then stripped. The numbers of newlines differ, so
-that no two ways to strip leave the same text between two values."""
+Side = tuple[Trim, bool]
+"""What it strips there, and whether that side shows the value to be escaped as within JSON."""
+
+_LEFT_PADS: dict[str, Side] = {
+    "\n\n\u2002": ("", False),
+    "\\n\\n\u2002": ("", True),
+    "\u2002": ("\n", False),
+    "": (None, False),
+}
+_RIGHT_PADS: dict[str, Side] = {
+    "\u2003\n": ("", False),
+    "\u2003\\n": ("", True),
+    "\u2003": ("\n", False),
+    "": (None, False),
+}
+"""What is left of the white space put beside a value, what was then stripped, and whether it was escaped as in JSON.
+The numbers of newlines differ, so that no two ways to strip leave the same text between two values."""
 
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """What Python's `str.strip` strips, and Jinja's `trim` with it."""
@@ -107,6 +120,7 @@ class Slot:
         generated: which `{% generation %}` block it lies in, counted from 1; 0: none.
         column: counts the slots that hold a value.
         left, right: what the template strips of the value.
+        escaped: whether it then writes it as `tojson` does, but for the quotes.
     """
 
     value: int
@@ -115,6 +129,7 @@ class Slot:
     column: int = -1
     left: Trim = ""
     right: Trim = ""
+    escaped: bool = False
 
     @property
     def trims(self) -> bool:
@@ -124,7 +139,7 @@ class Slot:
         """String values as the template places them."""
         for side, trim in ((pc.utf8_ltrim, self.left), (pc.utf8_rtrim, self.right)):
             values = side(values, characters=WHITE_SPACE if trim is None else trim) if trim != "" else values
-        return values
+        return _escape(values) if self.escaped else values
 
 
 class JinjaTemplate:
@@ -186,8 +201,9 @@ class JinjaTemplate:
         slots: list[Slot] = []
         for slot in bare:
             column = next(numbers) if slot.value >= 0 else -1
-            trimmed = {"column": column, "left": beside[column][1], "right": beside[column + 1][0]}
-            slots.append(replace(slot, **trimmed) if slot.value >= 0 else slot)
+            (left, begun), (right, ended) = beside[column][1], beside[column + 1][0]
+            placed = replace(slot, column=column, left=left, right=right, escaped=begun or ended)
+            slots.append(placed if slot.value >= 0 else slot)
         return slots
 
     def _slots(
@@ -228,19 +244,28 @@ class JinjaTemplate:
             raise TemplateError(f"template: {type(error).__name__}: {error}") from error
 
 
-def _pads(own: str, found: str, after_value: bool, before_value: bool) -> tuple[Trim, Trim]:
-    """What was stripped to the right of the value before a text, and to the left of the value after it.
+def _pads(own: str, found: str, after_value: bool, before_value: bool) -> tuple[Side, Side]:
+    """What was done to the right side of the value before a text, and to the left side of the value after it.
 
     Args:
         own: the text between the values.
         found: the same with white space put beside the values.
     """
-    rights = _RIGHT_PADS if after_value else {"": ""}
-    lefts = _LEFT_PADS if before_value else {"": ""}
-    for (right, stripped_right), (left, stripped_left) in product(rights.items(), lefts.items()):
+    rights = _RIGHT_PADS if after_value else {"": ("", False)}
+    lefts = _LEFT_PADS if before_value else {"": ("", False)}
+    for (right, done_right), (left, done_left) in product(rights.items(), lefts.items()):
         if found == right + own + left:
-            return stripped_right, stripped_left
+            return done_right, done_left
     raise SpansError("the template changes its own text when white space surrounds a value")
+
+
+def _escape(values: pa.Array) -> pa.Array:
+    """Strings as within JSON text that keeps what is not ASCII."""
+    controls = [chr(code) for code in range(32)]
+    found = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
+    for char in ("\\", '"', *(controls if found else ())):
+        values = pc.replace_substring(values, char, json.dumps(char)[1:-1])
+    return values
 
 
 def _literals(slots: Sequence[Slot]) -> list[str]:
