@@ -10,7 +10,7 @@ Shapes = dict[str, list[Message]]
 
 ASKED, ANSWERED = "What is it?", "It is a fox."
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"é": ["city"]}}}]
-DESCRIBED = ("tools described", "tool called")
+DESCRIBED = ("tools described", "tool called", "tools called in words")
 """Shapes with tools."""
 
 MARKS = {
@@ -75,7 +75,7 @@ def shapes(bos: str, eos: str) -> Shapes:
     Args:
         bos, eos: the tokenizer's own, put into contents too.
     """
-    pair = [user(ASKED), answer(ANSWERED)]
+    pair, both = [user(ASKED), answer(ANSWERED)], [called("Köln"), called("Bonn")]
     found = {
         "system": [system("Be kind."), *pair],
         "empty system": [system(""), *pair],
@@ -100,7 +100,8 @@ def shapes(bos: str, eos: str) -> Shapes:
         "answer is the question": [user(ASKED), answer(ASKED)],
         "answer within the question": [user("Is a fox a fox?"), answer("a fox")],
         "tools described": pair,
-        "tool called": [user(ASKED), answer("", tool_calls=[called()]), tool("sunny"), *pair],
+        "tool called": [user(ASKED), answer("", tool_calls=[called("Köln")]), tool("sunny"), *pair],
+        "tools called in words": [user(ASKED), answer("Let me see.", tool_calls=both), tool("wet"), tool("dry"), *pair],
     }
     for name, text in CONTENTS.items():
         found |= about(name, text)
@@ -108,6 +109,6 @@ def shapes(bos: str, eos: str) -> Shapes:
     return found | about("private", "\ue0d01\ue0d1 \ue0d2private\ue0d3")
 
 
-def called() -> Message:
-    arguments = json.dumps({"city": "Köln"}, ensure_ascii=False)
+def called(city: str) -> Message:
+    arguments = json.dumps({"city": city}, ensure_ascii=False)
     return {"type": "function", "function": {"name": "weather", "arguments": arguments}}

@@ -11,7 +11,7 @@ from conftest import CONTROL, CORPUS, SaveTokenizer, byte_level
 from token_bytes import Vocabulary
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-TINY, SHARED = ("bytes", "pieces"), ("phi-2", "bert-base-cased")
+TINY, SHARED = ("bytes", "pieces", "swallowing"), ("phi-2", "bert-base-cased")
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,22 @@ class Model:
 def load(name: str, folder: Path, save_tokenizer: SaveTokenizer) -> Model:
     """A tokenizer by name; a small one is made in the folder."""
     if name in TINY:
-        tokenizer, bos, eos = (byte_level() if name == "bytes" else pieces()), "<s>", "</s>"
+        make = {"bytes": byte_level, "pieces": pieces, "swallowing": swallowing}
+        tokenizer, bos, eos = make[name](), "<s>", "</s>"
         folder = save_tokenizer(tokenizer, folder / name, bos_token=bos, eos_token=eos)
     else:
         folder = Path(os.environ["TOKENLOOM_REAL_DATA"]) / "tokenizers" / name
         bos, eos = ("<|endoftext|>",) * 2 if name == "phi-2" else ("[CLS]", "[SEP]")
     return Model(folder, Vocabulary(folder), bos, eos)
+
+
+def swallowing() -> Tokenizer:
+    """A byte-level BPE whose control tokens swallow white space: stops that before them, all others that behind."""
+    parsed = json.loads(byte_level().to_str())
+    for token in parsed["added_tokens"]:
+        stops = token["content"] in ("</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+        token.update(lstrip=stops, rstrip=not stops)
+    return Tokenizer.from_str(json.dumps(parsed))
 
 
 def pieces() -> Tokenizer:

@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chat_shapes import ANSWERED, ASKED, DESCRIBED, TOOLS, WITH_ONE_CONTENT, Message, Shapes, answer, shapes, user
-from chat_writers import OWN, REAL, WRITES_BOS, Part, Talk
+from chat_writers import OWN, Part, Talk
 from conftest import CORPUS, SaveTokenizer
 from jinja2 import TemplateError
+from real_chat_writers import REAL
 from sweep_models import SHARED, TINY, Model, load
 from token_bytes import written
 from transformers import PreTrainedTokenizerFast
@@ -33,17 +34,21 @@ SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 TEMPLATES = Path(__file__).parent / "templates"
 DATE = "26 Jul 2024"
 
+THINKING, LINE_ENDS, PRIVATE = (
+    [form.format(name) for form in WITH_ONE_CONTENT] for name in ("think marks", "line ends", "private")
+)
 EMPTY = {
     "nothing but empty answers": "empty_answer",
     "nothing but a blank answer": "empty_answer",
     "no content": "missing_content",
 }
-ALWAYS = {
-    **EMPTY,
-    **dict.fromkeys((form.format("private") for form in WITH_ONE_CONTENT), "private_use"),
-}
+ALWAYS = EMPTY | dict.fromkeys(PRIVATE, "private_use")
 """What every template refuses, or the stage before it."""
-NOT_ALTERNATING = {
+IGNORES_TOOLS: dict[str, str] = dict.fromkeys(DESCRIBED, "tools_ignored")
+ALTERNATES = {
+    "tools described": "tools_ignored",
+    "tool called": "template_refused",
+    "tools called in words": "template_refused",
     "late system": "template_refused",
     "two questions running": "template_refused",
     "two answers running": "template_refused",
@@ -51,43 +56,39 @@ NOT_ALTERNATING = {
     "answer first": "template_refused",
     "tool answers": "template_refused",
 }
-THINKING, LINE_ENDS = ([form.format(name) for form in WITH_ONE_CONTENT] for name in ("think marks", "line ends"))
+ANY = set(shapes("", ""))
 REFUSED: dict[str, dict[str, str]] = {
     "chatml-marked": {},
-    "chatml-plain": {},
-    "headers-dated": {},
-    "inst-merged": NOT_ALTERNATING,
-    "turns-renamed": {},
-    "plain-names": {},
-    "text-stop": {},
-    "think-last": dict.fromkeys(THINKING, "unverified_spans"),
-    "left-trimmed": {},
-    "no-stop": {},
-    "two-part-stop": {},
-    "marked-contents": {},
-    "footer": {},
-    "answer-quoted": dict.fromkeys(set(shapes("", "")) - {"ends with a question", *EMPTY}, "content_repeated"),
-    "line-ends-replaced": dict.fromkeys(LINE_ENDS, "unverified_spans"),
-    "upper-cased": dict.fromkeys(set(shapes("", "")) - set(ALWAYS), "unverified_spans"),
-    "alpaca": NOT_ALTERNATING,
-    "chatml": NOT_ALTERNATING,
-    "gemma-it": NOT_ALTERNATING | {"blank system": "unverified_spans"},  # it trims system and question as one text
-    "llama-2-chat": NOT_ALTERNATING,
-    "llama-3-instruct": NOT_ALTERNATING,
-    "mistral-instruct": NOT_ALTERNATING,
+    "chatml-plain": IGNORES_TOOLS,
+    "headers-dated": IGNORES_TOOLS,
+    "inst-merged": ALTERNATES,
+    "turns-renamed": IGNORES_TOOLS,
+    "plain-names": IGNORES_TOOLS,
+    "text-stop": IGNORES_TOOLS,
+    "think-last": IGNORES_TOOLS | dict.fromkeys(THINKING, "unverified_spans"),
+    "left-trimmed": IGNORES_TOOLS,
+    "no-stop": IGNORES_TOOLS,
+    "two-part-stop": IGNORES_TOOLS,
+    "marked-contents": IGNORES_TOOLS,
+    "footer": IGNORES_TOOLS,
+    "answer-quoted": dict.fromkeys(ANY - {"ends with a question", *EMPTY}, "content_repeated") | IGNORES_TOOLS,
+    "line-ends-replaced": IGNORES_TOOLS | dict.fromkeys(LINE_ENDS, "unverified_spans"),
+    "upper-cased": dict.fromkeys(ANY - set(ALWAYS), "unverified_spans") | IGNORES_TOOLS,
+    "alpaca": ALTERNATES,
+    "chatml": ALTERNATES,
+    "gemma-it": ALTERNATES | {"blank system": "unverified_spans"},  # it trims system and question as one text
+    "llama-2-chat": ALTERNATES,
+    "llama-3-instruct": ALTERNATES,
+    "mistral-instruct": ALTERNATES,
     "qwen2.5-instruct": {},
     "qwen2_5_training": {},
-    "zephyr": NOT_ALTERNATING,
+    "zephyr": ALTERNATES,
 }
+"""What else each template refuses, and with which code; everything else it must get right."""
 NEVER_RIGHT = {"upper-cased", "answer-quoted"}
-OPEN: dict[str, set[str]] = {
-    **{name: set(DESCRIBED) for name in REFUSED},
-    "chatml-marked": set(),
-    "qwen2_5_training": set(),
-    "qwen2.5-instruct": {"tool called"},
-    "think-last": {*DESCRIBED, *THINKING},
-}
-"""What may be refused with any code; what is not must be right all the same."""
+WRITES_BOS = {"headers-dated", "inst-merged", "turns-renamed", "alpaca", "chatml", "llama-2-chat"}
+WRITES_BOS |= {"llama-3-instruct", "mistral-instruct"}
+"""Templates that write BOS themselves."""
 
 SWEPT = [*product(OWN, TINY), *product(REAL, SHARED), *((*product(OWN, SHARED), *product(REAL, TINY)) if SOAK else ())]
 Models = Callable[[str], Model]
@@ -147,9 +148,9 @@ def fault(model: Model, parts: list[Part], ids: list[int], trained: list[int], k
     control = {(start, end): token for start, end, token in places if token not in (None, "[UNK]")}
     if control != text.control:
         return f"control tokens {control} for {text.control}"
-    surely, perhaps = (np.concatenate([[0], np.cumsum(flags)]) for flags in (text.trained == 1, text.trained != 0))
+    before = np.concatenate([[0], np.cumsum(text.trained)])
     flags = np.array(trained, bool)
-    wrong = (flags < (surely[ends] > surely[starts])) | (flags > (perhaps[ends] > perhaps[starts]))
+    wrong = flags != (before[ends] > before[starts])
     return "; ".join(
         f"{text.data[start:end]} {'trained' if flag else 'not trained'}"
         for start, end, flag in zip(starts[wrong], ends[wrong], flags[wrong], strict=True)
@@ -166,9 +167,7 @@ def test_trained_tokens_are_the_answers_and_their_stops(
     talks = shapes(model.bos, model.eos)
     made, refused = encode(template, model, talks)
     assert all(message for _, message in refused.values())
-    codes = {name: code for name, (code, _) in refused.items() if name not in OPEN[template]}
-    expected = ALWAYS | REFUSED[template]
-    assert codes == {name: code for name, code in expected.items() if name not in OPEN[template]}
+    assert {name: code for name, (code, _) in refused.items()} == ALWAYS | REFUSED[template]
     parts = {name: parts_of(template, name, talks[name], model) for name in made}
     faults = {name: fault(model, parts[name], *tokens) for name, tokens in made.items()}
     assert {name: found for name, found in faults.items() if found} == {}
@@ -185,9 +184,9 @@ def test_control_strings_in_contents_do_what_the_policy_says(
     if template in REAL or tokenizer in SHARED:
         request.getfixturevalue("real_data")
     model = model_named(tokenizer)
-    talks = {name: talk for name, talk in shapes(model.bos, model.eos).items() if name not in OPEN[template]}
+    talks = shapes(model.bos, model.eos)
     made, refused = encode(template, model, talks, policy)
-    expected = {name: code for name, code in (ALWAYS | REFUSED[template]).items() if name in talks}
+    expected = ALWAYS | REFUSED[template]
     parts = {name: parts_of(template, name, talks[name], model) for name in talks if name not in expected}
     if policy == "reject":
         holding = {name for name, found in parts.items() if holds_control(found, model)}
@@ -236,7 +235,7 @@ def test_the_oracle_writes_what_transformers_writes(
         try:
             expected = reference.apply_chat_template(as_read(talk), tools=tools, tokenize=False, chat_template=text)
         except TemplateError:
-            assert REFUSED[template].get(name) == "template_refused" or name in OPEN[template]
+            assert REFUSED[template].get(name) == "template_refused"
             continue
         parts = (OWN | REAL)[template](Talk(talk, tools, today, model.bos, eos))
         assert "".join(part.text for part in parts) == expected, name

@@ -15,8 +15,9 @@ import jinja2.nodes
 import jinja2.sandbox
 import pyarrow as pa
 import pytest
-from chat_writers import OWN, REAL
+from chat_writers import OWN
 from conftest import CONTROL
+from real_chat_writers import REAL
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve

@@ -20,7 +20,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Written:
-    """A text: its bytes, for each whether it is trained (1), not (0), or either (-1), and where control tokens are."""
+    """A text: its bytes, for each whether it is trained, and where control tokens are."""
 
     data: bytes
     trained: np.ndarray
@@ -37,7 +37,7 @@ def written(parts: Iterable[Part], control: Collection[str], keep: bool) -> Writ
             places[start, start + len(match.group().encode())] = match.group()
         data = part.text.encode()
         text += data
-        flags.append(np.full(len(data), -1 if part.trained is None else part.trained, np.int8))
+        flags.append(np.full(len(data), part.trained))
         at += len(data)
     return Written(text, np.concatenate(flags), places)
 
@@ -50,6 +50,7 @@ class Vocabulary:
         self._model = parsed["model"]
         self.special = {token["id"]: token["content"] for token in parsed["added_tokens"] if token["special"]}
         self._added = {token["id"]: token["content"].encode() for token in parsed["added_tokens"]}
+        self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
         self._byte_level = "ByteLevel" in json.dumps(parsed["pre_tokenizer"])
         processor = parsed.get("post_processor") or {}
         self.adds_first = "SpecialToken" in (processor.get("single") or [{}])[0]
@@ -81,10 +82,25 @@ class Vocabulary:
         pieces = [self._spelled[index] for index in ids]
         if not self._byte_level and ids[0] not in self.special and not text.data.startswith(pieces[0]):
             pieces[0] = pieces[0].removeprefix(b" ")  # what SentencePiece puts before a text
-        if b"".join(pieces) != text.data:
+        left = np.flatnonzero(~self._swallowed(text))
+        if b"".join(pieces) != np.frombuffer(text.data, np.uint8)[left].tobytes():
             return None
-        ends = np.cumsum([len(piece) for piece in pieces])
-        return ends - [len(piece) for piece in pieces], ends
+        lengths = np.array([len(piece) for piece in pieces])
+        ends = np.cumsum(lengths)
+        return left[ends - lengths], left[ends - 1] + 1
+
+    def _swallowed(self, text: Written) -> np.ndarray:
+        """bool [bytes]: white space that the control token beside it swallows."""
+        gone = np.zeros(len(text.data), bool)
+        for (start, middle), (_, end) in pairwise(_between(text)):
+            first, second = text.control.get((start, middle)), text.control.get((middle, end))
+            if first and not second and self._strips[first][1]:
+                after = text.data[middle:end].decode()
+                gone[middle : end - len(after.lstrip().encode())] = True
+            if second and not first and self._strips[second][0]:
+                before = text.data[start:middle].decode()
+                gone[start + len(before.rstrip().encode()) : middle] = True
+        return gone
 
     def _word_places(self, ids: Sequence[int], text: Written) -> tuple[np.ndarray, np.ndarray] | None:
         found: list[Range] = []
