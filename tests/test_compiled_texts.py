@@ -120,7 +120,10 @@ def rendered(template: jinja2.Template, talks: Sequence[list[Row]], tools: Seque
 def test_a_template_that_compiles_writes_what_jinja_writes(template: str, real_data: Path) -> None:
     folder = real_data / "chat_templates" if template in REAL else Path(__file__).parent / "templates"
     source = (folder / f"{template}.jinja").read_text(encoding="utf-8")
-    sections = {"dataset": {"name": "x"}, "prompt_template": {"format_type": "chat", "date_string": DATE}}
+    sections = {
+        "dataset": {"name": "x"},
+        "prompt_template": {"format_type": "chat", "date_string": DATE, "train_on": "all"},
+    }
     prompt = PipelineConfig.from_mapping(sections).prompt_template
     chat = ChatFormat(JinjaTemplate(source, DATE), prompt, TOKENS, CONTROL, None, None)
     assert (chat.opacity is not None) == (template in OPAQUE)

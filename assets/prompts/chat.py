@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -143,31 +144,35 @@ class ChatFormat:
         """The pieces, each message outside of generation blocks with the stop that the template puts behind it.
 
         Returns:
-            The pieces, and where the last answer ends.
+            The pieces, and where the last answer ends; None where that is not known.
         """
         turns, owners = group.turns, group.owners
         marked = self._marked
         own = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
         everything = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: everything
-        differ = [index for index, weight in enumerate(own) if weight != everything]
+        last = _last_answer(turns)
+        regions = outline.regions([index for index, weight in enumerate(own) if weight != everything], marked)
+        if everything and last >= 0 and own[last] == everything:
+            with suppress(ShapeError):  # only to see whether it is stopped
+                regions += outline.regions([last], marked)
         pieces: list[Piece] = []
         answered: Answered | None = None
         stop_of, stop_weight, spoken = -1, 0.0, 0
-        for slot, region, is_stop in divide(outline.slots, outline.regions(differ, marked)):
+        for slot, region, is_stop in divide(outline.slots, regions):
             generated = marked and slot.generated > 0
             if slot.value >= 0:
                 message = owners[slot.value]
                 weight, role = weigh(slot) if marked else own[message], turns[message].role
                 pieces += [Piece(None, slot.column, role, message, weight)] * (slot.column >= 0)
                 stop_of, stop_weight, spoken = (-1 if generated else message), weight, slot.generated
-                answered = Answered(len(pieces), weight) if role == "assistant" else answered
+                answered = Answered(message, len(pieces), weight) if role == "assistant" else answered
                 continue
             if region is not None:
                 role, weight = turns[region.message].role, own[region.message]
                 pieces += split_control(slot.text, self.control, weight=weight, role=role, message=region.message)
                 if role == "assistant" and not is_stop:
-                    answered = Answered(len(pieces), weight)
+                    answered = Answered(region.message, len(pieces), weight)
                 stop_of, stop_weight = (region.message if region.stops_behind else -1), weight
                 continue
             weight = weigh(slot)
@@ -177,11 +182,12 @@ class ChatFormat:
                 stop, literal = _split_stop(slot.text, literal, outline.closing or "", self.control)
                 role = turns[stop_of].role
                 pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
-            if generated and spoken != slot.generated and (said := _before_stop(literal)) is not None:
-                answered = Answered(len(pieces) + said, weight)
+            if generated and spoken != slot.generated and slot.text.strip():
+                said = 0 if outline.stop_of(slot.text.rstrip()) else _solid(literal)
+                answered = Answered(last, len(pieces) + said, weight)
             pieces += literal
             stop_of = -1
-        return pieces, answered
+        return pieces, answered if answered and answered.message == last else None
 
     def _by_marks(self, slots: Sequence[Slot], group: Conversations) -> Callable[[Slot], float]:
         """Trained is what lies inside the template's generation blocks; a message's own weight goes first."""
@@ -212,10 +218,12 @@ class Answered(NamedTuple):
     """Where an answer ends but for its stop.
 
     Args:
+        message: the answer.
         at: how many pieces stand before.
         weight: of the answer's end.
     """
 
+    message: int
     at: int
     weight: float
 
@@ -267,17 +275,18 @@ def _split_stop(
     return [], literal
 
 
-def _before_stop(literal: Sequence[Piece]) -> int | None:
-    """How many pieces of a generation block without values stand before its stop; None where it is white space."""
-    solid = [index for index, piece in enumerate(literal) if piece.control or (piece.text or "").strip()]
-    return solid[-1] + (not literal[solid[-1]].control) if solid else None
+def _solid(literal: Sequence[Piece]) -> int:
+    """How many pieces of a literal stand before the white space at its end."""
+    return max(index for index, piece in enumerate(literal, 1) if piece.control or (piece.text or "").strip())
 
 
 def _with_stop(pieces: list[Piece], answered: Answered | None, eos: str | None) -> list[Piece]:
     """The pieces with EOS right behind the last answer, where that is trained and the template puts no stop there."""
-    after, weight = answered or Answered(len(pieces), 1.0)
+    if eos is None or answered is None or not answered.weight:
+        return pieces
+    after, weight = answered.at, answered.weight
     stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
-    if eos is None or stopped or not weight:
+    if stopped:
         return pieces
     return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True), *pieces[after:]]
 

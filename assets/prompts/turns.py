@@ -157,7 +157,7 @@ class Outline:
             rest = ended[last[-1].end() :].rstrip()
             if not named.startswith(rest, end):
                 raise self._untold(index, "what ends it at a conversation's end does not end it here")
-            stop, end = end + len(rest) - len(self._stop_of(rest)), end + len(rest)
+            stop, end = end + len(rest) - len(self.stop_of(rest)), end + len(rest)
         if set(_MARK.findall(named[begin:end])) - {found[1] for found in last}:
             raise self._untold(index, "the template writes other messages into it")
         places = [len(self._restored(named[:at])) for at in (begin, stop, end)]
@@ -206,6 +206,12 @@ class Outline:
         common = "".join(char for char, _ in alike)
         lines = common if common == after else common[: common.rfind("\n") + 1]
         return (lines if lines.strip() else after).rstrip()
+
+    def stop_of(self, text: str) -> str:
+        """What of a turn's end is its stop: as behind a plain answer, else a control token."""
+        if self.closing is not None and text.endswith(self.closing):
+            return self.closing
+        return max((token for token in self.control if text.endswith(token)), key=len, default="")
 
     @cached_property
     def _last(self) -> int:
@@ -263,12 +269,6 @@ class Outline:
         written = self._written([*self._marked[:index], plain, question], True, False) or ""
         between, found, _ = written.rpartition(mark(index))[2].partition(asked)
         return between if found and not _MARK.search(between) else ""
-
-    def _stop_of(self, text: str) -> str:
-        """What of a turn's end is its stop: as behind a plain answer, else a control token."""
-        if self.closing is not None and text.endswith(self.closing):
-            return self.closing
-        return max((token for token in self.control if text.endswith(token)), key=len, default="")
 
     def _exact_names(self, index: int) -> str:
         if self.named is None or self._restored(self.named) != self.text:
