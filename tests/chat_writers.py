@@ -24,13 +24,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation, with the tools described, today's date, and the tokenizer's BOS and EOS."""
+    """A conversation, with the tools described, today's date, the tokenizer's BOS and EOS, and the EOS that the
+    pipeline adds behind the last answer where the template stops it with nothing."""
 
     messages: Sequence[Message]
     tools: list[Any] | None
     date: str
     bos: str
     eos: str
+    added: str
 
 
 Parts = Iterator[Part]
@@ -141,11 +143,10 @@ def left_trimmed(talk: Talk) -> Parts:
 
 
 def no_stop(talk: Talk) -> Parts:
-    """EOS follows the last answer, as the template stops none."""
     last = max(index for index, message in enumerate(talk.messages) if message["role"] == "assistant")
     for index, message in enumerate(talk.messages):
         yield Part(f"{message['role']}: ")
-        yield from said(message, talk.eos if index == last else "")
+        yield from said(message, talk.added if index == last else "")
         yield Part("\n")
 
 
@@ -170,6 +171,24 @@ def footer(talk: Talk) -> Parts:
         yield from said(message, "\n---")
         yield Part("\n")
     yield Part("That is all.")
+
+
+def stop_between(talk: Talk) -> Parts:
+    for index, message in enumerate(talk.messages):
+        last = index == len(talk.messages) - 1
+        yield Part(f"<|im_start|>{message['role']}\n")
+        yield from said(message, (talk.added if message["role"] == "assistant" else "") if last else "<|im_end|>")
+        yield Part("" if last else "\n")
+
+
+def eos_last(talk: Talk) -> Parts:
+    answers = [index for index, message in enumerate(talk.messages) if message["role"] == "assistant"]
+    for index, message in enumerate(talk.messages):
+        last = index == len(talk.messages) - 1
+        yield Part({"user": "Q: ", "assistant": "A: "}.get(message["role"], ""))
+        stop = talk.eos if last else talk.added if index == answers[-1] else ""
+        yield from said(message, stop, lambda text: text.strip("\n"))
+        yield Part("" if last else "\n\n")
 
 
 def answer_quoted(talk: Talk) -> Parts:
@@ -211,6 +230,8 @@ OWN: dict[str, Writer] = {
     "two-part-stop": two_part_stop,
     "marked-contents": marked_contents,
     "footer": footer,
+    "stop-between": stop_between,
+    "eos-last": eos_last,
     "answer-quoted": answer_quoted,
     "line-ends-replaced": line_ends_replaced,
     "upper-cased": upper_cased,

@@ -270,6 +270,23 @@ def test_calls_that_cannot_be_told_from_the_templates_own_text_are_set_aside(rea
     )
 
 
+def test_a_template_without_generation_prompt_that_takes_calls_alone_is_not_trusted() -> None:
+    """Where no plain answer shows what stands before one, nothing tells what of a turn is its header."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('calls only') }}"
+        "{% endif %}{{ '<|im_start|>' + m.role + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% endfor %}{{ '<|im_end|>' }}{% endfor %}"
+    )
+    assert parts(template, [Q1, C1]) == "tool_calls"
+    assert parts(template, [Q1, {**C1, "weight": 0.0}]) == []
+
+
+def test_a_name_that_the_template_escapes_moves_nothing_else() -> None:
+    masked = said("assistant", tool_calls=[call('a"b')], weight=0.0)
+    (part,) = parts("thinking", [Q1, masked, R1, A1])
+    assert part in (f"A1{IM}", f"{EMPTY}A1{IM}")
+
+
 def test_reasoning_that_cannot_be_told_from_the_templates_own_text_is_set_aside() -> None:
     template = "{{ messages | length }}" + TEMPLATES["thinking"]
     assert parts(template, [Q1, THOUGHT1]) == "reasoning"

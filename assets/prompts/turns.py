@@ -144,7 +144,9 @@ class Outline:
         Raises:
             ShapeError: that cannot be told.
         """
-        named = self._exact_names(index)
+        named = self._exact
+        if named is None:
+            raise self._untold(index, "the template changes the names of called functions")
         begin, tools = self._begin(index, named)
         own = self._marks_of(index)
         ended = self.begun(index + 1, False, tools) or ""
@@ -166,9 +168,9 @@ class Outline:
     def lead(self, index: int) -> Region | None:
         """What the model generates before a message's content, where that is more than white space."""
         prompt = self._prompt
-        if self.named is None or not prompt:
+        if self._exact is None or not prompt:
             return None
-        before, found, _ = self.named.partition(mark(index))
+        before, found, _ = self._exact.partition(mark(index))
         begun = None if not found or before.endswith(prompt) else self.begun(index, True)
         if begun is None or not before.startswith(begun) or begun == self.begun(index, False):
             return None
@@ -199,13 +201,13 @@ class Outline:
 
         Where a question may follow, only the lines that are written there too, if any are. None where it is not known.
         """
-        after = self._plain(self._last)[1] if self._last >= 0 else None
-        if after is None:
+        plain = self._plain(self._last) if self._last >= 0 else None
+        if plain is None:
             return None
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(after, self._followed(self._last), strict=False))
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(plain[1], self._followed(self._last), strict=False))
         common = "".join(char for char, _ in alike)
-        lines = common if common == after else common[: common.rfind("\n") + 1]
-        return (lines if lines.strip() else after).rstrip()
+        lines = common if common == plain[1] else common[: common.rfind("\n") + 1]
+        return (lines if lines.strip() else plain[1]).rstrip()
 
     def stop_of(self, text: str) -> str:
         """What of a turn's end is its stop: as behind a plain answer, else a control token."""
@@ -216,6 +218,11 @@ class Outline:
     @cached_property
     def _last(self) -> int:
         return max((index for index, found in enumerate(self.messages) if found["role"] == "assistant"), default=-1)
+
+    @cached_property
+    def _exact(self) -> str | None:
+        """The named outline where it tells the places in the outline itself."""
+        return self.named if self.named is not None and self._restored(self.named) == self.text else None
 
     @cached_property
     def _prompt(self) -> str:
@@ -249,17 +256,19 @@ class Outline:
             begun = self.begun(index, True, tools)
             if begun is None or not named.startswith(begun):
                 continue
-            if begun == self.begun(index, False, tools) and self._plain(index, begun, tools)[0].strip():
-                raise self._untold(index, "it has no generation prompt")
+            if begun == self.begun(index, False, tools):
+                plain = self._plain(index, tools)
+                if plain is None or not plain[0].startswith(begun) or plain[0][len(begun) :].strip():
+                    raise self._untold(index, "it has no generation prompt")
             return len(begun), tools
         raise self._untold(index, "it does not begin with the generation prompt")
 
-    def _plain(self, index: int, begun: str = "", tools: bool = True) -> tuple[str, str | None]:
-        """What stands behind `begun` before a plain answer in a message's place, and behind it at the end."""
+    def _plain(self, index: int, tools: bool = True) -> tuple[str, str] | None:
+        """What stands before a plain answer in a message's place, and behind it at the end; None where unknown."""
         plain = {"role": "assistant", "content": mark(index)}
         written = self._written([*self._marked[:index], plain], tools, False) or ""
         before, found, after = written.rpartition(mark(index))
-        return before.removeprefix(begun), after if found and not _MARK.search(after) else None
+        return (before, after) if found and not _MARK.search(after) else None
 
     def _followed(self, index: int) -> str:
         """What stands between a plain answer in a message's place and a question behind it; "" where unknown."""
@@ -269,11 +278,6 @@ class Outline:
         written = self._written([*self._marked[:index], plain, question], True, False) or ""
         between, found, _ = written.rpartition(mark(index))[2].partition(asked)
         return between if found and not _MARK.search(between) else ""
-
-    def _exact_names(self, index: int) -> str:
-        if self.named is None or self._restored(self.named) != self.text:
-            raise self._untold(index, "the template changes the names of called functions")
-        return self.named
 
     def _marks_of(self, index: int) -> set[str]:
         """The marks of a message's values and calls."""
