@@ -13,7 +13,7 @@ import pyarrow as pa
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, alike, conversations
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.turns import Outline, divide, mark
+from tokenloom.assets.prompts.turns import REPEATED, Outline, divide, mark
 from tokenloom.assets.prompts.verified import Shape, ShapeError, render_verified
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput
@@ -99,7 +99,24 @@ class ChatFormat:
             raise ShapeError("control_token_in_content", message)
         outline = self._outline(slots, group)
         pieces, answered = self._pieces(outline, group)
-        return pieces, with_bos(_with_stop(pieces, answered, self.eos), self.bos)
+        self._check_repeated(slots, pieces)
+        eos = None if self._marked and outline.closing else self.eos  # the stop is there, trained or not as marked
+        return pieces, with_bos(_with_stop(pieces, answered, eos), self.bos)
+
+    @property
+    def _marked(self) -> bool:
+        """Whether the template's generation marks say what is trained."""
+        return self.template.marks_generation and self.prompt.train_on in ("completions", "last")
+
+    def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:
+        """
+        Raises:
+            ShapeError: what is trained is written in several places: nothing tells which is the answer.
+        """
+        trained = {piece.column for piece in pieces if piece.text is None and piece.weight}
+        values = [slot.value for slot in slots if slot.value >= 0 and slot.column in trained]
+        if len(set(values)) < len(values) and self.prompt.train_on != "all":
+            raise ShapeError("content_repeated", REPEATED)
 
     def _outline(self, slots: list[Slot], group: Conversations) -> Outline:
         """
@@ -134,7 +151,7 @@ class ChatFormat:
             The pieces, and where the last answer ends; None where that is not known.
         """
         turns, owners = group.turns, group.owners
-        marked = self.template.marks_generation and self.prompt.train_on in ("completions", "last")
+        marked = self._marked
         own = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
         everything = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: everything
@@ -166,7 +183,7 @@ class ChatFormat:
             role = "assistant" if generated else "template"
             literal = split_control(slot.text, self.control, weight=weight, role=role)
             if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop, literal = _split_stop(slot.text, literal, outline.closing or "")
+                stop, literal = _split_stop(slot.text, literal, outline.closing or "", self.control)
                 role = turns[stop_of].role
                 pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
             if generated and spoken != slot.generated and slot.text.strip():
@@ -246,7 +263,9 @@ def _speakers(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
     return found
 
 
-def _split_stop(text: str, literal: list[Piece], closing: str) -> tuple[list[Piece], list[Piece]]:
+def _split_stop(
+    text: str, literal: list[Piece], closing: str, control: tuple[str, ...]
+) -> tuple[list[Piece], list[Piece]]:
     """Divide the text behind a message into its stop and the rest.
 
     The stop is a control token (with white space before it), else what the template closes a conversation with.
@@ -256,9 +275,7 @@ def _split_stop(text: str, literal: list[Piece], closing: str) -> tuple[list[Pie
     if rest and rest[0].control:
         return [*blank, rest[0]], rest[1:]
     if closing and text.startswith(closing):
-        weight = literal[0].weight if literal else 0.0
-        after = [Piece(text[len(closing) :], weight=weight)] if len(text) > len(closing) else []
-        return [Piece(closing)], after
+        return split_control(closing, control), split_control(text[len(closing) :], control, weight=literal[0].weight)
     return [], literal
 
 

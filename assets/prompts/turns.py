@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
@@ -21,6 +21,8 @@ from tokenloom.errors import TemplateError
 
 Write = Callable[[Sequence[Message], bool, bool], str]
 """Renders messages, with or without the conversation's tools, with or without a generation prompt."""
+
+REPEATED = "the chat template writes a message that is trained more than once"
 
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}")
 
@@ -179,21 +181,33 @@ class Outline:
         return Region(index, begin, end, end)
 
     def empty(self, index: int) -> Region | None:
-        """Where an empty content stands; None where the template writes something else in its place."""
+        """Where an empty content stands; None where the template writes something else in its place.
+
+        Raises:
+            ShapeError: in several places.
+        """
         messages = list(self.messages)
         messages[index] = {**messages[index], "content": mark(index)}
-        before, found, after = (self._written(messages, True, False) or "").partition(mark(index))
+        filled = self._written(messages, True, False) or ""
+        if filled.count(mark(index)) > 1:
+            raise ShapeError("content_repeated", REPEATED)
+        before, found, after = filled.partition(mark(index))
         at = len(before)
         return Region(index, at, at, at) if found and before + after == self.text else None
 
     @cached_property
     def closing(self) -> str | None:
-        """What the template writes behind a conversation that ends with a plain answer, but for white space.
+        """What the template writes behind a plain answer that ends a conversation, but for white space.
 
-        None where that is not known.
+        Where a question may follow, only the lines that are written there too, if any are. None where it is not known.
         """
         plain = self._plain(self._last) if self._last >= 0 else None
-        return None if plain is None else plain[1].rstrip()
+        if plain is None:
+            return None
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(plain[1], self._followed(self._last), strict=False))
+        common = "".join(char for char, _ in alike)
+        lines = common if common == plain[1] else common[: common.rfind("\n") + 1]
+        return (lines if lines.strip() else plain[1]).rstrip()
 
     def stop_of(self, text: str) -> str:
         """What of a turn's end is its stop: as behind a plain answer, else a control token."""
@@ -255,6 +269,15 @@ class Outline:
         written = self._written([*self._marked[:index], plain], tools, False) or ""
         before, found, after = written.rpartition(mark(index))
         return (before, after) if found and not _MARK.search(after) else None
+
+    def _followed(self, index: int) -> str:
+        """What stands between a plain answer in a message's place and a question behind it; "" where unknown."""
+        plain = {"role": "assistant", "content": mark(index)}
+        asked = mark(len(self.owners) + len(self.names))
+        question = {"role": "user", "content": asked}
+        written = self._written([*self._marked[:index], plain, question], True, False) or ""
+        between, found, _ = written.rpartition(mark(index))[2].partition(asked)
+        return between if found and not _MARK.search(between) else ""
 
     def _marks_of(self, index: int) -> set[str]:
         """The marks of a message's values and calls."""
