@@ -27,6 +27,7 @@ BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
+SAVE = "where transformers loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
 SPELLING = "check its spelling, or HF_TOKEN where it is private"
 TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
 SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
@@ -262,7 +263,7 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
         ("org/none", f"is no local folder, and not on the hub; {SPELLING}"),
         ("org/a..b", f"is no local folder, and not on the hub; {SPELLING}"),
         ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token that may read it"),
-        ("org/weights", "holds no tokenizer.json"),
+        ("org/weights", f"holds no tokenizer.json, SentencePiece model or tiktoken ranks; {SAVE}"),
     ],
 )
 def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
