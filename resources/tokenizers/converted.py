@@ -22,7 +22,7 @@ from tokenloom.resources.tokenizers.files import (
     TokenizerFiles,
 )
 from tokenloom.resources.tokenizers.sentencepiece import parse_sentencepiece, sentencepiece_json
-from tokenloom.resources.tokenizers.special_tokens import FAMILIES, read_special_tokens
+from tokenloom.resources.tokenizers.special_tokens import FAMILIES, SpecialTokens, read_special_tokens
 from tokenloom.resources.tokenizers.tiktoken import (
     ENCODINGS,
     END_OF_TEXT,
@@ -51,7 +51,7 @@ class ConvertedTokenizer:
         content: tokenizer.json, with every token that the files add.
         parsed: the same, parsed.
         config: tokenizer_config.json, or {}.
-        named: bos_token, eos_token, … to token.
+        special: special tokens with a name, such as bos_token, and without.
         vocabulary: token to id.
         chat_template: its text, or None.
     """
@@ -59,7 +59,7 @@ class ConvertedTokenizer:
     content: bytes
     parsed: dict[str, Any]
     config: dict[str, Any]
-    named: dict[str, str]
+    special: SpecialTokens
     vocabulary: dict[str, int]
     chat_template: str | None
 
@@ -105,7 +105,7 @@ def _convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenize
         ends = (tokens.named.get(f"{end}_token") if _adds(settings, end, base) else None for end in ("bos", "eos"))
         parsed = with_ends(parsed, *ends, ids)
         content = json.dumps(parsed, ensure_ascii=False).encode()
-    return ConvertedTokenizer(content, parsed, settings, tokens.named, ids, _chat_template(files, settings))
+    return ConvertedTokenizer(content, parsed, settings, tokens, ids, _chat_template(files, settings))
 
 
 @dataclass(frozen=True)

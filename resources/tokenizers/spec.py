@@ -87,10 +87,11 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
 
 
 def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
-    named, settings = converted.named, converted.config
+    named, settings = converted.special.named, converted.config
     kept = {key: settings[key] for key in KEPT if settings.get(key) is not None}
-    if isinstance(extra := settings.get("extra_special_tokens") or settings.get("additional_special_tokens"), list):
-        kept["additional_special_tokens"] = [token["content"] if isinstance(token, dict) else token for token in extra]
+    if converted.special.extra:
+        kept["additional_special_tokens"] = converted.special.extra
+    special = [token["content"] for token in converted.parsed["added_tokens"] if token.get("special")]
     types = ["token_type_ids"] if converted.parsed["model"].get("type") == "WordPiece" else []
     made = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -102,7 +103,7 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
     return TokenizerSpec(
         files={TOKENIZER: converted.content, CONFIG: json.dumps(made, sort_keys=True, ensure_ascii=False).encode()},
         **{role: named.get(f"{role}_token") for role in SPECIAL_ROLES},
-        control=tuple(token["content"] for token in converted.parsed["added_tokens"] if token.get("special")),
+        control=(*special, *converted.special.extra),
         chat_template=converted.chat_template,
         prepended=first_special(converted.parsed.get("post_processor")),
         others={key: token for key, token in named.items() if key.removesuffix("_token") not in SPECIAL_ROLES},

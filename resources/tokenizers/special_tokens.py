@@ -35,10 +35,12 @@ class SpecialTokens:
 
     Args:
         named: bos_token, eos_token, … and a model's own, such as image_token, to token.
+        extra: special tokens without a name.
         added: content and flags of the tokens to add, in the order in which new ones get their ids.
     """
 
     named: dict[str, str]
+    extra: list[str]
     added: list[dict[str, Any]]
 
 
@@ -64,36 +66,51 @@ def read_special_tokens(
         TokenizerError: what stands for a token is none.
     """
     found = {key: value for key, value in config.items() if key in NAMED or _is_own(key, value)}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra: Any = config.get("extra_special_tokens") or config.get("additional_special_tokens", [])
+    settled = "extra_special_tokens" in config or "additional_special_tokens" in config
+    later: Any = []
     listed: dict[int, dict[str, Any]] = {}
     if "added_tokens_decoder" in config:
         for id, token in _object("added_tokens_decoder", config["added_tokens_decoder"]).items():
             listed[_id(id)] = _token("added_tokens_decoder", token, special=False)
     else:
         for key, value in special_tokens_map.items():
-            if key in ("extra_special_tokens", "additional_special_tokens"):
-                extra = value or extra
+            if key == "extra_special_tokens" and value:
+                extra, settled = value if isinstance(value, dict) else [*_values(extra), *_values(value)], True
+            elif key == "additional_special_tokens":
+                later = value
             elif key in NAMED or _is_own(key, value):
                 found[key] = value
-        texts = {_token(key, value)["content"] for key, value in found.items() if value is not None}
+        texts = {_token(key, found[key])["content"] for key in NAMED if found.get(key) is not None}
         texts |= {_token("extra_special_tokens", value)["content"] for value in _values(extra)}
         for token, id in added_tokens.items():
             listed[_id(id)] = _token("added_tokens.json", token, special=token in texts)
         listed |= {token["id"]: token for token in known}
+    extra = extra if settled else later
     if isinstance(extra, dict):
-        found |= extra
-        extra = []
+        found, extra = found | extra, []
     flags = {token["content"]: token for token in listed.values()}
     tokens = {key: _token(key, value) for key, value in found.items() if value is not None}
-    tokens = {key: {**flags.get(token["content"], token), "special": True} for key, token in tokens.items()}
-    more = [_token("extra_special_tokens", value) for value in _values(extra)]
+    tokens = {key: flags.get(token["content"], token) for key, token in tokens.items()}
     named = {key: token["content"] for key, token in tokens.items()}
-    offered = {key: token for key, token in defaults.items() if key not in found and token in vocabulary}
-    added = [token for _, token in sorted(listed.items())]
-    texts = {token["content"] for token in [*known, *added]}
+    offered = {
+        key: token for key, token in defaults.items() if key not in found and token in vocabulary and key not in named
+    }
+    there = [_flags(token) for token in known]
+    new = [token for _, token in sorted(listed.items()) if _flags(token) not in there]
+    texts = {token["content"] for token in [*known, *new]}
     ordered = [tokens[key] for key in (*NAMED, *(key for key in tokens if key not in NAMED)) if key in tokens]
-    added += [token for token in [*ordered, *more] if token["content"] not in texts]
-    return SpecialTokens({**named, **offered}, added)
+    more = [_token("extra_special_tokens", value) for value in _values(extra)]
+    ordered += more
+    for token in ordered:
+        if token["content"] not in texts and token not in new:
+            new.append(token)
+    added = [{**token, "special": token["special"] or token["content"] in named.values()} for token in new]
+    return SpecialTokens({**named, **offered}, [token["content"] for token in more], added)
+
+
+def _flags(token: dict[str, Any]) -> dict[str, Any]:
+    return {"content": token["content"], **{flag: token.get(flag, False) for flag in FLAGS}}
 
 
 def _is_own(key: str, value: Any) -> bool:
@@ -102,9 +119,9 @@ def _is_own(key: str, value: Any) -> bool:
 
 
 def _values(extra: Any) -> list[Any]:
-    if not isinstance(extra, list | dict):
+    if not isinstance(extra, list | dict | None):
         raise TokenizerError(f"extra_special_tokens is neither a list nor an object: {str(extra)[:80]}")
-    return list(extra.values()) if isinstance(extra, dict) else extra
+    return list(extra.values() if isinstance(extra, dict) else extra or [])
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:
