@@ -4,6 +4,7 @@ tokenizer_models/make.py), and which files explain them."""
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -83,9 +84,7 @@ def test_ranks_give_tiktoken_s_ids(name: str, encoding: str) -> None:
 def by_ranks(text: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """Encoding by ranks, word for word: the leftmost of the lowest pairs is merged until none is left."""
     parts = [text[at : at + 1] for at in range(len(text))]
-    while pairs := [
-        (ranks[a + b], at) for at, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in ranks
-    ]:
+    while pairs := [(ranks[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]:
         _, at = min(pairs)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts
@@ -95,7 +94,7 @@ def by_merges(text: bytes, merges: list[tuple[bytes, bytes]]) -> list[bytes]:
     """Encoding by merges: the same, but only listed pairs merge."""
     order = {pair: at for at, pair in reversed(list(enumerate(merges)))}
     parts = [text[at : at + 1] for at in range(len(text))]
-    while pairs := [(order[pair], at) for at, pair in enumerate(zip(parts, parts[1:], strict=False)) if pair in order]:
+    while pairs := [(order[pair], at) for at, pair in enumerate(itertools.pairwise(parts)) if pair in order]:
         _, at = min(pairs)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts

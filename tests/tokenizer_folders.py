@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-KNOWN = ("<s>", "</s>", "<|pad|>", "<|im_end|>")
+NAMES: tuple[str, ...] = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+KNOWN: tuple[str, ...] = ("<s>", "</s>", "<|pad|>", "<|im_end|>")
 """In the vocabulary already."""
-NEW = ("<n0>", "<n1>", "<n2>", "<|new|>", "[NEW]", "<img>")
+NEW: tuple[str, ...] = ("<n0>", "<n1>", "<n2>", "<|new|>", "[NEW]", "<img>")
 """In no vocabulary."""
-PLAIN = ("the", "Ġ", "a")
+PLAIN: tuple[str, ...] = ("the", "Ġ", "a")
 """Ordinary entries of the vocabulary."""
 
 contents = st.sampled_from((*KNOWN, *NEW, *PLAIN))
@@ -62,7 +62,7 @@ def folders(draw: st.DrawFn, vocab_size: int) -> Folder:
         vocab_size: of the tokenizer; ids of added tokens go on from there.
     """
     kind = draw(st.sampled_from(["decoder", "legacy", "none"]))
-    config = dict(draw(named if kind == "decoder" else plainly_named))
+    config: dict[str, Any] = dict(draw(named if kind == "decoder" else plainly_named))
     if (name := draw(st.sampled_from([None, "PreTrainedTokenizerFast", "TokenizersBackend"]))) is not None:
         config["tokenizer_class"] = name
     listed = draw(st.lists(st.sampled_from(NEW), unique=True, max_size=3))

@@ -21,6 +21,7 @@ from tokenloom.resources.tokenizers import (
     declared_tokenizer,
     export_config,
     load_tokenizer,
+    vocab_size,
 )
 
 if TYPE_CHECKING:
@@ -76,11 +77,10 @@ class TokenizerStage(Stage):
         context.store.publish_tokenizer(digest, files)
         if (previous := context.known_facts(self.name)).get("digest") == digest:
             return previous
-        tokenizer = load_tokenizer(files[TOKENIZER])
-        spec = context.tokenizer
+        tokenizer, spec = load_tokenizer(files[TOKENIZER]), context.tokenizer
         ids = {name: tokenizer.token_to_id(token) for name, token in spec.tokens().items()}
-        vocab_size = max(tokenizer.get_vocab().values()) + 1
-        return {"digest": digest, "vocab_size": vocab_size, "ids": ids, "control": list(spec.control)}
+        size = manifest.counters["vocab_size"]
+        return {"digest": digest, "vocab_size": size, "ids": ids, "control": list(spec.control)}
 
 
 STAGE = TokenizerStage()
@@ -91,4 +91,4 @@ def _files(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()
     table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
-    return ChunkOutput(table, rows_in=len(files))
+    return ChunkOutput(table, len(files), counters={"vocab_size": vocab_size(tokenizer)})

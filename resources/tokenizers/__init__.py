@@ -9,7 +9,7 @@ from tokenloom.resources.tokenizers.spec import (
     export_config,
     resolve_tokenizer,
 )
-from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer
+from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, vocab_size
 
 __all__ = [
     "CONFIG",
@@ -21,4 +21,5 @@ __all__ = [
     "export_config",
     "load_tokenizer",
     "resolve_tokenizer",
+    "vocab_size",
 ]

@@ -19,6 +19,7 @@ from tokenloom.resources.tokenizers.files import (
     SETTING,
     SPECIAL_TOKENS_MAP,
     TEMPLATE,
+    TOKENIZER,
     TokenizerFiles,
 )
 from tokenloom.resources.tokenizers.sentencepiece import parse_sentencepiece, sentencepiece_json
@@ -32,6 +33,7 @@ from tokenloom.resources.tokenizers.tiktoken import (
     tiktoken_json,
 )
 from tokenloom.resources.tokenizers.tokenizer_json import (
+    load_tokenizer,
     parse_json,
     special_token,
     vocabulary,
@@ -68,16 +70,17 @@ def convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenizer
     """Read a tokenizer's files.
 
     Raises:
-        ConfigError: the vocabulary's file is of no known kind, damaged, or lacks what must stand beside it.
-        TokenizerError: a file is not built as it should be.
+        ConfigError: a file is damaged or of no known kind, or what must stand beside it is missing.
     """
     try:
-        return _convert(config, files)
+        return _convert(files)
     except TokenizerError as error:
-        raise TokenizerError(f"{files.name}: {error}") from error
+        said = str(error).startswith(files.vocabulary) and files.name.endswith(files.vocabulary)
+        place = SETTING if said else f"{SETTING}: {files.name}"
+        raise config.fault(SETTING, f"{place}: {error}") from error
 
 
-def _convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenizer:
+def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
     settings, model, mapped, listed = (
         parse_json(name, files.settings.get(name, b"{}"))
         for name in (CONFIG, MODEL_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
@@ -87,23 +90,20 @@ def _convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenize
     if is_json:
         base = Base(files.content, {})
     else:
-        base = (
-            _from_ranks(config, files, settings)
-            if _holds_ranks(files)
-            else _from_model(config, files, settings, family)
-        )
+        base = _from_ranks(files, settings) if _holds_ranks(files) else _from_model(files, settings, family)
     parsed = parse_json(files.vocabulary, base.content)
-    vocabulary_of = vocabulary(parsed)
+    known = vocabulary(parsed)
+    _check(base.content)
     tokens = read_special_tokens(
-        settings, mapped, listed, FAMILIES.get(family, {}) | base.named, parsed["added_tokens"], vocabulary_of
+        settings, mapped, listed, FAMILIES.get(family, {}) | base.named, parsed["added_tokens"], known
     )
     content = with_added_tokens(base.content, parsed, [*base.added, *tokens.added])
     if content is not base.content:
         parsed = parse_json(files.vocabulary, content)
     ids = vocabulary(parsed)
     if not is_json:
-        ends = (tokens.named.get(f"{end}_token") if _adds(settings, end, base) else None for end in ("bos", "eos"))
-        parsed = with_ends(parsed, *ends, ids)
+        begin, end = (tokens.named.get(f"{at}_token") if _adds(settings, at, base) else None for at in ("bos", "eos"))
+        parsed = with_ends(parsed, begin, end, ids)
         content = json.dumps(parsed, ensure_ascii=False).encode()
     return ConvertedTokenizer(content, parsed, settings, tokens, ids, _chat_template(files, settings))
 
@@ -124,6 +124,11 @@ class Base:
     ends: tuple[str, ...] = ()
 
 
+@lru_cache(maxsize=4)
+def _check(content: bytes) -> None:
+    load_tokenizer(content)
+
+
 def _adds(settings: dict[str, Any], end: str, base: Base) -> bool:
     return settings.get(f"add_{end}_token") is True or end in base.ends
 
@@ -132,23 +137,26 @@ def _holds_ranks(files: TokenizerFiles) -> bool:
     return files.vocabulary.endswith(".tiktoken") or is_ranks(files.content)
 
 
-def _from_ranks(config: PipelineConfig, files: TokenizerFiles, settings: dict[str, Any]) -> Base:
+def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
+    try:
+        _ranks(files.content)
+    except ValueError as error:
+        raise TokenizerError(f"{files.vocabulary}: {error}") from error
     encoding = ENCODINGS.get(PurePath(files.vocabulary).stem)
     named = {"eos_token": END_OF_TEXT}
     if encoding is None:
         if not isinstance(pattern := settings.get("pat_str"), str):
-            raise config.fault(
-                SETTING,
-                f"{SETTING}: {files.name}: {files.vocabulary} holds tiktoken ranks, but not how texts are split: name "
-                f"the file {', '.join(ENCODINGS)} with the ending .tiktoken if it is that one; else put "
-                f'{CONFIG} beside it, with the pattern as "pat_str" and the special tokens as "added_tokens_decoder"',
+            raise TokenizerError(
+                f"{files.vocabulary} holds tiktoken ranks, but not how texts are split: give it the name of its "
+                f"encoding ({', '.join(ENCODINGS)}) with the ending .tiktoken, or put a {CONFIG} beside it, with the pattern as "
+                '"pat_str" and the special tokens as "added_tokens_decoder"'
             )
         special = settings.get("added_tokens_decoder") or {}
         encoding, named = Encoding(pattern, special_token_ids(special)), {}
     try:
         return Base(_ranks_json(files.content, encoding.pattern, tuple(encoding.special.items())), named)
     except ValueError as error:
-        raise config.fault(SETTING, f"{SETTING}: {files.name}: {files.vocabulary}: {error}") from error
+        raise TokenizerError(f"{files.vocabulary}: {error}") from error
 
 
 def special_token_ids(special: Any) -> dict[str, int]:
@@ -159,23 +167,21 @@ def special_token_ids(special: Any) -> dict[str, int]:
         raise TokenizerError(f"{CONFIG}: added_tokens_decoder does not map ids to tokens") from error
 
 
-def _from_model(config: PipelineConfig, files: TokenizerFiles, settings: dict[str, Any], family: str) -> Base:
+def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) -> Base:
     if files.settings and family not in SENTENCEPIECE_IDS:
-        raise config.fault(
-            SETTING,
-            f"{SETTING}: {files.name} holds only a SentencePiece model, and the ids of a "
-            f"{settings.get('tokenizer_class') or family} may differ from its own: save it with a tokenizer.json "
-            f"(transformers: save_pretrained), or name {files.vocabulary} itself if its ids are meant",
+        raise TokenizerError(
+            f"there is only a SentencePiece model, and the ids of a {settings.get('tokenizer_class') or family} may "
+            f"differ from its own: save it with a {TOKENIZER} (transformers: save_pretrained), or name "
+            f"{files.vocabulary} itself if its ids are meant"
         )
     first_only = family in ("llama", "codellama") and settings.get("legacy") is False
     try:
         content, specials = _model_json(files.content, first_only)
     except (ValueError, TypeError, AttributeError, struct.error) as error:
         told = error if type(error) is ValueError else "it is damaged"
-        raise config.fault(
-            SETTING,
-            f"{SETTING}: {files.name}: {files.vocabulary} is neither tokenizer.json nor tiktoken ranks, and cannot be "
-            f"read as a SentencePiece model: {told}",
+        raise TokenizerError(
+            f"{files.vocabulary} is neither {TOKENIZER} nor tiktoken ranks, and cannot be read as a SentencePiece "
+            f"model: {told}"
         ) from error
     named = {f"{role}_token": token for role, token in specials}
     if family not in ("t5", "mt5"):
@@ -185,9 +191,14 @@ def _from_model(config: PipelineConfig, files: TokenizerFiles, settings: dict[st
     return Base(content, named, tuple(sentinels), ("eos",))
 
 
+@lru_cache(maxsize=1)
+def _ranks(content: bytes) -> dict[bytes, int]:
+    return parse_ranks(content)
+
+
 @lru_cache(maxsize=4)
 def _ranks_json(content: bytes, pattern: str, special: tuple[tuple[str, int], ...]) -> bytes:
-    return tiktoken_json(parse_ranks(content), Encoding(pattern, dict(special)))
+    return tiktoken_json(_ranks(content), Encoding(pattern, dict(special)))
 
 
 @lru_cache(maxsize=4)

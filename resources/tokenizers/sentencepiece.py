@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokenloom.resources.tokenizers.merges import recover_merges
-from tokenloom.resources.tokenizers.tokenizer_json import added_token
+from tokenloom.resources.tokenizers.tokenizer_json import added_token, is_charsmap
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
@@ -83,6 +83,8 @@ def parse_sentencepiece(content: bytes) -> SentencePieceModel:
     )
     if found.algorithm not in (UNIGRAM, BPE):
         raise ValueError("only its Unigram and BPE models can be read, not word and char models")
+    if not is_charsmap(base64.b64encode(found.charsmap)):
+        raise ValueError("its normalization table is damaged")
     if trainer.get(24, 0) or not normalizer.get(5, 1):
         raise ValueError("white space as a suffix, or not escaped, is not supported")
     if unk_id < 0 or any(piece.kind == UNUSED for piece in pieces):

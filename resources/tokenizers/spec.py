@@ -57,8 +57,7 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
     """The tokenizer that the YAML names or trains, with special tokens and chat template from the YAML first.
 
     Raises:
-        ConfigError: the YAML names none, or one that does not exist.
-        TokenizerError: its files cannot be used.
+        ConfigError: the YAML names none, or one that does not exist, or whose files cannot be used.
     """
     tokenizer = config.tokenizer
     given = tokenizer.special_tokens
@@ -103,7 +102,7 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
     return TokenizerSpec(
         files={TOKENIZER: converted.content, CONFIG: json.dumps(made, sort_keys=True, ensure_ascii=False).encode()},
         **{role: named.get(f"{role}_token") for role in SPECIAL_ROLES},
-        control=(*special, *converted.special.extra),
+        control=tuple(token for token in (*special, *converted.special.extra) if token),
         chat_template=converted.chat_template,
         prepended=first_special(converted.parsed.get("post_processor")),
         others={key: token for key, token in named.items() if key.removesuffix("_token") not in SPECIAL_ROLES},

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from tokenloom.resources.tokenizers.merges import recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token
 
+MAX_RESERVED = 10_000
+"""Most ids between ranks and special tokens that nobody uses; known encodings have at most 17."""
 END_OF_TEXT = "<|endoftext|>"
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _CL100K = (
@@ -99,6 +101,8 @@ def tiktoken_json(ranks: dict[bytes, int], encoding: Encoding) -> bytes:
     special = dict(sorted(encoding.special.items(), key=lambda item: item[1]))
     vocab = {token.decode("latin-1").translate(_ALPHABET): rank for token, rank in ranks.items()}
     vocab |= {token: id for token, id in special.items() if id <= max(ranks.values())}
+    if (highest := max(special.values(), default=0)) > len(vocab) + MAX_RESERVED:
+        raise ValueError(f"it has {len(ranks):,} ranks, but a special token has the id {highest:,}")
     used = {**vocab, **special}
     by_id = {id: token for token, id in used.items()}
     if len(by_id) != len(used):

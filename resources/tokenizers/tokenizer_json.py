@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +58,10 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _are_flags(token):
             raise TokenizerError(f"tokenizer.json: added_tokens holds {str(token)[:80]}, which is no token")
-    ids = {**entries, **{token["content"]: token.get("id") for token in added if token["content"] not in entries}}
+    ids: dict[str, Any] = {
+        **entries,
+        **{token["content"]: token.get("id") for token in added if token["content"] not in entries},
+    }
     if not all(type(id) is int and 0 <= id < MAX_ID for id in ids.values()):
         token = next(token for token, id in ids.items() if type(id) is not int or not 0 <= id < MAX_ID)
         raise TokenizerError(f"tokenizer.json: the token {token!r} has the id {ids[token]!r}, not one below {MAX_ID:,}")
@@ -64,7 +70,15 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
         for token, id in ids.items():
             if (other := by_id.setdefault(id, token)) != token:
                 raise TokenizerError(f"tokenizer.json: the tokens {other!r} and {token!r} share the id {id}")
+    highest = max(ids.values(), default=0)
+    if highest > 0xFFFF and (len(ids) <= 0x10000 or highest > 2 * len(ids)):
+        raise TokenizerError(f"tokenizer.json: {len(ids):,} tokens have ids up to {highest:,}, which leaves wide gaps")
     return ids
+
+
+def vocab_size(content: bytes) -> int:
+    """One more than the highest id of a tokenizer.json."""
+    return max(vocabulary(json.loads(content)).values()) + 1
 
 
 def _are_flags(token: dict[str, Any]) -> bool:
@@ -79,6 +93,9 @@ def load_tokenizer(content: bytes) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
+    for charsmap in re.findall(rb'"precompiled_charsmap":\s*"([^"]*)"', content):
+        if not is_charsmap(charsmap):
+            raise TokenizerError("tokenizer.json: its precompiled_charsmap is damaged")
     try:
         return Tokenizer.from_str(content.decode())
     except (KeyboardInterrupt, SystemExit):
@@ -86,6 +103,15 @@ def load_tokenizer(content: bytes) -> Tokenizer:
     except BaseException as error:  # a panic in Rust is no Exception
         told = next(iter(str(error).splitlines()), type(error).__name__)
         raise TokenizerError(f"tokenizer.json cannot be loaded: {told}") from error
+
+
+def is_charsmap(coded: bytes) -> bool:
+    """Whether a normalizer's table, in base64, begins with the size of a trie that fits into it."""
+    try:
+        table = base64.b64decode(coded, validate=True)
+    except binascii.Error:
+        return False
+    return not table or 4 <= len(table) >= 4 + int.from_bytes(table[:4], "little")
 
 
 def with_added_tokens(content: bytes, parsed: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> bytes:

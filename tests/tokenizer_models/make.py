@@ -1,5 +1,7 @@
-"""Makes the models and rank files here and what their own libraries read with them: `python make.py`, in a folder of its
-own environment with sentencepiece 0.2.3, tiktoken 0.14.0 and tokenizers, which the tests do without."""
+"""Makes the models and rank files here, and the ids that their own libraries give: `python make.py`.
+
+It needs sentencepiece 0.2.3, tiktoken 0.14.0 and tokenizers; the tests do without the first two.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,9 @@ SENTENCEPIECE: dict[str, dict[str, Any]] = {
     "unigram_bytes": {"vocab_size": 560, "byte_fallback": True, "split_by_whitespace": False, **IDENTITY},
 }
 ODD = (
-    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "▁", "▁▁", "<table>", "ﬁ", "Ａ", "１", "é", "e\u0301", "\u00a0", "\u3000",
-    "🙂", "日", "한국", "ß", "ab", "ababab", "zzzz", "the", " the", "</s>x", "<0x0A>", "<unk>", "ǅ", "\u0000", "½", "²",
+    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "▁", "▁▁", "<table>", "ﬁ", "Ａ", "１", "é", "e\u0301", "\u00a0",
+    "\u3000", "🙂", "日", "한국", "ß", "ab", "ababab", "zzzz", "the", " the", "</s>x", "<0x0A>", "<unk>", "ǅ", "\u0000",
+    "½", "²",
     "1", "12", "345", "it's", "'S", "WE'LL", "'ſ", "!", "/", "...", "</", "_", "\u0085", "ʰ", "AB", "Ab", "the quick",
 )  # fmt: skip
 
@@ -91,8 +94,8 @@ def train_sentencepiece(folder: Path) -> None:
 
 
 def train_ranks() -> None:
-    """A vocabulary learned without a split pattern, so that every place where one cuts shows in the ids; and the same with
-    tokens that no merges make, in an order in which no trainer finds them."""
+    """A vocabulary learned without a split pattern, so that each place where one cuts shows in the ids; and the same
+    with tokens that no merges make, in an order in which no trainer finds them."""
     draw = random.Random(5)
     parts = [" ", "  ", "\n", "\r\n", "\t", "1", "12", "a", "B", "it's", "WE'LL", "é", "你", "!", "/", "...", " x", "3"]
     noise = ["".join(draw.choice(parts) for _ in range(60)) for _ in range(150)]
@@ -122,7 +125,7 @@ def train_ranks() -> None:
 def expected() -> dict[str, Any]:
     """The ids that sentencepiece and tiktoken give, by model, and for ranks by split pattern."""
     sentencepiece, tiktoken = import_module("sentencepiece"), import_module("tiktoken")
-    known = import_module("tiktoken_ext.openai_public")
+    known: Any = import_module("tiktoken_ext.openai_public")
     known.load_tiktoken_bpe = lambda *_, **__: {}
     given = texts(90)
     found: dict[str, Any] = {"texts": given}
