@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -75,6 +76,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Ite
     _write_rows(found / "broken" / "train.jsonl", SMALL, end='{"instruction": "half')
     for name in ("tok", "gated-tok"):
         _copy_tokenizer(tokenizer_folder, root / "models" / "org" / name)
+    (root / "models" / "org" / "pieces").mkdir()
+    shutil.copy(Path(__file__).parent / "tokenizer_models" / "bpe.model", root / "models/org/pieces/tokenizer.model")
+    (root / "models/org/pieces/special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    (root / "models/org/pieces/model.safetensors").write_bytes(b"\0" * 64)
     (root / "models" / "org" / "weights").mkdir()
     (root / "models" / "org" / "weights" / "model.safetensors").write_bytes(b"\0" * 64)
     with HubServer(root, TOKEN, gated=("org/gated", "org/gated-tok")) as server:
@@ -255,6 +260,23 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     assert {name: stage["digest"] for name, stage in there.items()} == {
         name: stage["digest"] for name, stage in here.items()
     }
+
+
+def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
+    build: BuildCommand, hub: HubServer, tmp_path: Path
+) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    sections = {"dataset": {"name": "data.jsonl"}, "tokenizer": {"name_or_path": "org/pieces"}}
+    before = len(hub.requests)
+    found = _stages(build(**sections))
+    assert found["sequences"]["rows_out"] == len(SMALL)
+    asked = [
+        request.split("/resolve/")[1] for request in hub.requests[before:] if "GET /org/pieces/resolve/" in request
+    ]
+    commit = hub.snapshot("models", "org/pieces").commit
+    assert sorted(asked) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
+    offline = _stages(build(env={"HF_HUB_OFFLINE": "1"}, **sections))
+    assert all(stage["chunks_reused"] == stage["chunks"] for stage in offline.values())
 
 
 @pytest.mark.parametrize(

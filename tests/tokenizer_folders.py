@@ -62,7 +62,7 @@ def folders(draw: st.DrawFn, vocab_size: int) -> Folder:
         vocab_size: of the tokenizer; ids of added tokens go on from there.
     """
     kind = draw(st.sampled_from(["decoder", "legacy", "none"]))
-    config: dict[str, Any] = dict(draw(named if kind == "decoder" else plainly_named))
+    config: dict[str, Any] = {**draw(named if kind == "decoder" else plainly_named)}
     if (name := draw(st.sampled_from([None, "PreTrainedTokenizerFast", "TokenizersBackend"]))) is not None:
         config["tokenizer_class"] = name
     listed = draw(st.lists(st.sampled_from(NEW), unique=True, max_size=3))
@@ -72,9 +72,8 @@ def folders(draw: st.DrawFn, vocab_size: int) -> Folder:
         config["added_tokens_decoder"] = {str(vocab_size + at): token for at, token in enumerate(added)}
     elif kind == "legacy":
         files["added_tokens.json"] = {content: vocab_size + at for at, content in enumerate(listed)}
-        files["special_tokens_map.json"] = draw(mapped)
-        if draw(st.booleans()):
-            files["special_tokens_map.json"]["additional_special_tokens"] = draw(st.lists(contents, max_size=3))
+        more = {"additional_special_tokens": draw(st.lists(contents, max_size=3))} if draw(st.booleans()) else {}
+        files["special_tokens_map.json"] = {**draw(mapped), **more}
     extra = draw(st.sampled_from([None, "extra_special_tokens", "additional_special_tokens", "own"]))
     if extra == "own":
         config["image_token"] = draw(st.sampled_from(NEW))

@@ -148,8 +148,8 @@ def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
         if not isinstance(pattern := settings.get("pat_str"), str):
             raise TokenizerError(
                 f"{files.vocabulary} holds tiktoken ranks, but not how texts are split: give it the name of its "
-                f"encoding ({', '.join(ENCODINGS)}) with the ending .tiktoken, or put a {CONFIG} beside it, with the pattern as "
-                '"pat_str" and the special tokens as "added_tokens_decoder"'
+                f"encoding ({', '.join(ENCODINGS)}) with the ending .tiktoken, or put a {CONFIG} beside it, with the "
+                'pattern as "pat_str" and the special tokens as "added_tokens_decoder"'
             )
         special = settings.get("added_tokens_decoder") or {}
         encoding, named = Encoding(pattern, special_token_ids(special)), {}

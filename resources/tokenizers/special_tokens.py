@@ -17,7 +17,7 @@ _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _ROBERTA = {**_LLAMA, "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
 FAMILIES = {
     "gpt2": _ENDOFTEXT,
-    "gptneox": _ENDOFTEXT,
+    "gptneox": {**_ENDOFTEXT, "pad_token": "<|padding|>"},
     "codegen": _ENDOFTEXT,
     "bert": _BERT,
     "distilbert": _BERT,
