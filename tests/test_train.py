@@ -1,4 +1,4 @@
-"""`train:` a byte-level BPE: the same bytes whatever runs it, no control token out of plain text, and how it is frozen."""
+"""`train:` a byte-level BPE: the same bytes whatever runs it, no control token out of plain text, and freezing it."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_a_vocabulary_too_small_for_bytes_and_special_tokens_is_refused(vocab_si
 
 
 def test_the_vocabulary_reached_is_told(tmp_path: Path) -> None:
-    sections = {"tokenizer": {**TOKENIZER, "train": {"vocab_size": 50_000, "min_frequency": 3}}}
-    report = build(write_dataset(tmp_path, 200, **sections), tmp_path / "store")["tokenizer"]
+    tokenizer = {**TOKENIZER, "train": {"vocab_size": 50_000, "min_frequency": 3}}
+    report = build(write_dataset(tmp_path, 200, tokenizer=tokenizer), tmp_path / "store")["tokenizer"]
     facts = ArtifactStore(tmp_path / "store").manifest("small", "tokenizer").facts
     (file,) = (tmp_path / "store" / "tokenizers").rglob(FILE)
     size = Tokenizer.from_file(str(file)).get_vocab_size()
