@@ -143,7 +143,7 @@ class TokenizerConfig(Section):
     """The tokenizer, and what only it decides."""
 
     name_or_path: str | None = None
-    """Hub id, folder, or tokenizer.json."""
+    """Hub id, folder, tokenizer.json, SentencePiece `.model`, or tiktoken ranks."""
     train: TrainConfig | None = None
     """Train a byte-level BPE on this dataset's prompts instead."""
     max_length: Positive = 2048
