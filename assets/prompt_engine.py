@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.stage import renderer
 from tokenloom.assets.rejects import ROW, join_rejects
 from tokenloom.assets.schema.sketch import merge, sketch
-from tokenloom.assets.sequences.stage import to_sequences
+from tokenloom.assets.sequences.stage import in_turn, sequencer
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
@@ -69,12 +70,15 @@ class PromptEngine:
         mapping = resolve(config, self._columns or merge([sketch(table)]))
         render = renderer(config, mapping.to_json(), spec)
         policy = config.tokenizer.control_tokens_in_content
-        return (
-            lambda rows: to_canonical(rows, mapping),
-            render,
-            in_pairs(lambda prompts: tokenize(prompts, self._encoder, spec.control, policy)),
-            in_pairs(lambda tokens: to_sequences(tokens, config.length, config.tokenizer.max_length)),
-        )
+        encode = in_turn(render, in_pairs(lambda prompts: tokenize(prompts, self._encoder, spec.control, policy)))
+        sequence = sequencer(config, mapping.to_json(), encode)
+
+        def tokenized(rows: pa.Table) -> ChunkOutput:
+            tokens = encode(rows)
+            made = sequence(tokens.table, rows)
+            return replace(made, rejects=join_rejects([tokens.rejects, made.rejects]))
+
+        return lambda rows: to_canonical(rows, mapping), tokenized
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "columns": self._columns}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.sequences.stage import to_sequences
+from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.config import LengthConfig
 from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader

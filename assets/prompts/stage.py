@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
+from tokenloom.assets.lengths import check_lengths
+from tokenloom.assets.pairs import LABEL, in_pairs
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.rejects import ROW
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 2
+    version = 3
     upstream = ("columns",)
     libraries = ("pyarrow", "jinja2")
     output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
@@ -79,7 +80,7 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
         )
     bos, eos = _added(config, spec)
     form = mapping["form"]
-    refuse_packing(config, form)
+    check_lengths(config, mapping)
     if form in ("preference", "kto"):
         return _preference(config, spec)
     if form == "fields":
@@ -97,10 +98,10 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
         )
     everything = float(prompt.train_on == "all")
     if form == "text":
-        pieces, fields = [Piece(None, 0, "text", weight=1.0)], ["text"]
+        pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
     else:
         pieces, fields = (
-            [Piece(None, 0, "input", weight=everything), Piece(None, 1, "answer", weight=1.0)],
+            [Piece(None, 0, "input", 0, everything), Piece(None, 1, "answer", 1, 1.0)],
             ["prompt", "completion"],
         )
     ending = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
