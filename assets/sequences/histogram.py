@@ -56,6 +56,12 @@ def count_lengths(name: str, table: pa.Table, max_length: int) -> dict[str, int]
     return {f"{name}/{bound}": count for bound, count in zip((*bounds, MORE), counts, strict=True) if count}
 
 
+def fill(counters: Mapping[str, int], tokens: int, max_length: int) -> float:
+    """Packing efficiency: the share of the sequences' room, `max_length` each, that tokens take; 0 without any."""
+    sequences = sum(Histogram.of(counters, AFTER, max_length).counts)
+    return tokens / (sequences * max_length) if sequences else 0.0
+
+
 def histogram_png(before: Histogram, after: Histogram, width: int = 304, height: int = 60) -> bytes:
     """A PNG of two rows of bars, grey and green, each with a line where max_length is."""
     picture = np.zeros((2 * height + 4, width), np.uint8)
