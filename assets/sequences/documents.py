@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.tokens.stage import token_weights
-from tokenloom.resources.ragged import Ints, list_parts
+from tokenloom.resources.ragged import Ints, list_parts, offsets_of
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,13 @@ class Documents:
         """The rows of a chunk of tokens."""
         offsets, ids = list_parts(table["input_ids"])
         return cls(ids.to_numpy(), token_weights(table), np.diff(offsets), table[ROW].to_numpy())
+
+    def are_trained(self) -> np.ndarray:
+        """bool [documents]: whether any of their tokens is trained."""
+        found, solid = np.zeros(len(self.lengths), bool), self.lengths > 0
+        if solid.any():
+            found[solid] = np.maximum.reduceat(self.weights, offsets_of(self.lengths)[:-1][solid]) > 0
+        return found
 
     def select(self, documents: np.ndarray) -> Documents:
         """The documents where the flags bool [documents] hold."""

@@ -38,7 +38,7 @@ def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: 
     if length.strategy == "split" and length.packing != "concat":
         kept, more = _split(kept, max_length, length.stride)
         counters |= more
-    layout = _LAYOUTS[length.packing](kept.lengths, max_length)
+    layout = LAYOUTS[length.packing](kept.lengths, max_length)
     counters["sequences"] = len(layout.pieces)
     made = _table(kept, layout, list_parts(table["input_ids"])[1].type)
     return ChunkOutput(made, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
@@ -53,7 +53,7 @@ def with_pair_lengths(table: pa.Table) -> pa.Table:
     return table.append_column(LONGEST, pa.array(np.max(lengths, axis=0)))
 
 
-_LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
+LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
     "none": lambda lengths, _: single(lengths),
     "concat": concat,
     "best_fit": best_fit,
@@ -82,7 +82,7 @@ def _shorten(
 
 def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Documents, pa.Table, int]:
     """The documents that fit and have a trained token; rejects for the others, and the tokens in them."""
-    useless = fits & (sum_rows(documents.weights > 0, offsets_of(documents.lengths)) == 0)
+    useless = fits & ~documents.are_trained()
     reasons = (
         (~fits, f"what may not be given up fills max_length {max_length}: no room is left for the answer"),
         (useless, f"no trained token is left within max_length {max_length}"),
@@ -101,7 +101,7 @@ def _split(documents: Documents, max_length: int, stride: int) -> tuple[Document
     starts = offsets_of(documents.lengths)[:-1][row] + begin
     pieces = documents.take(ranges(starts, size), size, documents.rows[row])
     pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
-    useful = sum_rows(pieces.weights > 0, offsets_of(size)) > 0
+    useful = pieces.are_trained()
     counters = {
         "tokens_repeated": int(overlap.sum()),
         "tokens_left_out": int(size[~useful].sum()),
@@ -115,13 +115,13 @@ def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
     offsets = offsets_of(sum_rows(layout.length, of_pieces))
     together = np.array_equal(layout.begin, offsets_of(layout.length)[:-1])
     tokens = slice(None) if together else ranges(layout.begin, layout.length)
-    ids, weights = documents.ids[tokens], documents.weights[tokens]
+    weights = documents.weights
     columns = {
-        "input_ids": list_array(offsets, pa.array(ids, kind)),
-        "trained": list_array(offsets, pa.array((weights > 0).astype(np.uint8))),
+        "input_ids": list_array(offsets, pa.array(documents.ids[tokens], kind)),
+        "trained": list_array(offsets, pa.array((weights > 0).view(np.uint8)[tokens])),
         "rows": list_array(of_pieces, pa.array(documents.rows[layout.document], pa.int32())),
         "document_lengths": list_array(of_pieces, pa.array(layout.length, pa.int32())),
     }
     if ((weights != 0) & (weights != 1)).any():
-        columns["weights"] = list_array(offsets, pa.array(weights))
+        columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
     return pa.table(columns)
