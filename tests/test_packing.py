@@ -96,6 +96,15 @@ def test_split_trains_every_token_once(documents: list[Document], longest: int, 
     assert out.rejects[ROW].to_pylist() == [document.row for document in documents if not document.useful]
     assert out.counts()["rows_out"] == sum(document.useful for document in documents)
     counts = out.counters
+    begins = 0
+    for document in documents:
+        if document.useful:
+            begins += 1
+            begin = 0
+            while begin + longest < len(document.tokens):
+                begins += 1
+                begin += longest - stride
+    assert begins == len(pieces) + counts["sequences_left_out"]
     came = counts["tokens_in"] + counts["tokens_repeated"]
     assert came == out.tokens + counts["tokens_rejected"] + counts["tokens_left_out"]
     assert counts["tokens_in"] == sum(len(document.tokens) for document in documents)

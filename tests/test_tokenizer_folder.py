@@ -50,6 +50,6 @@ def test_the_exported_tokenizer_makes_the_stored_ids(
     assert tokenizer.chat_template == template
     assert tokenizer.eos_token == named["eos"]
     assert len(dataset) == len(TALKS)
-    for talk, row in zip(TALKS, dataset, strict=True):
+    for number, talk in enumerate(TALKS):
         made: Any = tokenizer.apply_chat_template(talk, return_dict=False)
-        assert row["input_ids"].tolist() == made
+        assert dataset[number]["input_ids"].tolist() == made

@@ -138,6 +138,9 @@ def test_tool_messages_go_with_their_turn_and_an_unanswered_question_with_the_la
     (made,), _ = kept_of(tokenizer_folder, {"messages": plain(talk)}, longest)
     assert made["input_ids"] == tokens_of(tokenizer_folder, CHATML, rest)
     assert kept_of(tokenizer_folder, {"messages": plain(talk)}, longest - 1) == ([], ["too_long"])
+    without_greeting = len(tokens_of(tokenizer_folder, CHATML, [talk[0], *talk[2:]]))
+    (made,), _ = kept_of(tokenizer_folder, {"messages": plain(talk)}, without_greeting)
+    assert made["input_ids"] == tokens_of(tokenizer_folder, CHATML, rest)
 
 
 def test_pairs_drop_the_same_turns(tokenizer_folder: Path) -> None:
@@ -177,7 +180,10 @@ def test_a_build_drops_turns_and_knows_what_it_did(tokenizer_folder: Path, tmp_p
     store = ArtifactStore(tmp_path / "store")
     *_, report = Build(config, store).run_all()
     counts = report.counters
-    assert counts["turns_dropped"] >= report.rows_out == 40
+    talks = [json.loads(line)["messages"] for line in (tmp_path / "talks.jsonl").read_text().splitlines()]
+    lengths = [[len(tokens_of(tokenizer_folder, CHATML, left)) for left in shorter(talk)] for talk in talks]
+    assert counts["turns_dropped"] == sum(next(k for k, size in enumerate(row) if size <= 60) for row in lengths) >= 40
+    assert report.rows_out == 40
     assert counts["tokens_in"] == report.tokens + counts["tokens_cut"] + counts["tokens_rejected"]
     ids = store.objects.get(store.manifest("talks").chunks[0].output)["input_ids"].to_pylist()
     assert max(map(len, ids)) <= 60

@@ -13,7 +13,7 @@ from tokenloom.resources.ragged import Ints, offsets_of, ranges
 _INPUT, _USER = ROLES.index("input"), ROLES.index("user")
 _ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]
 _PART_OF_ROLE = np.array([SPOKEN.index(role) if role in SPOKEN else -1 for role in ROLES])
-_PART_OF_ROLE[_INPUT] = SPOKEN.index("question")
+_PART_OF_ROLE[[_INPUT, _USER]] = SPOKEN.index("question")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,6 @@ def _turns(spans: FlatSpans, places: Ints, row: Ints, order: GiveUp) -> tuple[In
         last = np.full(int(row.max(initial=-1)) + 1, -1, np.int64)
         np.maximum.at(last, row[user], message[user])
         part = np.where(user & (message < last[row]), SPOKEN.index("earlier"), _PART_OF_ROLE[role])
-        part[user & (message == last[row])] = SPOKEN.index("question")
     ranks = np.append(np.array(order.ranks, np.int64), -1)
     return np.where(answer, order.last, ranks[part]), content, answer
 
