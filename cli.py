@@ -212,6 +212,7 @@ def _write(option: str, target: str, text: str) -> None:
 def _build(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from tokenloom.console.length_lines import length_lines
     from tokenloom.console.stage_table import stage_json, stage_table, summary
 
     console = Console(stderr=parsed.json)
@@ -223,9 +224,12 @@ def _build(parsed: argparse.Namespace) -> int:
         if report.rejected:
             reasons = build.reject_reasons(report.name)
             _say(console, f"{report.name} rejected {reasons}")
+    if reports[-1].name == "sequences":
+        for line in length_lines(reports[-1], build.config.tokenizer.max_length):
+            _say(console, line)
     console.print(summary(reports), highlight=False)
     if parsed.json:
-        print(json.dumps(stage_json(build.name, reports)))
+        print(json.dumps(stage_json(build.name, reports, build.config.tokenizer.max_length)))
     return 0
 
 

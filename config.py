@@ -234,14 +234,14 @@ class LengthConfig(Section):
     strategy: Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] = (
         "truncate_right"
     )
-    """Which tokens an over-long row gives up; `drop` gives up the row, counted as filtered."""
+    """An over-long row gives up tokens, part by part (`smart`) or by turns, is split, or goes, counted as filtered."""
     give_up: Names = ("context", "question", "system")
-    """smart: which spans lose tokens first."""
+    """smart: which parts, by column or role, lose tokens first. The answer goes last, its stop never."""
     stride: Count = 0
-    """split: overlap in tokens."""
+    """split: overlap in tokens, trained in the first piece only."""
     packing: Literal["none", "concat", "best_fit"] = "none"
     """Several rows in one sequence, within one chunk of tokens: `concat` joins them and cuts at max_length, so that
-    nothing is truncated; `best_fit` fits them whole."""
+    nothing is truncated; `best_fit` keeps whole what the strategy leaves of each row."""
 
 
 class ValidationConfig(Section):

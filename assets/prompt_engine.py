@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.stage import renderer
 from tokenloom.assets.rejects import ROW, join_rejects
 from tokenloom.assets.schema.sketch import merge, sketch
-from tokenloom.assets.sequences.stage import to_sequences
+from tokenloom.assets.sequences.stage import in_turn, sequencer
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
@@ -111,12 +112,16 @@ class PromptEngine:
     def _training(self, table: pa.Table) -> Sequence[Step]:
         config = self.config
         mapping = resolve(config, self._columns or merge([sketch(table)]))
-        return (
-            lambda rows: to_canonical(rows, mapping),
-            renderer(config, mapping.to_json(), self._tokenizer),
-            in_pairs(self._tokens),
-            in_pairs(lambda tokens: to_sequences(tokens, config.length, config.tokenizer.max_length)),
-        )
+        render = renderer(config, mapping.to_json(), self._tokenizer)
+        encode = in_turn(render, in_pairs(self._tokens))
+        sequence = sequencer(config, mapping.to_json(), encode)
+
+        def tokenized(rows: pa.Table) -> ChunkOutput:
+            tokens = encode(rows)
+            made = sequence(tokens.table, rows)
+            return replace(made, rejects=join_rejects([tokens.rejects, made.rejects]))
+
+        return lambda rows: to_canonical(rows, mapping), tokenized
 
     def _inference(self, table: pa.Table, spoken: bool) -> Sequence[Step]:
         from tokenloom.assets.prompts.inference import prompt_renderer

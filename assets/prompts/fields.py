@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.layout import split_control, with_bos
+from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verified import Shape, render_verified
 from tokenloom.assets.rejects import ROW
@@ -66,6 +66,7 @@ class FieldsFormat:
         return {**self.tokens, **dict(zip(self.fields, values, strict=True))}
 
     def _layout(self, slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+        numbers = column_numbers(self.fields)
         pieces: list[Piece] = []
         for slot in slots:
             name = self.fields[slot.value] if slot.value >= 0 else None
@@ -77,7 +78,7 @@ class FieldsFormat:
             if name is None:
                 pieces += split_control(slot.text, self.control, weight=weight, role=role)
             else:
-                pieces.append(Piece(None, slot.column, role, weight=weight))
+                pieces.append(Piece(None, slot.column, role, numbers[name], weight))
         last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
         stopped = bool(pieces) and pieces[last].control
         eos = [] if stopped or self.eos is None else [Piece(self.eos, role="answer", weight=1.0, control=True)]

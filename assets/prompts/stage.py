@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
+from tokenloom.assets.lengths import check_lengths
+from tokenloom.assets.pairs import LABEL, in_pairs
 from tokenloom.assets.prompts.example_file import fixed_examples
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
@@ -98,7 +99,7 @@ def renderer(
         )
     bos, eos = _added(config, spec)
     form = mapping["form"]
-    refuse_packing(config, form)
+    check_lengths(config, mapping)
     if is_chat(config, mapping, spec):
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
@@ -168,10 +169,10 @@ def _texts(
         return _jinja(config, fields, spec, bos, eos)
     everything = float(prompt.train_on == "all")
     if form == "text":
-        pieces, fields = [Piece(None, 0, "text", weight=1.0)], ["text"]
+        pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
     else:
         pieces, fields = (
-            [Piece(None, 0, "input", weight=everything), Piece(None, 1, "answer", weight=1.0)],
+            [Piece(None, 0, "input", 0, everything), Piece(None, 1, "answer", 1, 1.0)],
             ["prompt", "completion"],
         )
     ending = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
