@@ -64,7 +64,7 @@ def check_lengths(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
         message = f"length.strategy: drop_turns needs conversations, these rows are of the form {form}; use smart"
         raise config.fault("length.strategy", message)
     if length.strategy == "drop_turns" and config.prompt_template.few_shot.count:
-        message = "drop_turns renders shortened rows anew, apart from those that few_shot draws examples from; use smart"
+        message = "drop_turns renders shortened rows anew, without those that few_shot draws from; use smart"
         raise config.fault("length.strategy", f"length.strategy: {message}")
     if length.strategy == "smart":
         give_up_order(config, mapping)

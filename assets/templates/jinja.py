@@ -256,7 +256,7 @@ class JinjaTemplate:
 
     def _run(self, variables: Mapping[str, Any]) -> str:
         template = self._template
-        context = MeteredContext(template.environment, {**self._globals, **variables}, None, {})
+        context = MeteredContext(template.environment, {**self._globals, **variables})
         context.given = variables
         try:
             return "".join(template.root_render_func(context))

@@ -37,6 +37,13 @@ class MeteredContext(Context):
     """The data, as long as it has not added to the allowance."""
     depth = 0
 
+    def __init__(self, environment: Any, variables: dict[str, Any], *_: Any, **__: Any):
+        """Made for every row: as Jinja makes it, but for what needs blocks or escaping."""
+        self.environment, self.parent, self.vars = environment, variables, {}
+        self.eval_ctx = environment.eval_context
+        self.exported_vars, self.globals_keys = set(), set()
+        self.name, self.blocks = None, {}
+
     def spend(self, amount: float) -> None:
         """Count work.
 

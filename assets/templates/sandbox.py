@@ -31,11 +31,12 @@ _CLASSES = (dict, Namespace, Cycler, Joiner)
 
 
 def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passed, cost, deep = _passed(function), costs.FILTERS.get(name), name not in costs.SHALLOW
+    call, cost, deep = _with_context(function), costs.FILTERS.get(name), name not in costs.SHALLOW
+    costly, consuming = name in costs.COSTLY, name in costs.CONSUMING
 
     @functools.wraps(function)
     def run(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in costs.CONSUMING and is_iterator(value):
+        if consuming and is_iterator(value):
             value = list(value)
         if deep:
             context.weigh(value)
@@ -43,15 +44,15 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             for given in (*args, *kwargs.values()):
                 context.weigh(given)
             costs.check_path(name, args, kwargs)
-        if cost is not None and (args or kwargs or name in costs.COSTLY):
+        if cost is not None and (costly or args or kwargs):
             context.spend(cost(value, *args, **kwargs))
-        return context.made(function(*passed(context), value, *args, **kwargs))
+        return context.made(call(context, value, *args, **kwargs))
 
     return pass_context(run)
 
 
 def _metered_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passed = _passed(function)
+    call = _with_context(function)
 
     @functools.wraps(function)
     def run(context: MeteredContext, *args: Any) -> Any:
@@ -59,20 +60,20 @@ def _metered_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
             searched(context, value)
         if name in costs.REMAINDER_TESTS and isinstance(args[0], str):
             raise SecurityError(f"{name} is for numbers")
-        return function(*passed(context), *args)
+        return call(context, *args)
 
     return pass_context(run)
 
 
-def _passed(function: Callable[..., Any]) -> Callable[[MeteredContext], tuple[Any, ...]]:
-    """What a filter or test is given before its arguments."""
-    given: dict[_PassArg | None, Callable[[MeteredContext], tuple[Any, ...]]] = {
-        None: lambda context: (),
-        _PassArg.context: lambda context: (context,),
-        _PassArg.eval_context: lambda context: (context.eval_ctx,),
-        _PassArg.environment: lambda context: (context.environment,),
+def _with_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or test as a function that is given the context first, whatever it is itself given."""
+    calls: dict[_PassArg | None, Callable[..., Any]] = {
+        None: lambda context, *args, **kwargs: function(*args, **kwargs),
+        _PassArg.context: function,
+        _PassArg.eval_context: lambda context, *args, **kwargs: function(context.eval_ctx, *args, **kwargs),
+        _PassArg.environment: lambda context, *args, **kwargs: function(context.environment, *args, **kwargs),
     }
-    return given[_PassArg.from_obj(function)]
+    return calls[_PassArg.from_obj(function)]
 
 
 def _range(*args: int) -> range:
@@ -121,6 +122,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for name in costs.REFUSED:
             del self.filters[name]
         self.globals.update(range=_range, lipsum=_lipsum)
+        self.eval_context = jinja2.nodes.EvalContext(self)
 
     def meter(self) -> None:
         """Let all filters and tests count what they do; to be called once, when the last of them is added."""
