@@ -71,6 +71,7 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "gap": ("t.tiktoken", RANKS + b"enp6eg== 900\n", "no token has the rank 700"),
     "no byte": ("t.tiktoken", b"\n".join(RANKS.splitlines()[:50]), "no token for the byte 0x00"),
     "huge rank": ("t.tiktoken", RANKS + b"enp6eg== 99999999999\n", "line 701 is not a token"),
+    "endless token": ("t.tiktoken", RANKS + b"A" * 4_000_000 + b" 700\n", "line 701 holds a token of 3,000,000 bytes"),
     "empty ranks": ("t.tiktoken", b"", "no token for the byte 0x00"),
     "another encoding": ("cl100k_base.tiktoken", RANKS, "700 ranks, but a special token has the id 100,276"),
     "list": ("tokenizer.json", b"[]", "no JSON object"),

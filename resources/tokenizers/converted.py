@@ -41,7 +41,8 @@ from tokenloom.resources.tokenizers.tokenizer_json import (
     with_ends,
 )
 
-SENTENCEPIECE_IDS = ("", "pretrainedtokenizerfast", "tokenizersbackend", "llama", "codellama", "gemma", "t5", "mt5")
+T5, LLAMA = ("t5", "mt5", "umt5"), ("llama", "codellama", "mistral", "mixtral", "phi3")
+SENTENCEPIECE_IDS = ("", "pretrainedtokenizerfast", "tokenizersbackend", "gemma", "gemma2", "gemma3", *LLAMA, *T5)
 """Families of tokenizers whose ids begin with those of their SentencePiece model."""
 
 
@@ -152,14 +153,14 @@ def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
                 'pattern as "pat_str" and the special tokens as "added_tokens_decoder"'
             )
         special = settings.get("added_tokens_decoder") or {}
-        encoding, named = Encoding(pattern, special_token_ids(special)), {}
+        encoding, named = Encoding(pattern, _special_ids(special)), {}
     try:
         return Base(_ranks_json(files.content, encoding.pattern, tuple(encoding.special.items())), named)
     except ValueError as error:
         raise TokenizerError(f"{files.vocabulary}: {error}") from error
 
 
-def special_token_ids(special: Any) -> dict[str, int]:
+def _special_ids(special: Any) -> dict[str, int]:
     """Token to id, of `added_tokens_decoder`."""
     try:
         return {token["content"] if isinstance(token, dict) else token: int(id) for id, token in special.items()}
@@ -174,7 +175,7 @@ def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) ->
             f"differ from its own: save it with a {TOKENIZER} (transformers: save_pretrained), or name "
             f"{files.vocabulary} itself if its ids are meant"
         )
-    first_only = family in ("llama", "codellama") and settings.get("legacy") is False
+    first_only = family in LLAMA and settings.get("legacy") is False
     try:
         content, specials = _model_json(files.content, first_only)
     except (ValueError, TypeError, AttributeError, struct.error) as error:
@@ -184,11 +185,12 @@ def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) ->
             f"model: {told}"
         ) from error
     named = {f"{role}_token": token for role, token in specials}
-    if family not in ("t5", "mt5"):
+    if family not in T5:
         return Base(content, named)
-    extra = settings.get("extra_ids", 100)
-    sentinels = (special_token(f"<extra_id_{at}>") for at in reversed(range(extra if isinstance(extra, int) else 0)))
-    return Base(content, named, tuple(sentinels), ("eos",))
+    if not isinstance(extra := settings.get("extra_ids", 100), int) or not 0 <= extra <= 10_000:
+        raise TokenizerError(f"{CONFIG}: extra_ids is no number of sentinels: {str(extra)[:80]}")
+    sentinels = tuple(special_token(f"<extra_id_{at}>") for at in reversed(range(extra)))
+    return Base(content, named, sentinels, ("eos",))
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 Piece = TypeVar("Piece", str, bytes)
 
+LONGEST = 1000
+"""Characters or bytes of the longest piece; those of real vocabularies have some hundred."""
 _NONE = sys.maxsize
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tokenloom.resources.tokenizers.merges import recover_merges
+from tokenloom.resources.tokenizers.merges import LONGEST, recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token, is_charsmap
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -83,6 +83,8 @@ def parse_sentencepiece(content: bytes) -> SentencePieceModel:
     )
     if found.algorithm not in (UNIGRAM, BPE):
         raise ValueError("only its Unigram and BPE models can be read, not word and char models")
+    if max(map(len, texts)) > LONGEST:
+        raise ValueError(f"a piece has more than {LONGEST:,} characters")
     if not is_charsmap(base64.b64encode(found.charsmap)):
         raise ValueError("its normalization table is damaged")
     if trainer.get(24, 0) or not normalizer.get(5, 1):

@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from tokenloom.resources.tokenizers.merges import recover_merges
+from tokenloom.resources.tokenizers.merges import LONGEST, recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token
 
 MAX_RESERVED = 10_000
@@ -80,6 +80,8 @@ def parse_ranks(content: bytes) -> dict[bytes, int]:
             raise ValueError(
                 f"line {number} is not a token in base64 and its rank: {line[:40].decode(errors='replace')!r}"
             )
+        if len(token) > LONGEST:
+            raise ValueError(f"line {number} holds a token of {len(token):,} bytes; at most {LONGEST:,} are read")
         if token in ranks:
             raise ValueError(f"line {number} holds a token for the second time: {line[:40].decode(errors='replace')!r}")
         ranks[token] = int(rank)
