@@ -15,7 +15,7 @@ from hypothesis import event, given, reject
 from hypothesis import strategies as st
 from template_grammar import templates
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.fields import FieldsFormat
 from tokenloom.assets.prompts.verified import SAMPLED
@@ -351,6 +351,12 @@ def test_a_template_that_looks_into_contents_is_opaque_and_its_line_told(templat
     said = opacity("{{ bos_token }}\n\n" + template)
     assert said is not None
     assert said.startswith("line 3: ")
+
+
+@pytest.mark.parametrize("field", REASONING_FIELDS)
+def test_reasoning_is_a_content(field: str) -> None:
+    assert opacity(f"{{{{ messages[0].{field} | length }}}}") is not None
+    assert opacity(f"{{{{ messages[0].{field} | trim }}}}") is None
 
 
 @pytest.mark.parametrize("word", ["break", "continue"])

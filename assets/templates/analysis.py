@@ -13,7 +13,6 @@ from enum import IntEnum
 
 import jinja2.nodes as n
 
-from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.errors import TemplateError
 
 
@@ -47,7 +46,7 @@ _MESSAGE_FILTERS = {
 _SELECTING = ("selectattr", "rejectattr")
 _CONSTANTS = ("role", "name", "tool_calls")
 """Fields of messages by which they may be chosen."""
-_VALUES = ("content", *REASONING_FIELDS)
+_VALUES = ("content", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that hold a content."""
 _FILTERS = frozenset(
     "abs batch capitalize center count d default dictsort first float format indent int items join last length list "  # noqa: SIM905
