@@ -143,6 +143,12 @@ EXHAUSTING = [
     "{% set x = 'x' * 900000 %}{% for i in range(9999) %}{% if x.upper() %}{% endif %}{% endfor %}",
     "{% set x = 'x' * 900000 %}{% for i in range(9999) %}{% set y = x ~ 'z' %}{% endfor %}",
     "{% for i in range(99999) %}" + "literal " * 100 + "{% endfor %}",
+    "{% set d = dict(range(999) | batch(2, 0) | list) %}{% for i in range(9999) %}{% set n=namespace(d) %}{% endfor %}",
+    "{% for i in range(9999) %}{{ range(99999) | max }}{% endfor %}",
+    "{% for i in range(9999) %}{{ range(99999) | slice(2) | first | length }}{% endfor %}",
+    "{% for i in range(9999) %}{{ cycler(*range(9999)).next() }}{% endfor %}",
+    "{{ [2 ** 4000] * 99999 }}",
+    "{% for i in range(9999) %}{{ 2 ** 4000 }}{% endfor %}",
     "{% filter center(10 ** 9) %}x{% endfilter %}",
     "{% set x | center(10 ** 9) %}x{% endset %}",
 ]  # fmt: skip

@@ -87,7 +87,8 @@ class Vocabulary:
             return None
         lengths = np.array([len(piece) for piece in pieces])
         ends = np.cumsum(lengths)
-        return left[ends - lengths], left[ends - 1] + 1
+        starts = left[ends - lengths]
+        return starts, np.where(lengths, left[ends - 1] + 1, starts)
 
     def _swallowed(self, text: Written) -> np.ndarray:
         """bool [bytes]: white space that the control token beside it swallows."""

@@ -21,6 +21,11 @@ def nothing(*_: Any, **__: Any) -> float:
     return 0
 
 
+def length(value: Any) -> int:
+    """Items of what has a length; others are counted as they come."""
+    return len(value) if hasattr(type(value), "__len__") else 0
+
+
 def digits(text: str) -> float:
     """The number that digits spell."""
     return int(text or 0) if len(text) < _MOST_DIGITS else float("inf")
@@ -100,14 +105,14 @@ def _size(value: Any) -> int:
 
 
 FILTERS: Mapping[str, Cost] = {
-    "batch": lambda value, linecount, fill_with=None: linecount,
+    "batch": lambda value, linecount, fill_with=None: linecount + length(value),
     "center": lambda value, width=80: width,
     "format": lambda value, *args, **kwargs: formatted(str(value), kwargs or args, len(str(kwargs))),
     "indent": _indent,
     "join": lambda value, d="", attribute=None: len(value) * len(str(d)),
     "replace": _replace,
     "round": _round,
-    "slice": lambda value, slices, fill_with=None: slices,
+    "slice": lambda value, slices, fill_with=None: slices + length(value),
     "striptags": lambda value: len(str(value)) * str(value).count("<"),
     "sum": _sum,
     "tojson": _tojson,

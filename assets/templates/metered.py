@@ -57,7 +57,7 @@ class MeteredContext(Context):
 
     def exhausted(self) -> None:
         if self.given is not None:
-            size = sum(1 + (len(item) if isinstance(item, str) else 0) for item in _items(dict(self.given)))
+            size = sum(map(_amount, _items(dict(self.given))))
             self.left += ALLOWANCE_EACH * size
             self.allowed += ALLOWANCE_EACH * size
             self.given = None
@@ -75,11 +75,9 @@ class MeteredContext(Context):
             if self.left < 0:
                 self.exhausted()
             return len(value)
-        if value.__class__ in _SCALARS:
-            return 1
         weight = 0
-        for item in _items(value):
-            amount = 1 + (len(item) if isinstance(item, str) else 0)
+        for item in (value,) if value.__class__ in _SCALARS else _items(value):
+            amount = _amount(item)
             weight += amount
             self.spend(amount)
         return weight
@@ -102,6 +100,13 @@ class MeteredContext(Context):
             self.spend(1)
             self.weigh(item)
             yield item
+
+
+def _amount(item: Any) -> int:
+    """What a value counts for itself: characters, numbers in a range, bits."""
+    if isinstance(item, str | range):
+        return 1 + len(item)
+    return 1 + (item.bit_length() if item.__class__ is int else 0)
 
 
 def _items(value: Any) -> Iterator[Any]:

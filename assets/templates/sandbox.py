@@ -179,7 +179,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if own or kind is Joiner or function in _CLASSES or (kind is FunctionType and function in self._functions):
             for value in args if function not in _CLASSES[1:] else ():
                 context.weigh(value)
-            context.spend(len(kwargs))
+            context.spend(len(kwargs) + sum(1 + costs.length(value) for value in args))
             return context.made(function(*args, **kwargs))
         if isinstance(function, Undefined):
             return function()
