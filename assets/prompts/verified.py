@@ -105,7 +105,8 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     marked = _marked_rows(shape)
     odd = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
     compared = np.flatnonzero(odd | _evenly_spaced(count))
-    text = assemble(shape.rows, pieces, columns)["text"]
+    bare = assemble(shape.rows, pieces, columns)
+    text = bare["text"]
     problems = _compare(template, shape, compared, text, marked)
     if any(problem and not odd[row] for row, problem in zip(compared, problems, strict=True)):
         compared = np.arange(count)  # the template does more than its syntax showed
@@ -115,6 +116,8 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
         if problem:
             refused_rows.setdefault(problem, []).append(row)
     refused = [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
+    if not refused and complete == pieces:
+        return bare, []
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
     keep = pa.array(kept)

@@ -51,6 +51,21 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     return pass_context(run)
 
 
+def _quick_trim(trim: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter that templates use most, faster for what it is mostly put on."""
+
+    @functools.wraps(trim)
+    def run(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if value.__class__ is not str or args or kwargs:
+            return trim(context, value, *args, **kwargs)
+        context.left -= len(value)
+        if context.left < 0:
+            context.exhausted()
+        return value.strip()
+
+    return run
+
+
 def _metered_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     call = _with_context(function)
 
@@ -127,6 +142,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def meter(self) -> None:
         """Let all filters and tests count what they do; to be called once, when the last of them is added."""
         self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()} | OPERATIONS
+        self.filters["trim"] = _quick_trim(self.filters["trim"])
         self.tests = {
             name: function if name in costs.CHEAP_TESTS else _metered_test(name, function)
             for name, function in self.tests.items()
