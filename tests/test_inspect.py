@@ -291,7 +291,10 @@ def test_a_value_reads_back_from_one_line_of_yaml(value: object) -> None:
 
 
 HOSTILE = st.text(
-    st.one_of(st.sampled_from("\0\x07\t\n\r\x1b\x7f\x85\xa0\xad\u2028\ufeff\U0010ffff#:{}'\"- a"), st.characters())
+    st.one_of(
+        st.sampled_from("\0\x07\t\n\r\x1b\x7f\x85\xa0\xad\u2028\ufeff\U0010ffff#:{}'\"- a"),
+        st.characters(codec="utf-8"),
+    )
 )
 
 

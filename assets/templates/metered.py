@@ -14,7 +14,7 @@ from typing import Any
 import jinja2.nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext, Undefined
-from jinja2.utils import Cycler, pass_context
+from jinja2.utils import Cycler, Namespace, pass_context
 
 from tokenloom.assets.templates import costs, metering
 
@@ -123,6 +123,8 @@ def _items(value: Any) -> Iterator[Any]:
             pending += [(inner, depth + 1) for pair in item.items() for inner in pair]
         elif isinstance(item, _VIEWS):
             pending += [(inner, depth + 1) for inner in item]
+        elif isinstance(item, Namespace):
+            pending.append((item._Namespace__attrs, depth + 1))
         elif isinstance(item, BuiltinMethodType):
             name = item.__name__
             raise SecurityError(f"{name} is a method here, no data; write ['{name}'] for a field of that name")
