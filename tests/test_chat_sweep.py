@@ -93,6 +93,9 @@ WRITES_BOS |= {"llama-3-instruct", "mistral-instruct"}
 """Templates that write BOS themselves."""
 
 SWEPT = [*product(OWN, TINY), *product(REAL, SHARED), *((*product(OWN, SHARED), *product(REAL, TINY)) if SOAK else ())]
+SWEPT = [pair for pair in SWEPT if pair not in product(["stop-between"], SHARED)]
+"""A stop that stands between messages alone is known by being a control token, which it is not for the shared ones."""
+
 Models = Callable[[str], Model]
 
 
