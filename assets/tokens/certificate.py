@@ -61,13 +61,16 @@ class EngineCertificate:
 
     Args:
         plain: tokenizer.json as gigatoken is given it, without tokens that are looked for in texts by other means.
+        digest: of the tokenizer.json that it was made from.
         store: where the knowledge is kept.
     """
 
-    def __init__(self, plain: dict[str, Any], store: CertificateStore):
+    def __init__(self, plain: dict[str, Any], digest: str, store: CertificateStore):
         self._plain, self._store, self._lock = plain, store, Lock()
         versions = {name: metadata.version(name) for name in ("gigatoken", "tokenizers")}
-        self.key = digest_json({"tokenizer": plain, "versions": versions, "probes": PROBES})
+        self.key = digest_json(
+            {"tokenizer": digest, "added": plain["added_tokens"], "versions": versions, "probes": PROBES}
+        )
         self._state = np.zeros(0x110000, np.uint8)
         self._pairs: list[tuple[Gigatoken, Reference]] = []
         self.refused = self._begin()

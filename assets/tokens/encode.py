@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from threading import Lock
@@ -18,16 +17,14 @@ from tokenloom.assets.tokens.engines import Ids, Reference
 from tokenloom.assets.tokens.fast import FastEncoder
 from tokenloom.assets.tokens.vocabulary import vocabulary_of
 from tokenloom.errors import TokenizerError
+from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
 from tokenloom.resources.store.certificates import CertificateStore
 
 Flags = npt.NDArray[np.bool_]
 
-ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
-"""Environment variable: `tokenizers` or `gigatoken`, where it fits, whatever a chunk's size. It changes no byte."""
-
 WORTH_BYTES = 256 << 10
-"""Chunks with less text are read by `tokenizers` sooner than gigatoken is loaded."""
+"""Less text than this is read by `tokenizers` sooner than gigatoken is loaded."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ class Encoded:
     Args:
         ids: uint32 [tokens].
         offsets: int64 [segments + 1], where the tokens of each segment begin.
-        ends: int32 [tokens], bytes up to the end of each token, summed from the chunk's first; to be read within exact
-            segments, where the first token may be one byte longer than what it stands for.
+        ends: int32 [tokens + 1], 0 and the bytes up to the end of each token, summed from the chunk's first; to be read
+            within exact segments, where the first token may be one byte longer than what it stands for.
         exact: bool [segments], where the tokens partition the segment's bytes.
         places: int64 [tokens of the other segments, 2], the bytes that each stands for, counted in its segment.
         engine: key of the certificate that the ids rely on, or "".
@@ -60,6 +57,7 @@ class ContentEncoder:
         control: the control tokens, also those that tokenizer.json does not call special.
         keep_control: whether control strings in content become control tokens; else they are plain text.
         certificates: where what is known of gigatoken is kept; without them it is not used.
+        worth_bytes: chunks with less text are read by `tokenizers`.
     """
 
     def __init__(
@@ -68,11 +66,13 @@ class ContentEncoder:
         control: Collection[str],
         keep_control: bool,
         certificates: CertificateStore | None = None,
+        worth_bytes: int = WORTH_BYTES,
     ):
         parsed = json.loads(tokenizer)
         for token in parsed["added_tokens"]:
             token["special"] = token["special"] or token["content"] in control
-        self._parsed, self._control, self._certificates = parsed, sorted(control), certificates
+        self._parsed, self._digest = parsed, digest_bytes(tokenizer)
+        self._control, self._certificates, self._worth = sorted(control), certificates, worth_bytes
         self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
         self._keep = keep_control
         self._reference = Reference(json.dumps(parsed), keep_control)
@@ -120,16 +120,15 @@ class ContentEncoder:
 
     def _fast_for(self, found: Segments) -> FastEncoder | None:
         """gigatoken, where it is known to be right for this tokenizer and worth being loaded."""
-        wanted = os.environ.get(ENGINE)
-        if self._certificates is None or self._inner is not self._reference or wanted == "tokenizers":
+        if self._certificates is None or self._vocabulary is None or self._inner is not self._reference:
             return None
-        if self._vocabulary is None or (wanted != "gigatoken" and text_parts(found.text)[0][-1] < WORTH_BYTES):
+        if text_parts(found.text)[0][-1] < self._worth:
             return None
         with self._lock:
             if self._fast is None:
                 named = {token: self.id_of(token) for token in self._control}
                 self._fast = FastEncoder(
-                    self._parsed, named, self._keep, self._vocabulary, self._reference, self._certificates
+                    self._parsed, self._digest, named, self._keep, self._vocabulary, self._reference, self._certificates
                 )
         return None if self._fast.refused else self._fast
 
@@ -145,7 +144,7 @@ class ContentEncoder:
         offsets, values = list_parts(lists)
         exact = exact.copy()
         exact[missing] = right
-        ends = self._vocabulary.ends(values) if self._vocabulary else np.zeros(len(values), np.int32)
+        ends = self._vocabulary.ends(values) if self._vocabulary else np.zeros(len(values) + 1, np.int32)
         pairs = list_parts(places)[1].to_numpy().reshape(-1, 2)
         return Encoded(values.to_numpy(), offsets, ends, exact, pairs, engine)
 

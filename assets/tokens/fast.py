@@ -32,6 +32,7 @@ class FastEncoder:
 
     Args:
         parsed: tokenizer.json, with control tokens marked special.
+        digest: of tokenizer.json.
         control: ids of the control tokens.
         keep_control: whether control strings in content are control tokens.
         vocabulary: what ids stand for.
@@ -42,6 +43,7 @@ class FastEncoder:
     def __init__(
         self,
         parsed: dict[str, Any],
+        digest: str,
         control: dict[str, int],
         keep_control: bool,
         vocabulary: Vocabulary,
@@ -56,7 +58,7 @@ class FastEncoder:
             return
         bare = {"post_processor": None, "truncation": None, "padding": None, "decoder": None}
         try:
-            self._certificate = EngineCertificate({**parsed, **bare, "added_tokens": plain}, certificates)
+            self._certificate = EngineCertificate({**parsed, **bare, "added_tokens": plain}, digest, certificates)
             self.refused = self._certificate.refused
             known = {token["content"] for token in added}
             further = [_special(token, index) for token, index in control.items() if token not in known]
@@ -82,9 +84,7 @@ class FastEncoder:
         tokens = pa.array(ids)
         ends = self._vocabulary.ends(tokens)
         exact = self._vocabulary.adds_up(ends, offsets, found.text)
-        data = text_parts(found.text)[1]
-        if (len(data) and data.max() >= 0x80) or self._certificate.disputes_ascii:
-            exact &= ~self._doubtful(found.text, data)
+        exact &= ~self._doubtful(found.text)
         if not self._vocabulary.certain:
             exact &= self._vocabulary.spelled(tokens, offsets, found.text)
         named = np.flatnonzero(found.control)
@@ -95,16 +95,17 @@ class FastEncoder:
             return None
         return ids, offsets, ends, exact
 
-    def _doubtful(self, texts: pa.Array, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    def _doubtful(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """bool [texts]: which of them the engines may read differently."""
+        bounds, data = text_parts(texts)
+        doubtful = np.zeros(len(texts), bool)
         places, points = code_points(data)
         bad = [places[self._certificate.disputed(points) | (self._vocabulary.marked & (points == ord(MARK)))]]
         if self._certificate.disputes_ascii:
             ascii_disputed = np.append(self._certificate.disputed(np.arange(128)), np.zeros(128, bool))
             bad.append(np.flatnonzero(ascii_disputed[data]))
-        doubtful = np.zeros(len(texts), bool)
-        doubtful[np.searchsorted(text_parts(texts)[0], np.concatenate(bad), side="right") - 1] = True
-        if self._form:
+        doubtful[np.searchsorted(bounds, np.concatenate(bad), side="right") - 1] = True
+        if self._form and len(places):
             doubtful |= ~np.asarray(pc.equal(pc.utf8_normalize(texts, self._form), texts))
         return doubtful
 

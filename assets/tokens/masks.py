@@ -42,16 +42,14 @@ def _owned_by_ends(found: Segments, encoded: Encoded, trained: Flags) -> tuple[I
     inner = np.ones(count, bool)
     inner[last] = False
     inner = np.flatnonzero(inner)
-    if not len(ends) or not len(inner):
-        up_to[inner] = 0
-        return np.diff(up_to, prepend=0), 0
     segment = np.searchsorted(found.first, inner, side="right") - 1
     border = np.clip(found.spans.end[inner], found.start[segment], found.end[segment])
-    place = np.append(np.int32(0), ends)[offsets[segment + 1]] + (border - found.end[segment])
-    token = np.minimum(np.searchsorted(ends, place.astype(np.int32)), len(ends) - 1)
-    whole = ends[token] == place
+    place = ends[offsets[segment + 1]] + (border - found.end[segment]).astype(np.int32)
+    reached = np.minimum(np.searchsorted(ends, place), len(ends) - 1)
+    whole = ends[reached] == place
     begins = border <= found.start[segment]
-    up_to[inner] = np.where(begins, offsets[segment], token + whole)
+    up_to[inner] = np.where(begins, offsets[segment], reached - ~whole)
+    token = reached - 1
     cut = np.flatnonzero(~whole & ~begins & encoded.exact[segment])
     opens = np.diff(token[cut], prepend=-1) != 0
     first = inner[cut[opens]]

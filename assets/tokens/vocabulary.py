@@ -31,13 +31,13 @@ class Vocabulary:
 
     Args:
         spelling: binary array [ids]; empty for ids that stand for none.
-        lengths: int32 array [ids], bytes of each.
+        lengths: uint8 or int32 array [ids], bytes of each.
         certain: whether ids that come from a text always spell it; else a normalizer may have changed it.
         marked: whether the first id of a text may spell a space that the text does not have.
     """
 
     spelling: pa.BinaryArray
-    lengths: pa.Int32Array
+    lengths: pa.Array
     certain: bool
     marked: bool
 
@@ -45,17 +45,18 @@ class Vocabulary:
         """The same, with ids that stand for nothing."""
         lengths = self.lengths.to_numpy().copy()
         lengths[ids] = 0
-        return Vocabulary(self.spelling, pa.array(lengths, pa.int32()), self.certain, self.marked)
+        return Vocabulary(self.spelling, pa.array(lengths), self.certain, self.marked)
 
     def ends(self, ids: pa.Array) -> npt.NDArray[np.int32]:
-        """int32 [tokens]: bytes up to the end of each token, summed from the first."""
-        lengths = pc.take(self.lengths, ids, boundscheck=False).to_numpy()
-        return np.cumsum(lengths, out=np.empty(len(lengths), np.int32))
+        """int32 [tokens + 1]: 0, and the bytes up to the end of each token, summed from the first."""
+        found = np.empty(len(ids) + 1, np.int32)
+        found[0] = 0
+        np.cumsum(pc.take(self.lengths, ids, boundscheck=False).to_numpy(), out=found[1:])
+        return found
 
     def adds_up(self, ends: npt.NDArray[np.int32], offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """bool [texts]: whether the lengths of each one's tokens add up to its own (or one more, where `marked`)."""
-        before = np.append(np.int32(0), ends)[offsets]
-        beyond = np.diff(before) - np.diff(text_parts(texts)[0])
+        beyond = np.diff(ends[offsets]) - np.diff(text_parts(texts)[0])
         return (beyond == 0) | (self.marked & (beyond == 1))
 
     def exact(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
@@ -111,7 +112,10 @@ def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
         index[kept] = np.arange(size, size + len(kept))
         own = pa.array([added[place].encode() for place in kept], pa.binary())
         spelling = pa.concat_arrays([spelling, own]).take(pa.array(index))
-    return Vocabulary(spelling, pc.binary_length(spelling), certain, marked)
+    lengths = pc.binary_length(spelling)
+    if (pc.max(lengths).as_py() or 0) <= 0xFF:
+        lengths = lengths.cast(pa.uint8())  # so that what is gathered stays in the cache
+    return Vocabulary(spelling, lengths, certain, marked)
 
 
 def is_byte_level(pre_tokenizer: Any) -> bool:
