@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from itertools import permutations, product
+from itertools import chain, pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from test_build import SMALL, build, digests
 from tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 
 from tokenloom.assets.build import Build
-from tokenloom.assets.tokens import fast
+from tokenloom.assets.tokens import certificate, fast
 from tokenloom.assets.tokens.certificate import EngineCertificate, cyclic, refusal, unequal
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.fast import code_points
@@ -112,16 +112,33 @@ def test_what_gigatoken_would_read_over_keeps_it_from_being_used(changes: dict[s
     assert refusal(changed(**changes))
 
 
-def test_patterns_that_the_engines_read_differently_are_found_in_ascii(tmp_path: Path) -> None:
-    """`{1,3}+` is possessive for one engine, and any number of digits for the other."""
+@pytest.fixture(scope="module")
+def digits_apart() -> dict[str, Any]:
+    """A tokenizer with a pattern whose `{1,3}+` is possessive for one engine, and any number of digits for the other."""
     pattern = (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
         r"|\s*[\r\n]|\s+(?!\S)|\s+"
     )
     parsed = json.loads(made("llama-3").to_str())
     parsed["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
-    found = EngineCertificate({**parsed, "added_tokens": []}, "", certificates(tmp_path))
-    assert "ASCII" in found.refused
+    return {**parsed, "added_tokens": []}
+
+
+def test_characters_that_the_engines_cut_differently_are_disputed(digits_apart: dict[str, Any], tmp_path: Path) -> None:
+    found = EngineCertificate(digits_apart, "", certificates(tmp_path))
+    digits = found.disputed(np.frombuffer(b"0123456789", np.uint8))
+    assert digits.all() and not found.refused
+    assert not found.disputed(np.frombuffer(b"abc XYZ.", np.uint8)).any()
+
+
+def test_runs_that_the_engines_cut_differently_refuse_the_tokenizer(
+    digits_apart: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificate, "NEIGHBOURS", "A.")
+    monkeypatch.setattr(certificate, "CONTEXTS", ("{0}",))
+    found = EngineCertificate(digits_apart, "", certificates(tmp_path))
+    assert "runs" in found.refused
+    assert EngineCertificate(digits_apart, "", certificates(tmp_path)).refused == found.refused
 
 
 def test_every_run_of_characters_occurs_in_a_cyclic_text() -> None:
@@ -147,7 +164,7 @@ def test_unequal_lists_are_found(one: list[list[int]], other: list[list[int]]) -
 
     def flat(lists: list[list[int]]) -> tuple[Ids, Ints]:
         counts = [len(found) for found in lists]
-        return np.array(sum(lists, []), np.uint32), np.array([0, *np.cumsum(counts)], np.int64)
+        return np.array([*chain.from_iterable(lists)], np.uint32), np.array([0, *np.cumsum(counts)], np.int64)
 
     assert unequal(flat(one[:count]), flat(other[:count])).tolist() == [
         first != second for first, second in zip(one[:count], other[:count], strict=True)
@@ -192,7 +209,7 @@ def test_a_damaged_certificate_is_no_knowledge(tmp_path: Path) -> None:
 
 def test_tokenizers_is_given_bounded_batches(tmp_path: Path) -> None:
     reference = Reference(made("bpe").to_str(), True)
-    texts = ["ab " * 1000] * (3 * BATCH_BYTES // 3000) + ["", "x" * 2 * BATCH_BYTES, ""]
+    texts = ["ab " * 1000] * (BATCH_BYTES // 2000) + ["", "x y" * (BATCH_BYTES // 2), ""]
     ids, offsets = reference.ids(pa.array(texts))
     alone = [reference.tokenizer.encode(text).ids for text in (texts[0], texts[-2])]
     assert np.diff(offsets).tolist() == [len(alone[0])] * (len(texts) - 3) + [0, len(alone[1]), 0]
@@ -266,7 +283,7 @@ def rows_of(texts: list[str], draw: random.Random) -> list[list[Piece]]:
     rows = []
     for text in texts:
         cuts = sorted({0, *draw.choices(range(len(text)), k=2), len(text)})
-        rows.append([(text[a:b], draw.random() < 0.5, False) for a, b in zip(cuts[:-1], cuts[1:], strict=True)])
+        rows.append([(text[a:b], draw.random() < 0.5, False) for a, b in pairwise(cuts)])
     return rows
 
 

@@ -69,13 +69,15 @@ class ContentEncoder:
         worth_bytes: int = WORTH_BYTES,
     ):
         parsed = json.loads(tokenizer)
-        for token in parsed["added_tokens"]:
-            token["special"] = token["special"] or token["content"] in control
+        unmarked = [token for token in parsed["added_tokens"] if not token["special"] and token["content"] in control]
+        for token in unmarked:
+            token["special"] = True
+        content = json.dumps(parsed) if unmarked else tokenizer.decode()
         self._parsed, self._digest = parsed, digest_bytes(tokenizer)
         self._control, self._certificates, self._worth = sorted(control), certificates, worth_bytes
         self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
         self._keep = keep_control
-        self._reference = Reference(json.dumps(parsed), keep_control)
+        self._reference = Reference(content, keep_control)
         self._vocabulary = vocabulary_of(parsed)
         inner = {**parsed, "pre_tokenizer": json.loads(json.dumps(parsed.get("pre_tokenizer")))}
         varies = _never_prepend(inner["pre_tokenizer"])
