@@ -43,7 +43,7 @@ PARTS = {
     "loading gigatoken and its certificate": ("encode.py", "_fast_for"),
     "cutting texts at control tokens": ("segments.py", "segments"),
     "gigatoken": ("engines.py", "ids"),
-    "bytes of each token": ("vocabulary.py", "ends"),
+    "bytes of each token": ("vocabulary.py", "bytes_of"),
     "bytes of each text": ("vocabulary.py", "adds_up"),
     "code points": ("fast.py", "_doubtful"),
     "the sample": ("fast.py", "_holds"),

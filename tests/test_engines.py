@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from itertools import chain, pairwise, permutations, product
+from itertools import accumulate, chain, pairwise, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tokenloom.assets.tokens.certificate import EngineCertificate, cyclic, refus
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.fast import code_points
 from tokenloom.assets.tokens.stage import ENGINE
+from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.ragged import Ints
@@ -114,7 +115,7 @@ def test_what_gigatoken_would_read_over_keeps_it_from_being_used(changes: dict[s
 
 @pytest.fixture(scope="module")
 def digits_apart() -> dict[str, Any]:
-    """A tokenizer with a pattern whose `{1,3}+` is possessive for one engine, and any number of digits for the other."""
+    """A tokenizer whose pattern has `{1,3}+`: possessive for one engine, any number of digits for the other."""
     pattern = (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
         r"|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -169,6 +170,16 @@ def test_unequal_lists_are_found(one: list[list[int]], other: list[list[int]]) -
     assert unequal(flat(one[:count]), flat(other[:count])).tolist() == [
         first != second for first, second in zip(one[:count], other[:count], strict=True)
     ]
+
+
+@given(lengths=st.lists(st.integers(0, 255), max_size=40), data=st.data())
+def test_bytes_of_runs_of_tokens(lengths: list[int], data: st.DataObject) -> None:
+    sums, found = [0, *accumulate(lengths)], TokenBytes(np.array(lengths, np.uint8))
+    assert found.before(np.arange(len(sums))).tolist() == sums
+    places = data.draw(st.lists(st.integers(0, sums[-1])))
+    tokens, whole = found.reaching(np.array(places, np.int64))
+    assert tokens.tolist() == [next(n for n, total in enumerate(sums) if total >= place) for place in places]
+    assert whole.tolist() == [place in sums for place in places]
 
 
 FACTS = st.builds(

@@ -15,9 +15,9 @@ import pyarrow as pa
 from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens.engines import Ids, Reference
 from tokenloom.assets.tokens.fast import FastEncoder
+from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import vocabulary_of
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
 from tokenloom.resources.store.certificates import CertificateStore
 
@@ -34,8 +34,8 @@ class Encoded:
     Args:
         ids: uint32 [tokens].
         offsets: int64 [segments + 1], where the tokens of each segment begin.
-        ends: int32 [tokens + 1], 0 and the bytes up to the end of each token, summed from the chunk's first; to be read
-            within exact segments, where the first token may be one byte longer than what it stands for.
+        bytes: of the tokens; to be read within exact segments, where the first token may be one byte longer than what
+            it stands for.
         exact: bool [segments], where the tokens partition the segment's bytes.
         places: int64 [tokens of the other segments, 2], the bytes that each stands for, counted in its segment.
         engine: key of the certificate that the ids rely on, or "".
@@ -43,7 +43,7 @@ class Encoded:
 
     ids: Ids
     offsets: Ints
-    ends: npt.NDArray[np.int32]
+    bytes: TokenBytes
     exact: Flags
     places: Ints
     engine: str = ""
@@ -73,7 +73,7 @@ class ContentEncoder:
         for token in unmarked:
             token["special"] = True
         content = json.dumps(parsed) if unmarked else tokenizer.decode()
-        self._parsed, self._digest = parsed, digest_bytes(tokenizer)
+        self._parsed, self._content = parsed, content
         self._control, self._certificates, self._worth = sorted(control), certificates, worth_bytes
         self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
         self._keep = keep_control
@@ -115,9 +115,9 @@ class ContentEncoder:
         offsets, ids, exact, engine = offsets_of(found.control), control, found.control, ""
         fast = self._fast_for(found)
         if fast is not None and (read := fast.encode(found, control)) is not None:
-            ids, offsets, ends, exact, engine = *read, fast.key
+            ids, offsets, tokens, exact, engine = *read, fast.key
             if exact.all():
-                return Encoded(ids, offsets, ends, exact, np.zeros((0, 2), np.int64), engine)
+                return Encoded(ids, offsets, tokens, exact, np.zeros((0, 2), np.int64), engine)
         return self._completed(found, ids, offsets, exact, engine)
 
     def _fast_for(self, found: Segments) -> FastEncoder | None:
@@ -130,7 +130,13 @@ class ContentEncoder:
             if self._fast is None:
                 named = {token: self.id_of(token) for token in self._control}
                 self._fast = FastEncoder(
-                    self._parsed, self._digest, named, self._keep, self._vocabulary, self._reference, self._certificates
+                    self._content,
+                    self._parsed,
+                    named,
+                    self._keep,
+                    self._vocabulary,
+                    self._reference,
+                    self._certificates,
                 )
         return None if self._fast.refused else self._fast
 
@@ -146,9 +152,9 @@ class ContentEncoder:
         offsets, values = list_parts(lists)
         exact = exact.copy()
         exact[missing] = right
-        ends = self._vocabulary.ends(values) if self._vocabulary else np.zeros(len(values) + 1, np.int32)
+        tokens = self._vocabulary.bytes_of(values) if self._vocabulary else TokenBytes(np.zeros(len(values), np.uint8))
         pairs = list_parts(places)[1].to_numpy().reshape(-1, 2)
-        return Encoded(values.to_numpy(), offsets, ends, exact, pairs, engine)
+        return Encoded(values.to_numpy(), offsets, tokens, exact, pairs, engine)
 
     def _read(self, texts: pa.Array, leading: Flags) -> tuple[pa.ListArray, Flags, pa.ListArray]:
         """Ids of texts, which of them are exact, and places of the others' tokens, flat in pairs."""

@@ -16,23 +16,25 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens.certificate import EngineCertificate, unequal
 from tokenloom.assets.tokens.engines import Gigatoken, Ids, Reference
+from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import MARK, Vocabulary, normal_form
+from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.ragged import Ints, list_array, list_parts, text_parts
 from tokenloom.resources.store.certificates import CertificateStore
 
 SAMPLE, SAMPLE_BYTES = 16, 4 << 10
 """How many segments of a chunk are compared with `tokenizers`, and how long one of them may be."""
 
-Read = tuple[Ids, Ints, npt.NDArray[np.int32], npt.NDArray[np.bool_]]
-"""ids, offsets, ends, exact: as in `Encoded`."""
+Read = tuple[Ids, Ints, TokenBytes, npt.NDArray[np.bool_]]
+"""ids, offsets, bytes and exact, as in `Encoded`."""
 
 
 class FastEncoder:
     """gigatoken with a certificate.
 
     Args:
-        parsed: tokenizer.json, with control tokens marked special.
-        digest: of tokenizer.json.
+        content: tokenizer.json, with control tokens marked special.
+        parsed: the same, parsed.
         control: ids of the control tokens.
         keep_control: whether control strings in content are control tokens.
         vocabulary: what ids stand for.
@@ -42,8 +44,8 @@ class FastEncoder:
 
     def __init__(
         self,
+        content: str,
         parsed: dict[str, Any],
-        digest: str,
         control: dict[str, int],
         keep_control: bool,
         vocabulary: Vocabulary,
@@ -56,14 +58,16 @@ class FastEncoder:
         self.refused = _refusal([token for token in added if keep_control or not token["special"]], self._form)
         if self.refused:
             return
-        bare = {"post_processor": None, "truncation": None, "padding": None, "decoder": None}
+        bare = {**parsed, "post_processor": None, "truncation": None, "padding": None, "added_tokens": plain}
         try:
-            self._certificate = EngineCertificate({**parsed, **bare, "added_tokens": plain}, digest, certificates)
+            self._certificate = EngineCertificate(bare, digest_bytes(content.encode()), certificates)
             self.refused = self._certificate.refused
             known = {token["content"] for token in added}
             further = [_special(token, index) for token, index in control.items() if token not in known]
+            if further:
+                content = json.dumps({**parsed, "added_tokens": [*added, *further]})
             if not self.refused:
-                self._engine = Gigatoken(json.dumps({**parsed, **bare, "added_tokens": [*added, *further]}))
+                self._engine = Gigatoken(content)
         except (ImportError, RuntimeError) as error:
             self.refused = str(error)
         routed = [token["id"] for token in added if token not in plain]
@@ -82,8 +86,8 @@ class FastEncoder:
         """
         ids, offsets = self._engine.ids(found.text)
         tokens = pa.array(ids)
-        ends = self._vocabulary.ends(tokens)
-        exact = self._vocabulary.adds_up(ends, offsets, found.text)
+        sums = self._vocabulary.bytes_of(tokens)
+        exact = self._vocabulary.adds_up(sums, offsets, found.text)
         exact &= ~self._doubtful(found.text)
         if not self._vocabulary.certain:
             exact &= self._vocabulary.spelled(tokens, offsets, found.text)
@@ -93,7 +97,7 @@ class FastEncoder:
             exact[named].all() and (ids[offsets[named]] == control).all() and self._holds(found, exact, ids, offsets)
         ):
             return None
-        return ids, offsets, ends, exact
+        return ids, offsets, sums, exact
 
     def _doubtful(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """bool [texts]: which of them the engines may read differently."""

@@ -19,7 +19,7 @@ Flags = npt.NDArray[np.bool_]
 def span_tokens(found: Segments, encoded: Encoded) -> tuple[Ints, int]:
     """How many tokens each span owns, int64 [spans], and how many tokens straddle."""
     spans, trained = found.spans, found.spans.weight > 0
-    owned, straddles = _owned_by_ends(found, encoded, trained)
+    owned, straddles = _owned_in_exact(found, encoded, trained)
     loose = ~encoded.exact
     if not loose.any():
         return owned, straddles
@@ -31,9 +31,9 @@ def span_tokens(found: Segments, encoded: Encoded) -> tuple[Ints, int]:
     return owned, straddles + more
 
 
-def _owned_by_ends(found: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int]:
-    """The same within exact segments: each border of two spans is looked for among the tokens' ends."""
-    offsets, ends, count = encoded.offsets, encoded.ends, len(trained)
+def _owned_in_exact(found: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int]:
+    """The same within exact segments: each border of two spans is looked for among the tokens."""
+    offsets, count = encoded.offsets, len(trained)
     if not count:
         return np.zeros(0, np.int64), 0
     up_to = np.empty(count, np.int64)  # tokens that go to a span or to one before it
@@ -44,16 +44,17 @@ def _owned_by_ends(found: Segments, encoded: Encoded, trained: Flags) -> tuple[I
     inner = np.flatnonzero(inner)
     segment = np.searchsorted(found.first, inner, side="right") - 1
     border = np.clip(found.spans.end[inner], found.start[segment], found.end[segment])
-    place = ends[offsets[segment + 1]] + (border - found.end[segment]).astype(np.int32)
-    reached = np.minimum(np.searchsorted(ends, place), len(ends) - 1)
-    whole = ends[reached] == place
+    place = (encoded.bytes.before(offsets[1:]) - found.end)[segment] + border
+    reached, whole = encoded.bytes.reaching(place)
     begins = border <= found.start[segment]
     up_to[inner] = np.where(begins, offsets[segment], reached - ~whole)
     token = reached - 1
     cut = np.flatnonzero(~whole & ~begins & encoded.exact[segment])
+    if not len(cut):
+        return np.diff(up_to, prepend=0), 0
     opens = np.diff(token[cut], prepend=-1) != 0
     first = inner[cut[opens]]
-    final = inner[cut[np.append(opens[1:], True)[: len(cut)]]] + 1
+    final = inner[cut[np.append(opens[1:], True)]] + 1
     owner = _owner(first, final, trained)
     up_to[inner[cut]] += owner[np.cumsum(opens) - 1] <= inner[cut]
     before = np.append(0, np.cumsum(trained))

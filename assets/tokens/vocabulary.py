@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.tokens.token_bytes import LONGEST, TokenBytes
 from tokenloom.resources.ragged import Ints, offsets_of, text_parts
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
@@ -31,13 +32,13 @@ class Vocabulary:
 
     Args:
         spelling: binary array [ids]; empty for ids that stand for none.
-        lengths: uint8 or int32 array [ids], bytes of each.
+        lengths: uint8 array [ids], bytes of each; 0 where they are more than can be summed.
         certain: whether ids that come from a text always spell it; else a normalizer may have changed it.
         marked: whether the first id of a text may spell a space that the text does not have.
     """
 
     spelling: pa.BinaryArray
-    lengths: pa.Array
+    lengths: pa.UInt8Array
     certain: bool
     marked: bool
 
@@ -47,21 +48,18 @@ class Vocabulary:
         lengths[ids] = 0
         return Vocabulary(self.spelling, pa.array(lengths), self.certain, self.marked)
 
-    def ends(self, ids: pa.Array) -> npt.NDArray[np.int32]:
-        """int32 [tokens + 1]: 0, and the bytes up to the end of each token, summed from the first."""
-        found = np.empty(len(ids) + 1, np.int32)
-        found[0] = 0
-        np.cumsum(pc.take(self.lengths, ids, boundscheck=False).to_numpy(), out=found[1:])
-        return found
+    def bytes_of(self, ids: pa.Array) -> TokenBytes:
+        """The bytes of tokens, by their ids."""
+        return TokenBytes(pc.take(self.lengths, ids, boundscheck=False).to_numpy())
 
-    def adds_up(self, ends: npt.NDArray[np.int32], offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
+    def adds_up(self, tokens: TokenBytes, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """bool [texts]: whether the lengths of each one's tokens add up to its own (or one more, where `marked`)."""
-        beyond = np.diff(ends[offsets]) - np.diff(text_parts(texts)[0])
+        beyond = np.diff(tokens.before(offsets)) - np.diff(text_parts(texts)[0])
         return (beyond == 0) | (self.marked & (beyond == 1))
 
     def exact(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """bool [texts]: whether the ids of each stand for its bytes, in order."""
-        found = self.adds_up(self.ends(ids), offsets, texts)
+        found = self.adds_up(self.bytes_of(ids), offsets, texts)
         return found if self.certain or not found.any() else found & self.spelled(ids, offsets, texts)
 
     def spelled(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
@@ -112,10 +110,9 @@ def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
         index[kept] = np.arange(size, size + len(kept))
         own = pa.array([added[place].encode() for place in kept], pa.binary())
         spelling = pa.concat_arrays([spelling, own]).take(pa.array(index))
-    lengths = pc.binary_length(spelling)
-    if (pc.max(lengths).as_py() or 0) <= 0xFF:
-        lengths = lengths.cast(pa.uint8())  # so that what is gathered stays in the cache
-    return Vocabulary(spelling, lengths, certain, marked)
+    lengths = pc.binary_length(spelling).to_numpy()
+    short = pa.array(np.where(lengths <= LONGEST, lengths, 0).astype(np.uint8))
+    return Vocabulary(spelling, short, certain, marked)
 
 
 def is_byte_level(pre_tokenizer: Any) -> bool:
