@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
         "--row", metavar="N", type=int, nargs="+", help="raw rows to show, counted from 0; default: the first 3"
     )
     preview.add_argument("--html", metavar="FILE", help="write one self-contained page instead")
+    preview.add_argument(
+        "--inference", action="store_true", help="show the prompts that the model is given when it is to answer"
+    )
     preview.set_defaults(command=_preview)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
@@ -209,6 +212,7 @@ def _write(option: str, target: str, text: str) -> None:
 def _build(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from tokenloom.console.length_lines import length_lines
     from tokenloom.console.stage_table import stage_json, stage_table, summary
 
     console = Console(stderr=parsed.json)
@@ -220,9 +224,12 @@ def _build(parsed: argparse.Namespace) -> int:
         if report.rejected:
             reasons = build.reject_reasons(report.name)
             _say(console, f"{report.name} rejected {reasons}")
+    if reports[-1].name == "sequences":
+        for line in length_lines(reports[-1], build.config.tokenizer.max_length):
+            _say(console, line)
     console.print(summary(reports), highlight=False)
     if parsed.json:
-        print(json.dumps(stage_json(build.name, reports)))
+        print(json.dumps(stage_json(build.name, reports, build.config.tokenizer.max_length)))
     return 0
 
 
@@ -270,7 +277,7 @@ def _preview(parsed: argparse.Namespace) -> int:
         raise ConfigError(
             [Fault("--row", f"{outside[0]} is outside of the {len(reader)} rows, 0 to {len(reader) - 1}")]
         )
-    rows = [reader.read(row) for row in wanted]
+    rows = list(reader.read_prompts(build.config, wanted)) if parsed.inference else [reader.read(row) for row in wanted]
     if parsed.html:
         _write("--html", parsed.html, html_preview(build.name, rows))
         print(f"wrote {parsed.html}")

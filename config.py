@@ -143,7 +143,7 @@ class TokenizerConfig(Section):
     """The tokenizer, and what only it decides."""
 
     name_or_path: str | None = None
-    """Hub id, folder, or tokenizer.json."""
+    """Hub id, folder, tokenizer.json, SentencePiece `.model`, or tiktoken ranks."""
     train: TrainConfig | None = None
     """Train a byte-level BPE on this dataset's prompts instead."""
     max_length: Positive = 2048
@@ -172,10 +172,10 @@ class TokenizerConfig(Section):
 class FewShotConfig(Section):
     """Worked examples before each prompt."""
 
-    count: Count = 0
-    """Examples a row."""
+    count: Annotated[int, Field(ge=0, le=256)] = 0
+    """Examples a row; 0: zero-shot. None of them is trained."""
     source: str | None = None
-    """A file of examples; null: other rows of the same chunk and split."""
+    """A file of examples with the data's columns; null: other rows of the same chunk and split."""
     seed: int = 0
     """Chooses the examples."""
 
@@ -198,8 +198,8 @@ class PromptTemplateConfig(Section):
     """System message put before conversations that have none."""
     few_shot: FewShotConfig = FewShotConfig()
     """Worked examples before each prompt."""
-    tools: str | None = None
-    """A JSON file of tool descriptions."""
+    tools: str | Annotated[tuple[Any, ...], Field(strict=False)] | None = None
+    """A JSON file of tool descriptions, or the list itself, for conversations that describe none."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
     """What is trained: completions, all text, the last completion, or a list of roles."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -234,14 +234,14 @@ class LengthConfig(Section):
     strategy: Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] = (
         "truncate_right"
     )
-    """Which tokens an over-long row gives up; `drop` gives up the row, counted as filtered."""
+    """An over-long row gives up tokens, part by part (`smart`) or by turns, is split, or goes, counted as filtered."""
     give_up: Names = ("context", "question", "system")
-    """smart: which spans lose tokens first."""
+    """smart: which parts, by column or role, lose tokens first. The answer goes last, its stop never."""
     stride: Count = 0
-    """split: overlap in tokens."""
+    """split: overlap in tokens, trained in the first piece only."""
     packing: Literal["none", "concat", "best_fit"] = "none"
     """Several rows in one sequence, within one chunk of tokens: `concat` joins them and cuts at max_length, so that
-    nothing is truncated; `best_fit` fits them whole."""
+    nothing is truncated; `best_fit` keeps whole what the strategy leaves of each row."""
 
 
 class ValidationConfig(Section):

@@ -22,10 +22,6 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
 
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "prompt_template.few_shot.count": frozenset(),
-    "prompt_template.tools": frozenset(),
-    "length.strategy": frozenset({"smart", "drop_turns", "split"}),
-    "length.packing": frozenset({"best_fit"}),
     "dataloader.token_budget": frozenset(),
     "dataloader.shuffle": frozenset({"block"}),
     "mixture": frozenset(),
@@ -119,6 +115,7 @@ def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> Pipel
         config.fault(name, f"{name}: {_shown(value)} is not available in this version")
         for name, value in _unavailable(config)
     ]
+    refused += [config.fault(name, f"{name}: {message}") for name, message in _idle(config)]
     if refused:
         raise ConfigError([error.faults[0] for error in refused])
     return config
@@ -286,6 +283,19 @@ def _nearest_file(path: Path) -> str:
     except OSError:
         return ""
     return _nearest(path.name, names)
+
+
+def _idle(config: PipelineConfig) -> Iterator[tuple[str, str]]:
+    """Settings that others keep from having any effect, or any sense, and why."""
+    length, longest = config.length, config.tokenizer.max_length
+    if length.stride and length.strategy != "split":
+        yield "length.stride", f"strategy: {length.strategy} makes no pieces that could overlap; set strategy: split"
+    elif length.stride and length.packing == "concat":
+        yield "length.stride", "packing: concat cuts without overlap; set packing: none or best_fit"
+    elif length.stride >= longest:
+        yield "length.stride", f"{length.stride} leaves no room for new tokens in max_length {longest}"
+    if twice := [name for index, name in enumerate(length.give_up) if name in length.give_up[:index]]:
+        yield "length.give_up", f"{twice[0]} is listed twice"
 
 
 def _unavailable(config: PipelineConfig) -> Iterator[tuple[str, Any]]:

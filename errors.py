@@ -46,6 +46,9 @@ class ConfigError(TokenloomError):
         self.faults = tuple(faults)
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, (self.faults,)
+
 
 class SourceError(TokenloomError):
     """A data file or hub dataset is there but cannot be read; the message names it and the position."""
@@ -64,9 +67,20 @@ class TokenizerError(TokenloomError):
 
 
 class TemplateError(TokenloomError):
-    """A prompt or chat template is refused: its syntax, the sandbox, or what it says itself."""
+    """A prompt or chat template is refused: its syntax, the sandbox, or what it says itself.
+
+    `line` is the template's line, counted from 1, where it is known.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, line: int | None = None):
+        super().__init__(message)
+        self.line = line
+
+
+class SandboxError(TemplateError):
+    """A template reaches for what is not data, or does too much for the data it is given."""
 
 
 class SpansError(TemplateError):

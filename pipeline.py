@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch.utils.data import DataLoader
 
+    from tokenloom.assets.prompt_engine import PromptEngine
     from tokenloom.loaders import TokenDataset
 
 
@@ -108,11 +109,30 @@ class DataPipeline:
 
         return attempt(loaded)
 
+    def get_prompt_engine(self) -> Result[PromptEngine, TokenloomError]:
+        """What encodes rows on the fly, and prompts for inference, with the columns of the dataset's source.
+
+        Builds what is missing where the YAML trains the tokenizer.
+        """
+
+        def opened() -> PromptEngine:
+            from tokenloom.assets.prompt_engine import PromptEngine, with_tokenizer
+
+            config = self.config
+            if config.tokenizer.train is not None:
+                self.build().unwrap()
+                facts = self.store.manifest(config.dataset_name, "tokenizer").facts
+                config = with_tokenizer(config, str(self.store.tokenizer_folder(facts["digest"])))
+            return PromptEngine(config, _heads(self.config))
+
+        return attempt(opened)
+
     def _streaming(self, split: str, shuffle: bool, rank: int | None, world_size: int | None) -> DataLoader[Any]:
         from tokenloom.assets.prompt_engine import PromptEngine
         from tokenloom.loaders import PaddingPolicy, StreamingDataset, StreamingLoader
 
         settings, tokenizer = self.config.dataloader, self.config.tokenizer
+        few_shot = self.config.prompt_template.few_shot
         heads = _heads(self.config, split)
         if not heads:
             raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")
@@ -131,6 +151,7 @@ class DataPipeline:
             settings.drop_last,
             rank,
             world_size,
+            whole_chunks=bool(few_shot.count) and few_shot.source is None,
         )
         return StreamingLoader(dataset, num_workers=settings.num_workers)
 
@@ -144,8 +165,8 @@ def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:
             yield chunk.load().table
 
 
-def _heads(config: PipelineConfig, split: str) -> list[pa.Table]:
-    """The first chunk of each of a split's files: together they show the columns."""
+def _heads(config: PipelineConfig, split: str | None = None) -> list[pa.Table]:
+    """The first chunk of each of a split's files, or of all: together they show the columns."""
     from tokenloom.assets.raw.chunks import source_chunks
 
-    return [chunk.load().table for chunk in source_chunks(config, heads=True) if chunk.split == split]
+    return [chunk.load().table for chunk in source_chunks(config, heads=True) if split in (None, chunk.split)]

@@ -172,12 +172,13 @@ class Build:
     def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
         libraries = {name: metadata.version(name) for name in stage.libraries}
         settings = {**stage.settings(self.config), **work.settings}
+        compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
 
         def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, bool]:
             key = action_key(stage.name, stage.version, libraries, settings, dict(work.sides), chunk.digest)
             if (action := self.store.find_action(key)) is not None:
                 return chunk, key, action, True
-            output = work.compute(chunk.load())
+            output = compute(chunk.load())
             _verify(stage, output)
             made = self.store.put_action(
                 key,

@@ -6,6 +6,7 @@ Dagster what came of it. An asset's code version follows the YAML, its data vers
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `context` as a class, not as text.
 
+import base64
 import inspect
 import re
 import time
@@ -21,6 +22,7 @@ from pydantic import Field
 from tokenloom.assets.build import STAGES, Build, Progress, StageReport, code_versions, reject_reasons, stage_named
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.schema.cells import column_cells, format_cells
+from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, TokenloomError
@@ -194,12 +196,14 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         "chunks": report.chunks,
         "chunks_reused": report.chunks_reused,
         "seconds": report.seconds,
-        **{f"counters/{name}": count for name, count in sorted(report.counters.items())},
+        **{f"counters/{name}": count for name, count in sorted(report.counters.items()) if "/" not in name},
     }
     if manifest.chunks:
         first = _intact(store, manifest.chunks[0].output)
         metadata["dagster/column_schema"] = _column_schema(first.schema)
         metadata["sample"] = _sample(first)
+    if manifest.stage == "sequences":
+        metadata |= _lengths(report, manifest.facts["max_length"])
     if manifest.stage == "schema":
         metadata["columns"] = _cells([column_cells(column) for column in manifest.facts["columns"]])
         metadata["formats"] = _cells([format_cells(found) for found in manifest.facts["formats"]])
@@ -209,6 +213,21 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         metadata["rejects"] = _reject_codes(rejects)
         metadata["rejects_summary"] = reject_reasons(store, manifest)
     return metadata
+
+
+def _lengths(report: StageReport, max_length: int) -> dict[str, Any]:
+    """Packing efficiency, and the lengths of rows and of sequences as a picture and in numbers."""
+    before, after = (Histogram.of(report.counters, name, max_length) for name in (BEFORE, AFTER))
+    picture = base64.b64encode(histogram_png(before, after)).decode()
+    bounds = [*(f"≤ {bound:,}" for bound in before.bounds), f"> {before.bounds[-1]:,}"]
+    counted = zip(bounds, before.counts, after.counts, strict=True)
+    rows = [{"length": bound, "rows": f"{some:,}", "sequences": f"{others:,}"} for bound, some, others in counted]
+    caption = f"grey: rows as they came; green: sequences; the line: max_length, {max_length:,} tokens"
+    return {
+        "fill": fill(report.counters, report.tokens, max_length),
+        "lengths": dg.MetadataValue.md(f"![lengths](data:image/png;base64,{picture})\n\n{caption}"),
+        "length_counts": _cells(rows),
+    }
 
 
 def _column_schema(schema: pa.Schema) -> dg.TableSchema:

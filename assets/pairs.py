@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,6 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.rejects import ROW, join_rejects
 from tokenloom.assets.stage import ChunkOutput
-from tokenloom.config import PipelineConfig
 from tokenloom.resources.ragged import Ints, list_parts, one_array
 from tokenloom.resources.sides import sides
 
@@ -24,7 +22,20 @@ _SHARED = (ROW, "rows")
 Compute = Callable[[pa.Table], ChunkOutput]
 
 
-def in_pairs(compute: Compute) -> Compute:
+@dataclass(frozen=True)
+class InPairs:
+    """See `in_pairs`."""
+
+    compute: Compute
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        found = sides(table)
+        if len(found) == 1:
+            return _with_label(self.compute(table), table)
+        return _joined({side: self.compute(rows) for side, rows in found.items()}, table.num_rows)
+
+
+def in_pairs(compute: Compute) -> InPairs:
     """`compute`, run on each side of a table of pairs.
 
     A pair goes on where both of its sides do; one with a rejected side is rejected once, for the first reason. Of a
@@ -33,24 +44,7 @@ def in_pairs(compute: Compute) -> Compute:
     Args:
         compute: hands its rows on in order, each at most once.
     """
-
-    def run(table: pa.Table) -> ChunkOutput:
-        found = sides(table)
-        if len(found) == 1:
-            return _with_label(compute(table), table)
-        return _joined({side: compute(rows) for side, rows in found.items()}, table.num_rows)
-
-    return run
-
-
-def refuse_packing(config: PipelineConfig, form: str) -> None:
-    """
-    Raises:
-        ConfigError: preference data are to be packed; pairs and labels belong to single rows.
-    """
-    if form in ("preference", "kto") and config.length.packing != "none":
-        message = f"length.packing: {form} data are not packed; set packing: none"
-        raise config.fault("length.packing", message)
+    return InPairs(compute)
 
 
 def _joined(made: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
@@ -66,16 +60,22 @@ def _joined(made: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
             columns[under] = array if len(array) == len(both) else array.take(kept)
     rejects = join_rejects(_once([_of_side(output.rejects, side) for side, output in made.items()]))
     dropped = rows_in - len(both) - rejects.num_rows
-    counters = sum((Counter(output.counters) for output in made.values()), Counter())
+    counts = [output.counters for output in made.values()]
+    counters = {name: sum(found.get(name, 0) for found in counts) for name in {**counts[0], **counts[1]}}
     if "sequences" in counters:
         counters["sequences"] = len(both)
+        for side, output in made.items():
+            lost = np.where(np.isin(rows[side], both), 0, np.diff(list_parts(output.table["input_ids"])[0]))
+            refused = np.isin(rows[side], rejects[ROW].to_numpy())
+            counters["tokens_rejected"] += int(lost[refused].sum())
+            counters["tokens_dropped"] += int(lost[~refused].sum())
     return ChunkOutput(
         pa.table(columns),
         rows_in,
         rejects,
         filtered=min(dropped, sum(output.filtered for output in made.values())),
         tokens=sum(len(list_parts(array)[1]) for name, array in columns.items() if name.endswith("_input_ids")),
-        counters=dict(counters),
+        counters=counters,
         engine=max(output.engine for output in made.values()),
     )
 

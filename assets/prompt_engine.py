@@ -1,24 +1,32 @@
-"""Encodes rows on the fly, through the same functions as the stages: raw columns in, sequences out."""
+"""Encodes rows on the fly, through the same functions as the stages: whole ones to train on, or prompts to answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.assets.columns.source import parse_source, paths_of
 from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.stage import renderer
 from tokenloom.assets.rejects import ROW, join_rejects
 from tokenloom.assets.schema.sketch import merge, sketch
-from tokenloom.assets.sequences.stage import to_sequences
+from tokenloom.assets.sequences.stage import in_turn, sequencer
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
-from tokenloom.config import PipelineConfig
+from tokenloom.config import Constant, PipelineConfig
+from tokenloom.resources.ragged import list_array, list_parts, one_array
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
+
+Step = Callable[[pa.Table], ChunkOutput]
+Row = Mapping[str, Any]
+Conversation = Sequence[Row]
 
 
 class PromptEngine:
@@ -30,7 +38,8 @@ class PromptEngine:
         heads: tables of raw rows that show which columns there are; default: the first one encoded.
 
     Raises:
-        ConfigError: the config trains a tokenizer: that needs the whole dataset, so build it instead.
+        ConfigError: the config trains a tokenizer: that needs the whole dataset, so build it instead;
+            `DataPipeline.get_prompt_engine` does.
     """
 
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
@@ -44,19 +53,48 @@ class PromptEngine:
         self._encoder = ContentEncoder(
             self._tokenizer.files[TOKENIZER], self._tokenizer.control, keep_control=policy == "keep"
         )
-        self._steps: Sequence[Callable[[pa.Table], ChunkOutput]] | None = None
+        self._steps: dict[str, Sequence[Step]] = {}
 
     def encode(self, table: pa.Table) -> pa.Table:
-        """Sequences of the rows of a raw table, with the columns of the sequences stage."""
-        if ROW not in table.column_names:
-            table = table.append_column(ROW, pa.array(range(table.num_rows), pa.int32()))
-        if self._steps is None:
-            self._steps = self._prepare(table)
-        for step in self._steps:
-            output = step(table)
-            self.rejects = join_rejects([self.rejects, output.rejects])
-            table = output.table
-        return table
+        """Sequences of the rows of a raw table, with the columns of the sequences stage.
+
+        Few-shot examples that come from no file are drawn from the same table.
+        """
+        table = _numbered(table)
+        if "sequences" not in self._steps:
+            self._steps["sequences"] = self._training(table)
+        return self._run("sequences", table)
+
+    def prompt_only(self, rows: pa.Table | Sequence[Row] | Sequence[Conversation]) -> pa.Table:
+        """Prompts for inference: each row up to where its answer begins, with one BOS and without EOS and labels.
+
+        Chats end with the template's generation prompt; a last message of the assistant is taken off. A prompt is what
+        the row's text to train on begins with, or the template is refused. Nothing is cut to `max_length`.
+
+        Args:
+            rows: a raw table, or rows as mappings, with or without answers; or conversations, each a sequence of
+                messages with `role` and `content`.
+
+        Returns:
+            `_row` int32, the row's place among those given; `input_ids` and `attention_mask`, lists, for
+            `tokenloom.loaders.collate_prompts`.
+
+        Raises:
+            ConfigError: nothing tells where answers begin, or conversations are given to a template of columns.
+            TemplateError: the chat template begins answers otherwise than it writes those to train on.
+        """
+        if isinstance(rows, pa.Table):
+            table, spoken = rows, False
+        else:
+            spoken = bool(rows) and not isinstance(rows[0], Mapping)
+            table = pa.table({"messages": list(rows)}) if spoken else pa.Table.from_pylist(list(rows))
+        table, name = _numbered(table), "conversations" if spoken else "prompts"
+        if name not in self._steps:
+            self._steps[name] = self._inference(table, spoken)
+        made = self._run(name, table)
+        offsets, ids = list_parts(made["input_ids"])
+        mask = list_array(offsets, np.ones(len(ids), np.uint8))
+        return pa.table({ROW: one_array(made[ROW]), "input_ids": made["input_ids"], "attention_mask": mask})
 
     @property
     def pad_token_id(self) -> int:
@@ -64,17 +102,58 @@ class PromptEngine:
         pad = self._tokenizer.pad or self._tokenizer.eos
         return self._encoder.id_of(pad) if pad else 0
 
-    def _prepare(self, table: pa.Table) -> Sequence[Callable[[pa.Table], ChunkOutput]]:
-        config, spec = self.config, self._tokenizer
+    def _run(self, name: str, table: pa.Table) -> pa.Table:
+        for step in self._steps[name]:
+            output = step(table)
+            self.rejects = join_rejects([self.rejects, output.rejects])
+            table = output.table
+        return table
+
+    def _training(self, table: pa.Table) -> Sequence[Step]:
+        config = self.config
         mapping = resolve(config, self._columns or merge([sketch(table)]))
-        render = renderer(config, mapping.to_json(), spec)
-        policy = config.tokenizer.control_tokens_in_content
+        render = renderer(config, mapping.to_json(), self._tokenizer)
+        encode = in_turn(render, in_pairs(self._tokens))
+        sequence = sequencer(config, mapping.to_json(), encode)
+
+        def tokenized(rows: pa.Table) -> ChunkOutput:
+            tokens = encode(rows)
+            made = sequence(tokens.table, rows)
+            return replace(made, rejects=join_rejects([tokens.rejects, made.rejects]))
+
+        return lambda rows: to_canonical(rows, mapping), tokenized
+
+    def _inference(self, table: pa.Table, spoken: bool) -> Sequence[Step]:
+        from tokenloom.assets.prompts.inference import prompt_renderer
+
+        prompt = self.config.prompt_template
+        if spoken and (prompt.template or prompt.format_type in ("completion", "text")):
+            message = f"prompt_template.format_type: {prompt.format_type} takes rows of columns, not conversations"
+            raise self.config.fault("prompt_template.format_type", message)
+        mapping = ColumnMapping("messages", {"messages": "messages"}) if spoken else self._prompt_mapping(table)
+        read = {"form": "messages"} if spoken else mapping.to_json()
         return (
-            lambda rows: to_canonical(rows, mapping),
-            render,
-            in_pairs(lambda prompts: tokenize(prompts, self._encoder, spec.control, policy)),
-            in_pairs(lambda tokens: to_sequences(tokens, config.length, config.tokenizer.max_length)),
+            lambda rows: to_canonical(rows, mapping, unanswered=True),
+            prompt_renderer(self.config, read, self._tokenizer),
+            self._tokens,
         )
+
+    def _prompt_mapping(self, table: pa.Table) -> ColumnMapping:
+        """The mapping, of rows that may lack the column of the answer."""
+        columns = self._columns or merge([sketch(table)])
+        config, names = self.config, {column["column"] for column in columns}
+        answer = config.prompt_template.label_column if config.prompt_template.template else "completion"
+        given = config.dataset.column_mapping.get(answer or "")
+        source = given if isinstance(given, str) else answer if config.prompt_template.template else None
+        if answer and source and not names >= {path.column for path in paths_of(parse_source(source, names))}:
+            mapped = {**config.dataset.column_mapping, answer: Constant(constant="")}
+            dataset = config.dataset.model_copy(update={"column_mapping": mapped})
+            config = config.model_copy(update={"dataset": dataset})
+        return resolve(config, columns)
+
+    def _tokens(self, prompts: pa.Table) -> ChunkOutput:
+        policy = self.config.tokenizer.control_tokens_in_content
+        return tokenize(prompts, self._encoder, self._tokenizer.control, policy)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "columns": self._columns}
@@ -82,3 +161,13 @@ class PromptEngine:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["config"])
         self._columns = state["columns"]
+
+
+def with_tokenizer(config: PipelineConfig, folder: str) -> PipelineConfig:
+    """The config with the tokenizer of a folder, such as a build trained it."""
+    tokenizer = config.tokenizer.model_copy(update={"name_or_path": folder, "train": None})
+    return config.model_copy(update={"tokenizer": tokenizer})
+
+
+def _numbered(table: pa.Table) -> pa.Table:
+    return table if ROW in table.column_names else table.append_column(ROW, pa.array(range(table.num_rows), pa.int32()))

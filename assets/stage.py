@@ -88,6 +88,7 @@ class Work:
         sides: digests of side inputs, by name; part of every key.
         settings: settings in force that follow from more than the YAML, such as a resolved mapping; part of every key.
         notes: when all chunks are done, what is worth telling of them; kept in the manifest, but in no digest.
+        holds_lock: `compute` is Python code, a row at a time, which threads would not speed up; it can be pickled then.
     """
 
     chunks: Iterable[InputChunk]
@@ -95,6 +96,7 @@ class Work:
     sides: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: Callable[[], dict[str, Any]] = dict
+    holds_lock: bool = False
 
 
 class Context(Protocol):

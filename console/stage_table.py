@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from tokenloom.assets.build import StageReport
+from tokenloom.assets.sequences.histogram import fill
 
 _COUNTS = {
     "rows in": "rows_in",
@@ -46,9 +47,13 @@ def stage_table(name: str, reports: Sequence[StageReport]) -> Table:
     return table
 
 
-def stage_json(name: str, reports: Sequence[StageReport]) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {"dataset": name, "stages": [asdict(report) for report in reports]}
+def stage_json(name: str, reports: Sequence[StageReport], max_length: int) -> dict[str, Any]:
+    """What `--json` prints; of sequences also their packing efficiency, `fill`."""
+    stages = [asdict(report) for report in reports]
+    for stage in stages:
+        if stage["name"] == "sequences":
+            stage["fill"] = round(fill(stage["counters"], stage["tokens"], max_length), 6)
+    return {"dataset": name, "stages": stages}
 
 
 def summary(reports: Sequence[StageReport]) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
-from tokenloom.assets.schema.profiles import message_fields, profiles
+from tokenloom.assets.schema.profiles import Profile, message_fields, profiles
 from tokenloom.assets.schema.speakers import CALL_ROLES, role_of
 from tokenloom.assets.templates.chatml import IM_END, IM_START, chatml
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
@@ -157,7 +158,8 @@ def _template(
 ) -> str:
     """ChatML; a tokenizer that does not know its end mark ends messages with its own EOS."""
     known = tokenizer is None or IM_END in tokenizer[1].control
-    return chatml(_has_tools(columns, choice), IM_END if known else "{{ eos_token }}")
+    tools, reasoning = _has_tools(columns, choice), _has_reasoning(columns, choice)
+    return chatml(tools, IM_END if known else "{{ eos_token }}", reasoning)
 
 
 def _block(text: str) -> Iterator[str]:
@@ -178,15 +180,29 @@ def _has_tools(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | A
     """Whether conversations call tools: by a role of theirs, by their messages' fields, or by who speaks."""
     if not isinstance(choice, FormatCandidate):
         return False
-    sources = set(choice.roles.values())
-    for profile in profiles(columns).values():
-        if profile.is_column and profile.name in sources and profile.items is not None:
-            speaker = profile.items.field(message_fields(profile)[0] or "")
-            spoken = (speaker.facts.get("values") or ()) if speaker else ()
-            calls = any(role_of(value) == "tool" or value.lower() in CALL_ROLES for value in spoken)
-            if calls or {"tool_calls", "function_call"} & set(profile.items.fields):
-                return True
+    for profile in _conversations(columns, choice):
+        speaker = profile.items.field(message_fields(profile)[0] or "") if profile.items else None
+        spoken = (speaker.facts.get("values") or ()) if speaker else ()
+        calls = any(role_of(value) == "tool" or value.lower() in CALL_ROLES for value in spoken)
+        if calls or (profile.items and {"tool_calls", "function_call"} & set(profile.items.fields)):
+            return True
     return "tools" in choice.roles
+
+
+def _has_reasoning(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> bool:
+    """Whether messages have a field of reasoning."""
+    return isinstance(choice, FormatCandidate) and any(
+        set(REASONING_FIELDS) & set(profile.items.fields)
+        for profile in _conversations(columns, choice)
+        if profile.items
+    )
+
+
+def _conversations(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate) -> Iterator[Profile]:
+    """The columns of lists that have a role."""
+    for profile in profiles(columns).values():
+        if profile.is_column and profile.name in choice.roles.values() and profile.items is not None:
+            yield profile
 
 
 def _max_length(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tokenloom.assets.rejects import ROW
+from tokenloom.config import PipelineConfig
 from tokenloom.resources.ragged import list_parts
 from tokenloom.resources.sides import sides
 from tokenloom.resources.store import ArtifactStore, Manifest
@@ -64,7 +65,8 @@ class RowReader:
             stage: store.manifest(dataset, stage) for stage in ("raw", "columns", "prompts", "tokens", "sequences")
         }
         facts = store.manifest(dataset, "tokenizer").facts
-        self._tokenizer = Tokenizer.from_file(str(store.tokenizer_folder(facts["digest"]) / TOKENIZER))
+        self._tokenizer_folder = str(store.tokenizer_folder(facts["digest"]))
+        self._tokenizer = Tokenizer.from_file(f"{self._tokenizer_folder}/{TOKENIZER}")
         found = (self._tokenizer.token_to_id(token) for token in facts["control"])
         self._control = [index for index in found if index is not None]
         self._first_row = np.cumsum([0, *(chunk.rows_out + chunk.rejected for chunk in self._raw.chunks)])
@@ -79,9 +81,7 @@ class RowReader:
 
     def read(self, row: int) -> ShownRow:
         """The sequence that holds a raw row; with packing, together with its neighbours."""
-        number = int(np.searchsorted(self._first_row, row, side="right")) - 1
-        position = self._position(number, row - int(self._first_row[number]))
-        chunk = self._manifests["sequences"].chunks[number]
+        number, position, chunk = self._place(row)
         table = self._store.objects.get(chunk.output)
         offsets, rows = list_parts(table["rows"])
         found = np.flatnonzero(rows.to_numpy() == position)
@@ -93,6 +93,33 @@ class RowReader:
         label = table["label"][sequence].as_py() if "label" in table.column_names else None
         return ShownRow(row, chunk.split, place, runs, label=label)
 
+    def read_prompts(self, config: PipelineConfig, rows: Sequence[int]) -> Iterator[ShownRow]:
+        """What the model is given of raw rows when it is to answer them."""
+        from tokenloom.assets.prompt_engine import PromptEngine, with_tokenizer
+
+        if config.tokenizer.train is not None:
+            config = with_tokenizer(config, self._tokenizer_folder)
+        first = {chunk.source: chunk.output for chunk in reversed(self._raw.chunks)}
+        heads = [self._store.objects.get(digest) for digest in first.values()]
+        for row in rows:
+            number, position, chunk = self._place(row)
+            engine = PromptEngine(config, heads)
+            prompts = engine.prompt_only(self._store.objects.get(self._raw.chunks[number].output))
+            where = (row, chunk.split, chunk.place(position))
+            if len(found := np.flatnonzero(prompts[ROW].to_numpy() == position)):
+                ids = np.array(prompts["input_ids"][found[0]].as_py())
+                yield ShownRow(*where, {"": tuple(self._of_kinds(ids, np.zeros(len(ids), bool)))})
+                continue
+            why = [reject for reject in engine.rejects.to_pylist() if reject[ROW] == position]
+            told = [f"rejected: {reject['code']}: {reject['message']}" for reject in why]
+            yield ShownRow(*where, {}, told[0] if told else self._absence(number, position))
+
+    def _place(self, row: int) -> tuple[int, int, Any]:
+        """A raw row's chunk by number, its position in it, and that chunk's sequences."""
+        number = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        position = self._position(number, row - int(self._first_row[number]))
+        return number, position, self._manifests["sequences"].chunks[number]
+
     def _position(self, number: int, local: int) -> int:
         """The position within its chunk of the raw row that is the chunk's `local`-th."""
         chunk = self._raw.chunks[number]
@@ -102,7 +129,9 @@ class RowReader:
 
     def _runs(self, table: Any, sequence: int) -> Iterator[Run]:
         ids = np.array(table["input_ids"][sequence].as_py())
-        trained = np.array(table["trained"][sequence].as_py()) == 1
+        yield from self._of_kinds(ids, np.array(table["trained"][sequence].as_py()) == 1)
+
+    def _of_kinds(self, ids: Any, trained: Any) -> Iterator[Run]:
         control = np.isin(ids, self._control)
         changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(control) != 0)) + 1
         for begin, end in zip([0, *changes], [*changes, len(ids)], strict=True):

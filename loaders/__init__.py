@@ -3,6 +3,7 @@
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
 from tokenloom.loaders.order import BatchOrder
+from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.token_loader import TokenLoader
 
@@ -13,5 +14,6 @@ __all__ = [
     "StreamingLoader",
     "TokenDataset",
     "TokenLoader",
+    "collate_prompts",
     "open_dataset",
 ]

@@ -25,8 +25,8 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
     """Whole batches, for a `StreamingLoader`.
 
     Each rank and worker process encodes its own share of the rows of every chunk, or, where rows are packed within
-    their chunk, its own share of the chunks. Rows are shuffled within their chunk. Ranks may make different
-    numbers of steps, for rejected rows are known only when they are met.
+    their chunk or take examples from it, its own share of the chunks. Rows are shuffled within their chunk. Ranks may
+    make different numbers of steps, for rejected rows are known only when they are met.
 
     Args:
         tables: called once an epoch; yields the source's raw chunks.
@@ -36,6 +36,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         shuffle: shuffle rows within their chunk.
         drop_last: leave out a last batch that is not full.
         rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+        whole_chunks: rows need the others of their chunk, as packed ones always do.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
+        whole_chunks: bool = False,
     ):
+        self._whole_chunks = whole_chunks or policy.packed
         self._tables, self._encoder, self._policy, self._batch_size = tables, encoder, policy, batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._rank, self._world_size = place_among_ranks(rank, world_size)
@@ -65,7 +68,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         share, shares = self._rank * workers + number, self._world_size * workers
         held, before = _Held(), 0
         for index, table in enumerate(self._tables()):
-            if not self._policy.packed:
+            if not self._whole_chunks:
                 mine = np.arange((share - before) % shares, table.num_rows, shares)
                 before += table.num_rows
                 table = table.take(pa.array(mine))

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, TypeVar
 
+from tokenloom.resources.processes import Processes
+
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class ComputeEngine:
-    """Threads of this process: the kernels of Arrow, NumPy, tokenizers and BLAKE3 run outside Python's lock.
+    """Threads of this process: the kernels of Arrow, NumPy, tokenizers and BLAKE3 run outside Python's lock; what does
+    not is computed in processes that the threads wait for.
 
     Args:
         workers: chunks computed at a time; "auto" is one a core. It never changes a byte of the result.
@@ -21,6 +24,18 @@ class ComputeEngine:
 
     def __init__(self, workers: int | Literal["auto"] = "auto"):
         self.workers = len(os.sched_getaffinity(0)) if workers == "auto" else workers
+        self._apart: list[Processes] = []
+
+    def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:
+        """`function` for work that holds Python's lock: computed in processes of its own until the next `map` ends.
+
+        Args:
+            function: pure and picklable.
+        """
+        if self.workers == 1:
+            return function
+        self._apart.append(Processes(function, self.workers))
+        return self._apart[-1]
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
         """`function` of each item, in the items' order; at most 2 × workers items are in flight."""
@@ -39,3 +54,5 @@ class ComputeEngine:
             finally:
                 for future in flight:
                     future.cancel()
+                while self._apart:
+                    self._apart.pop().close()

@@ -25,7 +25,9 @@ def ranges(starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) ->
     """The indices of all ranges [start, start + length), one after the other; shape [sum(lengths)]."""
     lengths = np.asarray(lengths, np.int64)
     offsets = offsets_of(lengths)
-    return np.arange(offsets[-1], dtype=np.int64) + np.repeat(np.asarray(starts, np.int64) - offsets[:-1], lengths)
+    index = np.repeat(np.asarray(starts, np.int64) - offsets[:-1], lengths)
+    index += np.arange(offsets[-1], dtype=np.int64)
+    return index
 
 
 def row_of(lengths: npt.NDArray[np.integer]) -> Ints:

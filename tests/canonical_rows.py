@@ -68,4 +68,12 @@ def mapped(roles: Row, **sections: Any) -> Row:
 
 def message(role: str, content: str | None, **more: Any) -> Row:
     """A message as the stage writes it."""
-    return {"role": role, "content": content, "name": None, "tool_calls": None, "weight": None, **more}
+    return {
+        "role": role,
+        "content": content,
+        "name": None,
+        "tool_calls": None,
+        "weight": None,
+        "reasoning": None,
+        **more,
+    }

@@ -35,7 +35,15 @@ TOOLS = (
 
 def said(role: str, content: str = "", **more: Any) -> Row:
     """A message; what is not given is null."""
-    return {"role": role, "content": content, "name": None, "tool_calls": None, "weight": None, **more}
+    return {
+        "role": role,
+        "content": content,
+        "name": None,
+        "tool_calls": None,
+        "weight": None,
+        "reasoning": None,
+        **more,
+    }
 
 
 def chatml(messages: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from hypothesis import event, given, reject
 from hypothesis import strategies as st
 from template_grammar import templates
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.fields import FieldsFormat
 from tokenloom.assets.prompts.verified import SAMPLED
@@ -128,11 +128,17 @@ def assert_the_same(form: Any, table: pa.Table) -> None:
     assert made.rejects.equals(every.rejects)
 
 
-@pytest.mark.parametrize("train_on", ["completions", "all"])
-@pytest.mark.parametrize("name", PLACING)
+TWICE = {"one side", "namespace"}
+"""Templates that write an answer twice: one that is trained is refused then."""
+
+
+@pytest.mark.parametrize(
+    ("name", "train_on"),
+    [*((name, "completions") for name in PLACING if name not in TWICE), *((name, "all") for name in PLACING)],
+)
 def test_own_template_compiles_to_what_every_row_compared_gives(name: str, train_on: str) -> None:
-    talks, tools = generated_talks()
-    assert_the_same(chat_format(PLACING[name], train_on), conversation_table(talks, tools))
+    talks, _ = generated_talks()
+    assert_the_same(chat_format(PLACING[name], train_on), conversation_table(talks))
 
 
 def real_templates(real_data: Path) -> dict[str, str]:
@@ -163,7 +169,8 @@ def test_real_templates_compile_to_what_every_row_compared_gives(real_data: Path
     assert read.num_rows > 3000
     for template in templates.values():
         for train_on in ("completions", "all"):
-            assert_the_same(chat_format(template, train_on), conversation_table(talks, tools))
+            told = tools if "tools" in template else None
+            assert_the_same(chat_format(template, train_on), conversation_table(talks, told))
         assert_the_same(chat_format(template), read)
 
 
@@ -241,7 +248,6 @@ OPAQUE = [
     "{{ [messages[0].content] }}",
     "{{ (1, messages[0].content) }}",
     "{{ range(messages[0].content | length) }}",
-    "{% autoescape true %}{{ messages[0].content }}{% endautoescape %}",
     # trims more than white space
     "{{ messages[0].content.strip('x') }}",
     "{{ messages[0].content.strip(' \n') }}",
@@ -333,9 +339,6 @@ OPAQUE = [
     "{% set x %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endset %}{{ x | trim }}",
     "{% macro f() %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endmacro %}{{ f() | trim }}",
     "{{ messages[0].content if _marks_generation else messages[0].content | trim }}",
-    # not the same every time
-    "{{ ['a', 'b'] | random }}{{ messages[0].content }}",
-    "{{ messages | random }}",
 ]
 
 
@@ -344,6 +347,12 @@ def test_a_template_that_looks_into_contents_is_opaque_and_its_line_told(templat
     said = opacity("{{ bos_token }}\n\n" + template)
     assert said is not None
     assert said.startswith("line 3: ")
+
+
+@pytest.mark.parametrize("field", REASONING_FIELDS)
+def test_reasoning_is_a_content(field: str) -> None:
+    assert opacity(f"{{{{ messages[0].{field} | length }}}}") is not None
+    assert opacity(f"{{{{ messages[0].{field} | trim }}}}") is None
 
 
 @pytest.mark.parametrize("word", ["break", "continue"])

@@ -15,6 +15,7 @@ from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.templates.jinja import JinjaTemplate
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 
+TEMPLATES = Path(__file__).parent / "chat_templates"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
 TURN = "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
 CHATML = "{% for m in messages %}" + TURN + "{% endfor %}"
@@ -28,7 +29,10 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
             "BOS": "none",
             "conversation begun": "is how it goes on",
             "system message": "kept",
-            "tool calls": "refused",
+            "generation prompt": "none",
+            "tools": "left out",
+            "tool calls": "left out",
+            "reasoning": "left out",
             "white space around contents": "kept",
             "content None": "refused",
             "date": "not read",
@@ -58,6 +62,44 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "looks inside": (
         "{% for m in messages %}{{ '<|im_start|>' + m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}",
         {"rendered": "by Jinja"},
+    ),
+    "asks": (
+        CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+        {"generation prompt": "an answer begins with it"},
+    ),
+    "asks otherwise": (
+        CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>model\\n' }}{% endif %}",
+        {"generation prompt": "an answer does not begin with it"},
+    ),
+    "refuses to ask": (
+        "{% if add_generation_prompt %}{{ raise_exception('no') }}{% endif %}" + CHATML,
+        {"generation prompt": "refused"},
+    ),
+    "hermes": (
+        (TEMPLATES / "hermes.jinja").read_text(),
+        {
+            "tools": "kept",
+            "tool calls": "trained",
+            "reasoning": "left out",
+            "generation prompt": "an answer begins with it",
+        },
+    ),
+    "untold calls": (
+        CHATML.replace("+ '<|im_end|>", "+ ((m.tool_calls or '') | tojson) + '<|im_end|>"),
+        {"tools": "left out", "tool calls": "refused"},
+    ),
+    "no tools": (
+        "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + CHATML,
+        {"tools": "refused", "tool calls": "left out"},
+    ),
+    "thinking": (
+        (TEMPLATES / "thinking.jinja").read_text(),
+        {"reasoning": "kept in the last answer, left out before", "stop": "trained"},
+    ),
+    "thinking aloud": (
+        CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")
+        + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+        {"reasoning": "kept"},
     ),
     "dated": ("{{ strftime_now('%Y') }}" + CHATML, {"date": "read, not frozen", "stop": "refused"}),
     "none": (CHATML.replace("m.content", "(m.content or '')"), {"content None": "written as nothing"}),

@@ -27,6 +27,10 @@ def test_a_chat_template_syntax_error_names_its_line(render: Render, broken: str
 
 
 ATTACKS = [
+    "{{ messages.append(messages[0]) }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__closure__ }}",
+    "{{ ''.__class__ }}",
     "{{ ''.__class__.__mro__ }}",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ cycler.__init__.__globals__ }}",
@@ -47,34 +51,16 @@ def test_sandbox_refuses_and_runs_nothing(
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "a", "completion": "b"}]
     template = attack.replace("OWNED", str(tmp_path / "OWNED")) + "{% for m in messages %}{{ m.content }}{% endfor %}"
-    out = render(rows, {"format_type": "chat"}, {"chat_template": template})
-    assert out.table.num_rows == 0
-    assert out.rejects["code"].to_pylist() == ["template_refused"]
+    with pytest.raises(ConfigError, match=r"tokenizer\.chat_template: template, line 1: refused by the sandbox: "):
+        render(rows, {"format_type": "chat"}, {"chat_template": template})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "secret", ["raise_exception.__globals__", "strftime_now.__closure__", "''.__class__", "range.__self__"]
-)
-def test_sandbox_shows_nothing_of_python(render: Render, secret: str) -> None:
-    template = "[{{ " + secret + " }}]{% for m in messages %}{{ m.content }}{% endfor %}"
-    out = render([{"prompt": "a", "completion": "b"}], {"format_type": "chat"}, {"chat_template": template})
-    assert out.table["text"].to_pylist() in ([], ["[]ab</s>"])
-    assert out.table.num_rows + out.rejects.num_rows == 1
-
-
-def test_a_template_that_changes_its_data_is_refused(render: Render) -> None:
-    template = "{{ messages.append(messages[0]) }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    out = render([{"prompt": "a", "completion": "b"}], {"format_type": "chat"}, {"chat_template": template})
-    assert out.rejects["code"].to_pylist() == ["template_refused"]
 
 
 def test_todays_date_is_refused_unless_frozen(render: Render) -> None:
     rows = [{"prompt": "a", "completion": "b"}]
     template = "{{ strftime_now('%d %b %Y') }} {% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-    refused = render(rows, {"format_type": "chat"}, {"chat_template": template})
-    assert refused.rejects["code"].to_pylist() == ["template_refused"]
-    assert "date_string" in refused.rejects["message"][0].as_py()
+    with pytest.raises(ConfigError, match="date_string"):
+        render(rows, {"format_type": "chat"}, {"chat_template": template})
     frozen = render(rows, {"format_type": "chat", "date_string": "26 Jul 2024"}, {"chat_template": template})
     assert frozen.table["text"].to_pylist() == ["26 Jul 2024 user: a</s>assistant: b</s>"]
 

@@ -134,8 +134,6 @@ def test_a_setting_that_is_not_available_is_refused_rather_than_ignored(setting:
     values = {
         "dataset.filters": ["len(output) > 0"],
         "dataset.reader.root": "data[]",
-        "prompt_template.few_shot.count": 2,
-        "prompt_template.tools": "tools.json",
         "dataloader.token_budget": 4096,
         "mixture": [{"dataset": "a"}],
     }

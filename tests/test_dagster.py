@@ -88,7 +88,7 @@ def test_metadata_tells_what_a_stage_made(project: Project, packing: str) -> Non
         ]
         assert isinstance(metadata["seconds"], float)
         for name, count in manifest.counters.items():
-            assert metadata[f"counters/{name}"] == count
+            assert metadata[f"counters/{name}"] == count if "/" not in name else f"counters/{name}" not in metadata
     assert shown["sequences"]["tokens"] > 0
 
 

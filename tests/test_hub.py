@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
+SAVE = "where transformers loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
 SPELLING = "check its spelling, or HF_TOKEN where it is private"
 TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
 SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
@@ -74,6 +76,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Ite
     _write_rows(found / "broken" / "train.jsonl", SMALL, end='{"instruction": "half')
     for name in ("tok", "gated-tok"):
         _copy_tokenizer(tokenizer_folder, root / "models" / "org" / name)
+    (root / "models" / "org" / "pieces").mkdir()
+    shutil.copy(Path(__file__).parent / "tokenizer_models" / "bpe.model", root / "models/org/pieces/tokenizer.model")
+    (root / "models/org/pieces/special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    (root / "models/org/pieces/model.safetensors").write_bytes(b"\0" * 64)
     (root / "models" / "org" / "weights").mkdir()
     (root / "models" / "org" / "weights" / "model.safetensors").write_bytes(b"\0" * 64)
     with HubServer(root, TOKEN, gated=("org/gated", "org/gated-tok")) as server:
@@ -256,13 +262,30 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     }
 
 
+def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
+    build: BuildCommand, hub: HubServer, tmp_path: Path
+) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    sections = {"dataset": {"name": "data.jsonl"}, "tokenizer": {"name_or_path": "org/pieces"}}
+    before = len(hub.requests)
+    found = _stages(build(**sections))
+    assert found["sequences"]["rows_out"] == len(SMALL)
+    asked = [
+        request.split("/resolve/")[1] for request in hub.requests[before:] if "GET /org/pieces/resolve/" in request
+    ]
+    commit = hub.snapshot("models", "org/pieces").commit
+    assert sorted(asked) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
+    offline = _stages(build(env={"HF_HUB_OFFLINE": "1"}, **sections))
+    assert all(stage["chunks_reused"] == stage["chunks"] for stage in offline.values())
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("org/none", f"is no local folder, and not on the hub; {SPELLING}"),
         ("org/a..b", f"is no local folder, and not on the hub; {SPELLING}"),
         ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token that may read it"),
-        ("org/weights", "holds no tokenizer.json"),
+        ("org/weights", f"holds no tokenizer.json, SentencePiece model or tiktoken ranks; {SAVE}"),
     ],
 )
 def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(

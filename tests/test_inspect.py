@@ -291,7 +291,10 @@ def test_a_value_reads_back_from_one_line_of_yaml(value: object) -> None:
 
 
 HOSTILE = st.text(
-    st.one_of(st.sampled_from("\0\x07\t\n\r\x1b\x7f\x85\xa0\xad\u2028\ufeff\U0010ffff#:{}'\"- a"), st.characters())
+    st.one_of(
+        st.sampled_from("\0\x07\t\n\r\x1b\x7f\x85\xa0\xad\u2028\ufeff\U0010ffff#:{}'\"- a"),
+        st.characters(codec="utf-8"),
+    )
 )
 
 
@@ -372,6 +375,13 @@ def test_chatml_is_chatml(tools: bool) -> None:
     text, marked = rendered(chatml(tools), plain)
     assert text == "".join(f"<|im_start|>{said['role']}\n{said['content']}<|im_end|>\n" for said in plain)
     assert marked == ["A<|im_end|>"] * 2
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_chatml_renders_reasoning_before_answers(tools: bool) -> None:
+    thought = {**TALK[4], "reasoning_content": "T"}
+    _, marked = rendered(chatml(tools, reasoning=True), [TALK[1], thought, TALK[1], TALK[4]])
+    assert marked == ["<think>\nT\n</think>\n\nA<|im_end|>", "A<|im_end|>"]
 
 
 def test_chatml_renders_tools_calls_and_responses() -> None:

@@ -123,6 +123,35 @@ def test_what_a_message_says_of_its_training_is_its_weight(field: str, value: An
     assert [turn["weight"] for turn in plain["messages"]] == [None, None]
 
 
+@pytest.mark.parametrize(
+    ("thought", "expected"),
+    [
+        ({"reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm"}, "hm"),
+        ({"thinking": "hm"}, "hm"),
+        ({"thinking": "", "reasoning_content": None}, ""),
+        ({"reasoning_content": "first", "thinking": "second"}, "first"),
+        ({"thinking": True}, None),
+        ({"reasoning": {"effort": "high"}}, None),
+        ({"reasoning": ["a"]}, None),
+    ],
+)
+def test_reasoning_of_any_usual_name_is_kept_where_it_is_text(thought: Row, expected: str | None) -> None:
+    (row, plain) = kept(canonical(rows_of([HI, {**HO, **thought}], [HI, HO])))
+    assert row["messages"] == [message("user", "hi"), message("assistant", "ho", reasoning=expected)]
+    assert [turn["reasoning"] for turn in plain["messages"]] == [None, None]
+    as_json = [{"talk": json.dumps([HI, {**HO, **thought}])}]
+    (read,) = kept(canonical(as_json, {"talk": pa.string()}, **mapped({"messages": "talk"})))
+    assert read["messages"] == row["messages"]
+
+
+def test_an_answer_of_reasoning_alone_is_no_answer_but_may_stand_before_one() -> None:
+    thought = {"role": "assistant", "content": None, "reasoning": "hm"}
+    out = canonical(rows_of([HI, thought, HO], [HI, thought]))
+    assert codes(out) == {3: "empty_answer"}
+    assert kept(out)[0]["messages"][1] == message("assistant", "", reasoning="hm")
+
+
 CALL = {"name": "find", "arguments": {"q": "é", "n": [1, None], "none": None}}
 
 

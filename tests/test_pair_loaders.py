@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.stage import renderer
-from tokenloom.assets.sequences.stage import to_sequences
+from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import PipelineConfig

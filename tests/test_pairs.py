@@ -28,8 +28,8 @@ from tokenloom.assets.contract import validate
 from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.rejects import ROW
+from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.sequences.stage import STAGE as SEQUENCES
-from tokenloom.assets.sequences.stage import to_sequences
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize

@@ -163,3 +163,14 @@ def test_a_constant_labels_every_row_and_answers_may_be_conversations() -> None:
     (row,) = kept(canonical([{"prompt": talk, "completion": answer}], **mapped(roles)))
     expected = {"prompt": [message("user", "q")], "completion": [message("assistant", "a")], "label": False}
     assert row == expected
+
+
+def test_answers_that_differ_in_reasoning_alone_are_two() -> None:
+    asked, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    talks = {"chosen": [asked, {**answer, "thinking": "well"}], "rejected": [asked, {**answer, "thinking": "badly"}]}
+    (row,) = kept(canonical([talks], **mapped({"chosen": "chosen", "rejected": "rejected"})))
+    assert row == {
+        "prompt": [message("user", "q")],
+        "chosen": [message("assistant", "a", reasoning="well")],
+        "rejected": [message("assistant", "a", reasoning="badly")],
+    }

@@ -200,3 +200,17 @@ def test_a_jinja_syntax_error_names_its_line(tmp_path: Path, broken: str, paddin
     with pytest.raises(ConfigError) as raised:
         resolve(PipelineConfig.from_file(path), [{"column": "q", "type": "string"}])
     assert [fault.place for fault in raised.value.faults] == [f"{path}:{5 + len(lines)}"]
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_any_number_of_fields_is_told_apart_by_what_is_empty(render: Render, count: int) -> None:
+    names = [f"f{index}" for index in range(count)]
+    template = "".join(f"{{% if {name} %}}[{{{{ {name} }}}}]{{% endif %}}" for name in names) + "= {{ answer }}"
+    rows = [
+        {name: "" if index in (row, count - 1) else name for index, name in enumerate(names)} for row in range(count)
+    ]
+    rows = [{**row, "answer": f"a{index}"} for index, row in enumerate(rows)] + [dict.fromkeys([*names, "answer"], "x")]
+    out = render(rows, {"format_type": "jinja", "template": template, "label_column": "answer", "add_eos": False})
+    assert out.table["text"].to_pylist() == [
+        "".join(f"[{row[name]}]" for name in names if row[name]) + f"= {row['answer']}" for row in rows
+    ]

@@ -20,12 +20,14 @@ from tokenloom.resources.ragged import one_array
 
 __all__ = ["MESSAGES", "to_canonical"]
 
+UNANSWERED = "empty_answer"
+
 Columns = dict[str, pa.Array]
 Convert = Callable[[pa.Table, Mapping[str, Source]], tuple[Columns, list[Problem]]]
 
 
-def to_canonical(table: pa.Table, mapping: ColumnMapping) -> ChunkOutput:
-    """The rows of one raw chunk in the form that `mapping` says.
+def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = False) -> ChunkOutput:
+    """The rows of one raw chunk in the form that `mapping` says; those without an answer too where `unanswered`.
 
     Columns: the row's position, int32, then those of the form, with the types of `tokenloom.assets.columns.forms`;
     for `fields` one string column for each field. No value is null.
@@ -38,6 +40,8 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping) -> ChunkOutput:
     rows = one_array(table[ROW])
     taken, rejects = np.zeros(table.num_rows, bool), []
     for problem in problems:
+        if unanswered and problem.code == UNANSWERED:
+            continue
         first = problem.flags & ~taken
         taken |= first
         if first.any():
@@ -75,7 +79,7 @@ def _fields(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
     texts, problems = _texts(table, sources)
     if answer is not None:
         shown = texts[next(iter(texts))]
-        problems.append(_empty(texts[answer], "empty_answer", answer, sources[answer], shown))
+        problems.append(_empty(texts[answer], UNANSWERED, answer, sources[answer], shown))
     return texts, problems
 
 
@@ -91,7 +95,7 @@ def _completion(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns
     if "context" in texts:
         joined = pc.binary_join_element_wise(prompt, texts["context"], "\n\n")
         prompt = pc.if_else(pc.equal(texts["context"], ""), prompt, joined)
-    problems.append(_empty(texts["completion"], "empty_answer", "completion", sources["completion"], prompt))
+    problems.append(_empty(texts["completion"], UNANSWERED, "completion", sources["completion"], prompt))
     system = texts.get("system", empty_texts(len(prompt)))
     return {"prompt": prompt, "completion": texts["completion"], "system": system}, problems
 

@@ -9,6 +9,9 @@ import pyarrow as pa
 TOOL_CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string())])
 """One call of a tool by an assistant message; `arguments` is JSON text, `id` is null where the data has none."""
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of messages that hold what an assistant thought before it answered, in data and as templates read them."""
+
 MESSAGE = pa.struct(
     [
         ("role", pa.string()),
@@ -16,11 +19,12 @@ MESSAGE = pa.struct(
         ("name", pa.string()),
         ("tool_calls", pa.list_(TOOL_CALL)),
         ("weight", pa.float32()),
+        ("reasoning", pa.string()),
     ]
 )
 """One message: `role` is system, user, assistant or tool; `content` is text, never null; `name` (of a speaker or a
-tool) and `tool_calls` are null where there are none; `weight` is what the data says each trained token counts
-(`train: false` is 0), null where `prompt_template.train_on` decides."""
+tool), `tool_calls` and `reasoning` (what was thought before the answer) are null where there are none; `weight` is what
+the data says each trained token counts (`train: false` is 0), null where `prompt_template.train_on` decides."""
 
 MESSAGES = pa.list_(MESSAGE)
 

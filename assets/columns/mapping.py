@@ -74,6 +74,13 @@ class ColumnMapping:
         """Everything that changes the output, as JSON."""
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer}
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> ColumnMapping:
+        """The mapping that `to_json` wrote."""
+        roles = found["roles"].items()
+        read = {role: Constant(**text) if isinstance(text, Mapping) else text for role, text in roles}
+        return cls(found["form"], read, found.get("answer"))
+
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
     """Source expressions as JSON."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES
+from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
 from tokenloom.assets.columns.json_text import is_message_json, parse_messages
 from tokenloom.assets.columns.source import Source
 from tokenloom.assets.columns.text import Flags, Problem, as_text, empty_texts, flags_of, texts_of, values_of
@@ -113,7 +113,7 @@ def with_system(messages: pa.Array, table: pa.Table, sources: Mapping[str, Sourc
 def without_answer(messages: pa.Array, role: str, message: str, shown: pa.Array) -> Problem:
     """The conversations without an assistant message that holds text or a tool call."""
     lengths, flat = list_values(messages)
-    speaker, content, _, calls, _ = flat.flatten()
+    speaker, content, _, calls = flat.flatten()[:4]
     blank = flags_of(pc.equal(pc.utf8_trim_whitespace(content.fill_null("")), ""))
     says = flags_of(pc.equal(speaker, "assistant")) & (~blank | flags_of(calls.is_valid()))
     return Problem(~any_of(says, lengths), "empty_answer", role, message, shown)
@@ -180,10 +180,12 @@ def _listed(array: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, list
     by_role = flags_of(pc.is_in(speaker, pa.array(CALL_ROLES)))
     calls, invalid = tool_calls(fields, content, by_role)
     content = pc.if_else(pa.array(by_role), "", content)
-    content = pc.if_else(pc.and_(content.is_null(), calls.is_valid()), "", content)
+    reasoning = _reasoning(fields, len(flat))
+    alone = pc.and_(content.is_null(), pc.or_(calls.is_valid(), reasoning.is_valid()))
+    content = pc.if_else(alone, "", content)
     name = _first(fields, ("name",), len(flat))
     struct = pa.StructArray.from_arrays(
-        [standard, content, name, calls, _weight(fields, len(flat))], fields=list(MESSAGE)
+        [standard, content, name, calls, _weight(fields, len(flat)), reasoning], fields=list(MESSAGE)
     )
     unknown = flags_of(standard.is_null())
     checks = [
@@ -242,6 +244,12 @@ def _parts(array: pa.Array) -> tuple[pa.Array, Flags]:
         text, other = pa.nulls(len(parts), pa.string()), np.ones(len(parts), bool)
     joined = pc.binary_join(list_array(offsets_of(lengths), text.fill_null("")), "")
     return pc.if_else(array.is_valid(), joined, pa.scalar(None, pa.string())), any_of(other, lengths)
+
+
+def _reasoning(fields: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """What each message says was thought before it, null where it has none; other types than text are no such thing."""
+    found = [fields[name] for name in REASONING_FIELDS if name in fields and pa.types.is_string(fields[name].type)]
+    return pc.coalesce(*found, pa.nulls(count, pa.string()))
 
 
 def _weight(fields: Mapping[str, pa.Array], count: int) -> pa.Array:

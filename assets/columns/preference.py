@@ -113,17 +113,17 @@ def _truth(values: pa.Array) -> pa.Array:
 
 
 Identities = tuple[Ints, Ints]
-"""Lengths [rows], and one number a message: the same for the same role, text, name and calls."""
+"""Lengths [rows], and one number a message: the same for the same role, text, name, reasoning and calls."""
 
 
 def _identities(*conversations: pa.Array) -> list[Identities]:
     split = [list_values(part) for part in conversations]
-    role, content, name, calls, _ = pa.concat_arrays([flat for _, flat in split]).flatten()
+    role, content, name, calls, _, reasoning = pa.concat_arrays([flat for _, flat in split]).flatten()
     count, inner = list_values(calls)
     called = pc.binary_join_element_wise(
         *(field.fill_null("") for field in inner.flatten()), "\x00", null_handling="replace"
     )
-    keys = [role, content, name, pc.binary_join(list_array(offsets_of(count), called), "\x01")]
+    keys = [role, content, name, reasoning, pc.binary_join(list_array(offsets_of(count), called), "\x01")]
     codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
     identity = np.zeros(len(role), np.int64)
     for code in codes:

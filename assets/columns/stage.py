@@ -52,7 +52,7 @@ def _rows_ascend(table: pa.Table) -> bool:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 2
+    version = 3
     upstream = ("raw", "schema")
     libraries = ("pyarrow",)
     output_schema = None

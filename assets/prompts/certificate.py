@@ -14,7 +14,9 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.errors import TemplateError
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
+THOUGHTS = "THOUGHT", "CONCLUSION"
 CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
+RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
 TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
 
 
@@ -38,16 +40,22 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     yield Finding(
         "rendered", "by Arrow's kernels" if opacity is None else "by Jinja", opacity or "it only places contents"
     )
-    text, trained, reason = _rendered(chat, [user, answer])
+    text, trained, reason, _ = _rendered(chat, [user, answer])
     yield _stop(text, trained, reason)
     yield _bos(chat, text)
     yield _prefixes(chat, user, answer)
-    text, _, reason = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
+    yield _generation_prompt(chat, user, answer)
+    text, _, reason, _ = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
     held = "kept" if RULED in text else "left out" if text else "refused"
     yield Finding("system message", held, text or reason)
-    text, _, reason = _rendered(chat, [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, answer], TOOLS)
-    called = "rendered" if "lookup" in text else "left out" if text else "refused"
-    yield Finding("tool calls", called, text or reason)
+    text, _, reason, code = _rendered(chat, [user, answer], TOOLS)
+    told = "kept" if text else "left out" if code == "tools_ignored" else "refused"
+    yield Finding("tools", told, text or reason)
+    talk = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
+    text, trained, reason, code = _rendered(chat, talk, TOOLS if told == "kept" else "")
+    called = "trained" if "lookup" in trained else "rendered, not trained" if text else "refused"
+    yield Finding("tool calls", "left out" if code == "tool_calls_ignored" else called, text or reason)
+    yield _reasoning(chat, user)
     yield _spaces(chat)
     yield _nothing(chat, user)
     dated = chat.template.reads("strftime_now") or chat.template.reads("date_string")
@@ -55,16 +63,16 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     yield Finding("date", f"read, {frozen}" if dated else "not read", "strftime_now or date_string" if dated else "")
 
 
-def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str]:
-    """Text and trained text of a conversation, or empty ones and why it is rejected."""
+def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str, str]:
+    """Text and trained text of a conversation, or empty ones, and why it is rejected and with what code."""
     table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:
-        return "", "", str(out.rejects["message"][0].as_py())
+        return "", "", str(out.rejects["message"][0].as_py()), out.rejects["code"][0].as_py()
     row = out.table.to_pylist()[0]
     data = row["text"].encode()
     parts = [data[span["start"] : span["end"]] for span in row["spans"] if span["weight"] > 0]
-    return row["text"], b"".join(parts).decode(errors="replace"), ""
+    return row["text"], b"".join(parts).decode(errors="replace"), "", ""
 
 
 def _stop(text: str, trained: str, reason: str) -> Finding:
@@ -84,8 +92,8 @@ def _bos(chat: ChatFormat, text: str) -> Finding:
 
 
 def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
-    whole, _, reason = _rendered(chat, [user, answer, user, answer])
-    begun, _, _ = _rendered(chat, [user, answer])
+    whole, _, reason, _ = _rendered(chat, [user, answer, user, answer])
+    begun, _, _, _ = _rendered(chat, [user, answer])
     if not whole:
         return Finding("conversation begun", "refused", reason)
     stable = whole.startswith(begun.rstrip()) if begun else False
@@ -94,7 +102,7 @@ def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) ->
 
 def _spaces(chat: ChatFormat) -> Finding:
     messages = [{"role": "user", "content": f" \n{ASKED}\n "}, {"role": "assistant", "content": f" \n{SAID}\n "}]
-    text, _, reason = _rendered(chat, messages)
+    text, _, reason, _ = _rendered(chat, messages)
     if not text:
         return Finding("white space around contents", "refused", reason)
     kept = [f" \n{ASKED}\n " in text, f" \n{SAID}\n " in text]
@@ -102,10 +110,31 @@ def _spaces(chat: ChatFormat) -> Finding:
     return Finding("white space around contents", told.get((kept[0], kept[1]), "of questions trimmed"), text)
 
 
-def _nothing(chat: ChatFormat, user: dict[str, str]) -> Finding:
-    said = {"messages": [user, {"role": "assistant", "content": None}], "tools": None, "add_generation_prompt": False}
+def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
+    said = [{"role": "assistant", "content": SAID, "reasoning": thought} for thought in THOUGHTS]
+    text, trained, reason, code = _rendered(chat, [user, said[0], user, said[1]])
+    if not text:
+        return Finding("reasoning", "left out" if code == "reasoning_ignored" else "refused", reason)
+    which = "kept" if THOUGHTS[0] in text else "kept in the last answer, left out before"
+    return Finding("reasoning", which if THOUGHTS[1] in trained else f"{which}, not trained", text)
+
+
+def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
     try:
-        text = chat.template.render({**said, **chat.tokens})
+        told, asked = (chat.written([user], asked) for asked in (False, True))
+        whole = chat.written([user, answer], False)
+    except TemplateError as error:
+        return Finding("generation prompt", "refused", str(error))
+    if asked == told:
+        return Finding("generation prompt", "none", asked)
+    prompt = asked.removeprefix(told) if asked.startswith(told) else asked
+    begins = "an answer begins with it" if whole.startswith(asked) else "an answer does not begin with it"
+    return Finding("generation prompt", begins, prompt)
+
+
+def _nothing(chat: ChatFormat, user: dict[str, str]) -> Finding:
+    try:
+        text = chat.written([user, {"role": "assistant", "content": None}], False)
     except TemplateError as error:
         return Finding("content None", "refused", str(error))
     return Finding("content None", "written as None" if "None" in text else "written as nothing", text)

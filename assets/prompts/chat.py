@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tokenloom.assets.prompts.conversations import Conversations, Turn, alike, conversations
+from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, alike, conversations
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.turns import REPEATED, Outline, divide, mark
 from tokenloom.assets.prompts.verified import Shape, ShapeError, render_verified
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.assets.templates.analysis import Kind
 from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
 from tokenloom.config import PromptTemplateConfig
-from tokenloom.errors import TemplateError
 from tokenloom.resources.ragged import one_array
 
 
@@ -32,6 +33,7 @@ class ChatFormat:
         tokens: bos_token, eos_token, pad_token and unk_token as the template reads them.
         control: the tokenizer's control tokens.
         bos, eos: tokens to add where the template does not, or None.
+        generation_prompt: whether the template begins an answer behind the last message.
     """
 
     template: JinjaTemplate
@@ -40,6 +42,7 @@ class ChatFormat:
     control: tuple[str, ...]
     bos: str | None
     eos: str | None
+    generation_prompt: bool = False
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
@@ -53,143 +56,204 @@ class ChatFormat:
         """Why the template does not only place contents, or None where it does."""
         return self.template.opacity({"messages": Kind.MESSAGES})
 
+    def written(self, messages: Sequence[Message], asked: bool, tools: Any = None) -> str:
+        """What the template makes of messages as it reads them.
+
+        Args:
+            asked: whether with a generation prompt.
+            tools: descriptions of tools as it reads them.
+
+        Raises:
+            TemplateError: it refuses them.
+        """
+        return self.template.render(self._variables(messages, tools, asked))
+
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
         for group in groups:
             yield Shape(
                 rows.take(pa.array(group.rows)),
-                group.contents,
+                group.values,
                 group.empty,
-                lambda contents, group=group: self._variables(group, group.turns, contents),
+                lambda values, group=group: self._variables(
+                    group.messages(values), _tools(group), self.generation_prompt
+                ),
                 lambda slots, group=group: self._layout(slots, group),
+                range(len(group.turns), len(group.values)),
             )
 
-    def _variables(self, group: Conversations, turns: Sequence[Turn], contents: Sequence[str]) -> dict[str, Any]:
-        said = [turn.message(content) for turn, content in zip(turns, contents, strict=True)]
+    def _variables(self, messages: Sequence[Message], tools: Any, asked: bool) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
-        try:
-            tools = group.parsed_tools
-        except ValueError as error:
-            raise ShapeError("tools_not_json", f"the tools are not JSON: {error}") from error
         return {
-            "messages": said,
+            "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": False,
+            "add_generation_prompt": asked,
             **dated,
             **self.tokens,
         }
 
     def _layout(self, slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
-        self._check_tools(group)
-        pieces = self._pieces(slots, group)
-        return pieces, with_bos(_with_stop(pieces, self.eos), self.bos)
+        constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
+        if any(token in text for text in constants for token in self.control):
+            message = "a name, a tool or a tool call holds a control token's text"
+            raise ShapeError("control_token_in_content", message)
+        outline = self._outline(slots, group)
+        pieces, answered = self._pieces(outline, group)
+        self._check_repeated(slots, pieces)
+        eos = None if self._marked and outline.closing else self.eos  # the stop is there, trained or not as marked
+        return pieces, with_bos(_with_stop(pieces, answered, eos), self.bos)
 
-    def _pieces(self, slots: list[Slot], group: Conversations) -> list[Piece]:
-        """The slots, each message outside of generation blocks with the stop that the template puts behind it."""
-        turns = group.turns
-        marked = self.template.marks_generation and self.prompt.train_on in ("completions", "last")
-        weigh = self._by_marks(slots, turns) if marked else self._by_roles(turns)
-        closing = "" if marked else self._closing(group, _last_answer(turns) + 1)
+    @property
+    def _marked(self) -> bool:
+        """Whether the template's generation marks say what is trained."""
+        return self.template.marks_generation and self.prompt.train_on in ("completions", "last")
+
+    def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:
+        """
+        Raises:
+            ShapeError: what is trained is written in several places: nothing tells which is the answer.
+        """
+        trained = {piece.column for piece in pieces if piece.text is None and piece.weight}
+        values = [slot.value for slot in slots if slot.value >= 0 and slot.column in trained]
+        if len(set(values)) < len(values) and self.prompt.train_on != "all":
+            raise ShapeError("content_repeated", REPEATED)
+
+    def _outline(self, slots: list[Slot], group: Conversations) -> Outline:
+        """
+        Raises:
+            ShapeError: the template leaves out tools, calls of them, or what was thought before the last answer.
+        """
+
+        def write(messages: Sequence[Message], tools: bool, asked: bool) -> str:
+            return self.written(messages, asked, _tools(group) if tools else None)
+
+        messages = group.messages(["" if nothing else mark(value) for value, nothing in enumerate(group.empty)])
+        outline = Outline(slots, messages, group.owners, write, self.control)
+        outline.check_tools(bool(group.tools))
+        placed = {slot.value for slot in slots}
+        lost = {
+            owner
+            for value, owner in enumerate(group.owners)
+            if value >= len(group.turns) and value not in placed and not group.empty[value]
+        }
+        last = _last_answer(group.turns)
+        asked = max((index for index, turn in enumerate(group.turns[: last + 1]) if turn.role == "user"), default=-1)
+        reasoned = [index for index in range(asked + 1, last + 1) if group.turns[index].reasons]
+        if lost.intersection(reasoned[-1:]):
+            message = f"the chat template leaves out the reasoning of message {reasoned[-1]}, part of the last answer"
+            raise ShapeError("reasoning_ignored", message)
+        return outline.without_reasoning(lost) if lost else outline
+
+    def _pieces(self, outline: Outline, group: Conversations) -> tuple[list[Piece], Answered | None]:
+        """The pieces, each message outside of generation blocks with the stop that the template puts behind it.
+
+        Returns:
+            The pieces, and where the last answer ends; None where that is not known.
+        """
+        turns, owners = group.turns, group.owners
+        marked = self._marked
+        own = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
+        everything = float(self.prompt.train_on == "all" and not marked)
+        weigh = self._by_marks(outline.slots, group) if marked else lambda slot: everything
+        last = _last_answer(turns)
+        regions = outline.regions([index for index, weight in enumerate(own) if weight != everything], marked)
+        if everything and last >= 0 and own[last] == everything:
+            with suppress(ShapeError):  # only to see whether it is stopped
+                regions += outline.regions([last], marked)
         pieces: list[Piece] = []
-        stop_of, stop_weight = -1, 0.0
-        for slot in slots:
-            weight, generated = weigh(slot), marked and slot.generated > 0
+        answered: Answered | None = None
+        stop_of, stop_weight, spoken = -1, 0.0, 0
+        for slot, region, is_stop in divide(outline.slots, regions):
+            generated = marked and slot.generated > 0
             if slot.value >= 0:
-                pieces.append(Piece(None, slot.column, turns[slot.value].role, slot.value, weight))
-                stop_of, stop_weight = (-1 if generated else slot.value), weight
+                message = owners[slot.value]
+                weight, role = weigh(slot) if marked else own[message], turns[message].role
+                pieces += [Piece(None, slot.column, role, message, weight)] * (slot.column >= 0)
+                stop_of, stop_weight, spoken = (-1 if generated else message), weight, slot.generated
+                answered = Answered(message, len(pieces), weight) if role == "assistant" else answered
                 continue
+            if region is not None:
+                role, weight = turns[region.message].role, own[region.message]
+                pieces += split_control(slot.text, self.control, weight=weight, role=role, message=region.message)
+                if role == "assistant" and not is_stop:
+                    answered = Answered(region.message, len(pieces), weight)
+                stop_of, stop_weight = (region.message if region.stops_behind else -1), weight
+                continue
+            weight = weigh(slot)
             role = "assistant" if generated else "template"
             literal = split_control(slot.text, self.control, weight=weight, role=role)
             if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop, literal = _split_stop(slot.text, literal, closing)
+                stop, literal = _split_stop(slot.text, literal, outline.closing or "", self.control)
                 role = turns[stop_of].role
                 pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
+            if generated and spoken != slot.generated and slot.text.strip():
+                said = 0 if outline.stop_of(slot.text.rstrip()) else _solid(literal)
+                answered = Answered(last, len(pieces) + said, weight)
             pieces += literal
             stop_of = -1
-        return pieces
+        return pieces, answered if answered and answered.message == last else None
 
-    def _by_marks(self, slots: list[Slot], turns: Sequence[Turn]) -> Callable[[Slot], float]:
+    def _by_marks(self, slots: Sequence[Slot], group: Conversations) -> Callable[[Slot], float]:
         """Trained is what lies inside the template's generation blocks; a message's own weight goes first."""
-        spoken = _speakers(slots, turns) if any(turn.weight is not None for turn in turns) else {}
+        turns = group.turns
+        spoken = _speakers(slots, group) if any(turn.weight is not None for turn in turns) else {}
         last = max((slot.generated for slot in slots), default=0)
 
         def weigh(slot: Slot) -> float:
-            message = slot.value if slot.value >= 0 else spoken.get(slot.generated, -1)
+            message = group.owners[slot.value] if slot.value >= 0 else spoken.get(slot.generated, -1)
             own = turns[message].weight if message >= 0 else None
             trained = slot.generated > 0 and (self.prompt.train_on != "last" or slot.generated == last)
             return float(trained) if own is None else own
 
         return weigh
 
-    def _by_roles(self, turns: Sequence[Turn]) -> Callable[[Slot], float]:
-        """Trained are the messages of the chosen roles; a message's own weight goes first.
-
-        Raises:
-            ShapeError: nothing tells the text of a tool call, which counts unlike the template's own, from the latter.
-        """
+    def _weights(self, turns: Sequence[Turn]) -> list[float]:
+        """Trained are the messages of the chosen roles; a message's own weight goes first."""
         chosen, last = roles_trained(self.prompt), _last_answer(turns)
-        everything = float(self.prompt.train_on == "all")
-        weights = [
+        return [
             float(turn.role in chosen and (self.prompt.train_on != "last" or index == last))
             if turn.weight is None
             else turn.weight
             for index, turn in enumerate(turns)
         ]
-        if any(turn.tool_calls and weight != everything for turn, weight in zip(turns, weights, strict=True)):
-            message = "to train tool calls, use a chat template with {% generation %} marks and train_on: completions"
-            raise ShapeError("tool_calls", message)
-        return lambda slot: weights[slot.value] if slot.value >= 0 else everything
 
-    def _check_tools(self, group: Conversations) -> None:
-        """
-        Raises:
-            ShapeError: names, tools or tool calls hold a control token's text, or the template leaves out tool calls.
-        """
-        turns = group.turns
-        constants = _strings([[(turn.name, turn.tool_calls) for turn in turns], group.parsed_tools])
-        if any(token in text for text in constants for token in self.control):
-            message = "a name, a tool or a tool call holds a control token's text"
-            raise ShapeError("control_token_in_content", message)
-        callers = [index for index, turn in enumerate(turns) if turn.tool_calls]
-        written = self._written(group, turns) if callers else None
-        for index in callers:
-            without = [*turns[:index], replace(turns[index], tool_calls=()), *turns[index + 1 :]]
-            if self._written(group, without) == written:
-                message = f"the chat template leaves out the tool calls of message {index}"
-                raise ShapeError("tool_calls_ignored", message)
 
-    def _written(self, group: Conversations, turns: Sequence[Turn]) -> str | None:
-        """What the template makes of the first row with these turns, None where it refuses them."""
-        contents = [content[0].as_py() for content in group.contents]
-        try:
-            return self.template.render(self._variables(group, turns, contents))
-        except TemplateError:
-            return None
+class Answered(NamedTuple):
+    """Where an answer ends but for its stop.
 
-    def _closing(self, group: Conversations, count: int) -> str:
-        """What the template writes behind the answer of a conversation that ends with message `count` - 1."""
-        if not count:
-            return ""
-        turns = group.turns[:count]
-        slots = self.template.probe(lambda contents: self._variables(group, turns, contents), [False] * count)
-        return slots[-1].text.rstrip() if slots and slots[-1].value < 0 else ""
+    Args:
+        message: the answer.
+        at: how many pieces stand before.
+        weight: of the answer's end.
+    """
+
+    message: int
+    at: int
+    weight: float
+
+
+def _tools(group: Conversations) -> Any:
+    try:
+        return group.parsed_tools
+    except ValueError as error:
+        raise ShapeError("tools_not_json", f"the tools are not JSON: {error}") from error
 
 
 def _last_answer(turns: Sequence[Turn]) -> int:
     return max((index for index, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
 
 
-def _speakers(slots: list[Slot], turns: Sequence[Turn]) -> dict[int, int]:
+def _speakers(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
     """The message that each generation block renders: the one whose content it holds, else, for block n, answer n.
 
     Raises:
         ShapeError: that cannot be told.
     """
-    answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
     blocks = {slot.generated for slot in slots if slot.generated}
     found = dict(enumerate(answers, 1)) if max(blocks, default=0) == len(answers) else {}
     told = all(
-        found.setdefault(slot.generated, slot.value) == slot.value
+        found.setdefault(slot.generated, group.owners[slot.value]) == group.owners[slot.value]
         for slot in slots
         if slot.generated and slot.value >= 0
     )
@@ -199,7 +263,9 @@ def _speakers(slots: list[Slot], turns: Sequence[Turn]) -> dict[int, int]:
     return found
 
 
-def _split_stop(text: str, literal: list[Piece], closing: str) -> tuple[list[Piece], list[Piece]]:
+def _split_stop(
+    text: str, literal: list[Piece], closing: str, control: tuple[str, ...]
+) -> tuple[list[Piece], list[Piece]]:
     """Divide the text behind a message into its stop and the rest.
 
     The stop is a control token (with white space before it), else what the template closes a conversation with.
@@ -209,19 +275,22 @@ def _split_stop(text: str, literal: list[Piece], closing: str) -> tuple[list[Pie
     if rest and rest[0].control:
         return [*blank, rest[0]], rest[1:]
     if closing and text.startswith(closing):
-        weight = literal[0].weight if literal else 0.0
-        after = [Piece(text[len(closing) :], weight=weight)] if len(text) > len(closing) else []
-        return [Piece(closing)], after
+        return split_control(closing, control), split_control(text[len(closing) :], control, weight=literal[0].weight)
     return [], literal
 
 
-def _with_stop(pieces: list[Piece], eos: str | None) -> list[Piece]:
+def _solid(literal: Sequence[Piece]) -> int:
+    """How many pieces of a literal stand before the white space at its end."""
+    return max(index for index, piece in enumerate(literal, 1) if piece.control or (piece.text or "").strip())
+
+
+def _with_stop(pieces: list[Piece], answered: Answered | None, eos: str | None) -> list[Piece]:
     """The pieces with EOS right behind the last answer, where that is trained and the template puts no stop there."""
-    places = [index for index, piece in enumerate(pieces) if piece.text is None and piece.role == "assistant"]
-    after = places[-1] + 1 if places else len(pieces)
+    if eos is None or answered is None or not answered.weight:
+        return pieces
+    after, weight = answered.at, answered.weight
     stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
-    weight = pieces[places[-1]].weight if places else 1.0
-    if eos is None or stopped or not weight:
+    if stopped:
         return pieces
     return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True), *pieces[after:]]
 

@@ -12,24 +12,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES
+from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
+
+Message = dict[str, Any]
+"""A message as templates read it."""
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A message but for its content. `tool_calls` is as templates read it; `weight` is None where the data has none."""
+    """A message but for its content and reasoning. `tool_calls` is as templates read it; `weight` is None where the
+    data has none; `reasons` says whether there is reasoning, even if it is empty."""
 
     role: str
     name: str | None
     tool_calls: tuple[dict[str, Any], ...]
     weight: float | None
+    reasons: bool = False
 
-    def message(self, content: str) -> dict[str, Any]:
+    def message(self, content: str, reasoning: str | None) -> Message:
         """The message that a template is given."""
-        message: dict[str, Any] = {"role": self.role, "content": content}
+        message: Message = {"role": self.role, "content": content}
+        if reasoning is not None:
+            message |= dict.fromkeys(REASONING_FIELDS, reasoning)
         if self.name is not None:
             message["name"] = self.name
         if self.tool_calls:
@@ -39,21 +46,32 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversations:
-    """Conversations that differ in content alone.
+    """Conversations that differ in contents and reasoning alone.
 
     Args:
         rows: int64, their places in the chunk.
         turns: their messages.
-        contents: a string array [rows] for each message.
-        empty: for each message, whether its content is empty, in all rows.
+        values: string arrays [rows]: each message's content, then the reasoning of those that have one.
+        empty: for each value, whether it is empty, in all rows.
         tools: JSON text of the tools described to the model; empty: none.
     """
 
     rows: Ints
     turns: tuple[Turn, ...]
-    contents: Sequence[pa.Array]
+    values: Sequence[pa.Array]
     empty: Sequence[bool]
     tools: str
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The message that each value is of."""
+        return (*range(len(self.turns)), *(index for index, turn in enumerate(self.turns) if turn.reasons))
+
+    def messages(self, values: Sequence[str]) -> list[Message]:
+        """The messages with these values, as templates read them."""
+        count = len(self.turns)
+        reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
+        return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
 
     @cached_property
     def parsed_tools(self) -> Any:
@@ -83,33 +101,47 @@ def conversations(table: pa.Table, system: str | None) -> pa.Array:
 
 
 def alike(messages: pa.Array, tools: pa.Array | None) -> Iterator[Conversations]:
-    """Group conversations by everything but content, and by which contents are empty; groups by first occurrence.
+    """Group conversations by all but contents and reasoning, and by which of those are empty, in order of occurrence.
 
     Args:
         messages: `MESSAGES` [rows].
         tools: string [rows], JSON text.
     """
     offsets, flat = list_parts(messages)
-    role, content, name, calls, weight = flat.flatten()
-    keys = pc.binary_join(list_array(offsets, _keys(role, content, name, calls, weight)), "")
+    role, content, name, calls, weight, reasoning = flat.flatten()
+    keys = pc.binary_join(list_array(offsets, _keys(role, content, name, calls, weight, reasoning)), "")
     if tools is not None:
         keys = pc.binary_join_element_wise(keys, tools, "\n")
     group = keys.dictionary_encode().indices.to_numpy()
     order = np.argsort(group, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else ():
         places = range(offsets[rows[0]], offsets[rows[0] + 1])
-        contents = [content.take(pa.array(offsets[rows] + index)) for index in range(len(places))]
         turns = tuple(
-            Turn(role[at].as_py(), name[at].as_py(), _as_read(calls[at].as_py()), weight[at].as_py()) for at in places
+            Turn(
+                role[at].as_py(),
+                name[at].as_py(),
+                _as_read(calls[at].as_py()),
+                weight[at].as_py(),
+                reasoning[at].is_valid,
+            )
+            for at in places
         )
-        empty = [content[at].as_py() == "" for at in places]
-        yield Conversations(rows, turns, contents, empty, "" if tools is None else tools[rows[0]].as_py())
+        taken = [(content, index) for index in range(len(turns))]
+        taken += [(reasoning, index) for index, turn in enumerate(turns) if turn.reasons]
+        values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
+        empty = [value[0].as_py() == "" for value in values]
+        yield Conversations(rows, turns, values, empty, "" if tools is None else tools[rows[0]].as_py())
 
 
-def _keys(role: pa.Array, content: pa.Array, name: pa.Array, calls: pa.Array, weight: pa.Array) -> pa.Array:
-    """For each message a string that says all but its content; a sequence of them can be read in one way only."""
+def _keys(
+    role: pa.Array, content: pa.Array, name: pa.Array, calls: pa.Array, weight: pa.Array, reasoning: pa.Array
+) -> pa.Array:
+    """For each message a string that says all but its values; a sequence of them can be read in one way only."""
     letters = pa.array(list(_LETTERS.values())).take(pc.index_in(role, pa.array(list(_LETTERS))))
     letters = pc.if_else(pc.equal(content, ""), pc.utf8_upper(letters), letters)
+    if reasoning.null_count < len(reasoning):
+        reasons = pc.if_else(pc.equal(reasoning, ""), "R", "r").fill_null("")
+        letters = pc.binary_join_element_wise(letters, reasons, "")
     extra = pc.or_(name.is_valid(), pc.greater(pc.list_value_length(calls), 0).fill_null(False))
     if weight.null_count == len(weight) and not pc.any(extra).as_py():
         return letters

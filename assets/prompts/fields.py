@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.layout import split_control, with_bos
+from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verified import Shape, render_verified
 from tokenloom.assets.rejects import ROW
@@ -53,19 +53,20 @@ class FieldsFormat:
     def _shapes(self, table: pa.Table) -> Iterator[Shape]:
         rows = one_array(table[ROW])
         values = [one_array(table[name]) for name in self.fields]
-        empty = np.zeros(table.num_rows, np.int64)
+        empty = np.empty((table.num_rows, len(values)), bool)
         for index, value in enumerate(values):
-            empty |= np.asarray(pc.equal(value, "").to_numpy(zero_copy_only=False), np.int64) << index
-        for pattern in np.unique(empty):
-            members = pa.array(np.flatnonzero(empty == pattern))
-            found = [bool(pattern >> index & 1) for index in range(len(values))]
+            empty[:, index] = pc.equal(value, "").to_numpy(zero_copy_only=False)
+        patterns, which = np.unique(empty, axis=0, return_inverse=True)
+        for number, pattern in enumerate(patterns.tolist()):
+            members = pa.array(np.flatnonzero(which == number))
             taken = [value.take(members) for value in values]
-            yield Shape(rows.take(members), taken, found, self._variables, self._layout)
+            yield Shape(rows.take(members), taken, pattern, self._variables, self._layout)
 
     def _variables(self, values: Sequence[str]) -> dict[str, str]:
         return {**self.tokens, **dict(zip(self.fields, values, strict=True))}
 
     def _layout(self, slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+        numbers = column_numbers(self.fields)
         pieces: list[Piece] = []
         for slot in slots:
             name = self.fields[slot.value] if slot.value >= 0 else None
@@ -77,7 +78,7 @@ class FieldsFormat:
             if name is None:
                 pieces += split_control(slot.text, self.control, weight=weight, role=role)
             else:
-                pieces.append(Piece(None, slot.column, role, weight=weight))
+                pieces.append(Piece(None, slot.column, role, numbers[name], weight))
         last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
         stopped = bool(pieces) and pieces[last].control
         eos = [] if stopped or self.eos is None else [Piece(self.eos, role="answer", weight=1.0, control=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.templates.custom import parse_custom
@@ -21,18 +22,24 @@ def custom_layout(
     """
     prompt = config.prompt_template
     everything = 1.0 if prompt.train_on == "all" else 0.0
+    numbers = column_numbers(fields)
     pieces: list[Piece] = []
     for part in parse_custom(config):
         if not part.is_field:
             pieces += split_control(part.text, control, weight=everything)
         elif part.text == prompt.label_column:
-            pieces.append(Piece(None, fields.index(part.text), "answer", weight=1.0))
+            pieces.append(Piece(None, fields.index(part.text), "answer", numbers[part.text], weight=1.0))
             pieces += [Piece(eos, role="answer", weight=1.0, control=True)] * bool(eos)
         else:
-            pieces.append(Piece(None, fields.index(part.text), "input", weight=everything))
+            pieces.append(Piece(None, fields.index(part.text), "input", numbers[part.text], weight=everything))
     if prompt.label_column is None and eos:
         pieces.append(Piece(eos, weight=1.0, control=True))
     return with_bos(pieces, bos)
+
+
+def column_numbers(fields: Iterable[str]) -> dict[str, int]:
+    """The number of each column of a template, as spans give it: its place among their names, sorted."""
+    return {name: number for number, name in enumerate(sorted(fields))}
 
 
 def with_bos(pieces: list[Piece], bos: str | None) -> list[Piece]:

@@ -28,8 +28,9 @@ SPAN = pa.struct(
         ("control", pa.bool_()),
     ]
 )
-"""start and end in bytes of the text (in tokens, after tokenization); `message` counts a conversation's messages, -1
-outside of them; `control` marks a control token, whose text is its name."""
+"""start and end in bytes of the text (in tokens, after tokenization); `message` counts a conversation's messages, or
+the columns that a template names, in sorted order; -1 outside of them. The first of neighbouring spans of one message
+is its content, others its stop. `control` marks a control token, whose text is its name."""
 
 SPANS = pa.list_(SPAN)
 

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
+from tokenloom.assets.lengths import check_lengths
+from tokenloom.assets.pairs import LABEL, in_pairs
+from tokenloom.assets.prompts.example_file import fixed_examples
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
+from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
-from tokenloom.assets.templates.custom import without_final_newline
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import TemplateError
-from tokenloom.resources.digest import digest_json
+from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import one_array
 from tokenloom.resources.sides import SIDES
+from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.templates.jinja import JinjaTemplate
     from tokenloom.resources.store import Manifest
 
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 2
+    version = 3
     upstream = ("columns",)
     libraries = ("pyarrow", "jinja2")
     output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
@@ -38,19 +40,33 @@ class PromptsStage(Stage):
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         prompt = config.prompt_template
         read = ("format_type", "template", "label_column", "system", "train_on", "add_bos", "add_eos", "date_string")
-        return prompt.model_dump(mode="json", include=set(read))
+        few_shot = {"few_shot": prompt.few_shot.model_dump(include={"count", "seed"})} if prompt.few_shot.count else {}
+        return {**prompt.model_dump(mode="json", include=set(read)), **few_shot}
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        return {**self.settings(config), **declared_tokenizer(config)}
+        prompt = config.prompt_template
+        given = {"source": prompt.few_shot.source if prompt.few_shot.count else None, "tools": prompt.tools}
+        named = {name: value for name, value in given.items() if value is not None}
+        return {**self.settings(config), **declared_tokenizer(config), **named}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
         mapping = context.manifest("columns").facts["mapping"]
-        render = renderer(context.config, mapping, spec)
-        sides = {"chat_template": digest_json(spec.chat_template)} if _is_chat(context.config, mapping, spec) else {}
+        examples = fixed_examples(context.config, mapping)
+        render = renderer(context.config, mapping, spec, examples)
+        sides = {"chat_template": digest_json(spec.chat_template)} if is_chat(context.config, mapping, spec) else {}
+        if examples is not None:
+            sides["few_shot"] = digest_bytes(memoryview(encode_table(examples, compressed=False)))
+        if tools := declared_tools(context.config):
+            sides["tools"] = digest_json(tools)
         settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
         return Work(
-            context.input_chunks("columns"), render, sides, settings, lambda: _notes(context.config, mapping, spec)
+            context.input_chunks("columns"),
+            render,
+            sides,
+            settings,
+            lambda: _notes(context.config, mapping, spec),
+            holds_lock=_compares_every_row(render),
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
@@ -62,12 +78,16 @@ STAGE = PromptsStage()
 Render = Callable[[pa.Table], ChunkOutput]
 
 
-def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> Render:
+def renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
     """What renders a chunk in canonical form: a pure function of the chunk.
+
+    Args:
+        examples: what `few_shot.source` holds; default: it is read.
 
     Raises:
         ConfigError: the template, the tokenizer and the data's form do not fit each other.
-        TemplateError: the template's syntax is wrong.
     """
     prompt = config.prompt_template
     if prompt.add_eos and spec.eos is None:
@@ -79,36 +99,87 @@ def renderer(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
         )
     bos, eos = _added(config, spec)
     form = mapping["form"]
-    refuse_packing(config, form)
-    if form in ("preference", "kto"):
-        return _preference(config, spec)
-    if form == "fields":
-        fields = list(mapping["roles"])
-        if prompt.format_type == "custom":
-            pieces = custom_layout(config, fields, spec.control, bos, eos)
-            return lambda table: _assembled(table, pieces, fields)
-        return _jinja(config, fields, spec, bos, eos)
-    if _is_chat(config, mapping, spec):
-        return _chat(config, spec).render
+    check_lengths(config, mapping)
+    if is_chat(config, mapping, spec):
+        return conversation_renderer(config, mapping, spec, examples)
+    refuse_tools(config)
     if form == "messages":
         raise config.fault(
             "tokenizer.chat_template",
             "tokenizer.chat_template: the data are conversations, but there is no chat template",
         )
+    if not prompt.few_shot.count:
+        return _texts(config, mapping, spec, bos, eos)
+    if form == "text":
+        raise config.fault(
+            "prompt_template.few_shot.count",
+            "prompt_template.few_shot.count: plain text has no prompts that examples could stand before; set count: 0",
+        )
+    from tokenloom.assets.prompts.example_texts import TextShots
+
+    render, bare = (_texts(config, mapping, spec, None, end) for end in (eos, None))
+    examples = examples if examples is not None else fixed_examples(config, mapping)
+    fixed = None if examples is None else whole(config, bare(examples))
+    return TextShots(render, bare, prompt.few_shot, fixed, bos, spec.bos)
+
+
+def conversation_renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
+    """`renderer` where rows go through the chat template."""
+    pairs = mapping["form"] in ("preference", "kto")
+    config = trained_in_pairs(config, spec) if pairs else config
+    render: Render = chat_format(config, spec).render
+    if tools := declared_tools(config):
+        check_tools(config, chat_format(config, spec), tools)
+        render = WithTools(render, tools)
+    render = Pairs(render) if pairs else render
+    if not config.prompt_template.few_shot.count:
+        return render
+    from tokenloom.assets.prompts.example_turns import TurnShots
+
+    examples = examples if examples is not None else fixed_examples(config, mapping)
+    if examples is not None:
+        whole(config, render(examples))
+    return TurnShots(render, config.prompt_template, examples)
+
+
+def whole(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:
+    """What a file's examples were rendered to.
+
+    Raises:
+        ConfigError: one could not be rendered.
+    """
+    if rendered.rejects.num_rows:
+        reject, name = rendered.rejects.slice(0, 1).to_pylist()[0], config.prompt_template.few_shot.source
+        message = f"{name}, example {reject[ROW] + 1}: {reject['message']}"
+        raise config.fault("prompt_template.few_shot.source", f"prompt_template.few_shot.source: {message}")
+    return rendered.table
+
+
+def _texts(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, bos: str | None, eos: str | None
+) -> Render:
+    """What renders rows through a template of the YAML's own, or through none."""
+    prompt, form = config.prompt_template, mapping["form"]
+    if form == "fields":
+        fields = list(mapping["roles"])
+        if prompt.format_type == "custom":
+            return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos)), tuple(fields))
+        return _jinja(config, fields, spec, bos, eos)
     everything = float(prompt.train_on == "all")
     if form == "text":
-        pieces, fields = [Piece(None, 0, "text", weight=1.0)], ["text"]
+        pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
     else:
         pieces, fields = (
-            [Piece(None, 0, "input", weight=everything), Piece(None, 1, "answer", weight=1.0)],
+            [Piece(None, 0, "input", 0, everything), Piece(None, 1, "answer", 1, 1.0)],
             ["prompt", "completion"],
         )
     ending = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
-    complete = with_bos([*pieces, *ending], bos)
-    return lambda table: _assembled(table, complete, fields)
+    return Assembled(tuple(with_bos([*pieces, *ending], bos)), tuple(fields))
 
 
-def _is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
+def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Whether rows go through the chat template: asked for, or no template given and there is one."""
     prompt = config.prompt_template
     if mapping["form"] in ("preference", "kto"):
@@ -122,16 +193,24 @@ def _is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: Tokenizer
     return prompt.format_type == "chat" or (free and bool(spec.chat_template))
 
 
-def _assembled(table: pa.Table, pieces: list[Piece], fields: list[str]) -> ChunkOutput:
-    made = assemble(one_array(table[ROW]), pieces, [one_array(table[name]) for name in fields])
-    return ChunkOutput(made, table.num_rows)
+@dataclass(frozen=True)
+class Assembled:
+    """Renders rows of one layout; `fields` are the columns that its pieces count."""
+
+    pieces: tuple[Piece, ...]
+    fields: tuple[str, ...]
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        columns = [one_array(table[name]) for name in self.fields]
+        return ChunkOutput(assemble(one_array(table[ROW]), self.pieces, columns), table.num_rows)
 
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.fields import FieldsFormat
+    from tokenloom.assets.templates.declared import fields_template
 
     prompt = config.prompt_template
-    template = _compiled(config, "prompt_template.template", without_final_newline(prompt.template or ""))
+    template = fields_template(config, fields, spec.tokens())
     train_all = prompt.train_on == "all"
     if not (template.marks_generation or prompt.label_column or train_all):
         message = (
@@ -154,37 +233,49 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
     """The certificate of the chat template, where there is one."""
     from tokenloom.assets.prompts.certificate import certificate
 
-    if mapping["form"] in ("preference", "kto") or _is_chat(config, mapping, spec):
-        return {"certificate": certificate(_chat(config, spec))}
+    if mapping["form"] in ("preference", "kto") or is_chat(config, mapping, spec):
+        return {"certificate": certificate(chat_format(config, spec))}
     return {}
 
 
-def _chat(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
+def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     from tokenloom.assets.prompts.chat import ChatFormat
+    from tokenloom.assets.templates.declared import chat_template
 
     prompt = config.prompt_template
-    template = _compiled(config, "tokenizer.chat_template", spec.chat_template or "")
+    template = chat_template(config, spec.chat_template or "", spec.tokens())
     return ChatFormat(template, prompt, spec.tokens(), spec.control, *_added(config, spec))
 
 
-def _preference(config: PipelineConfig, spec: TokenizerSpec) -> Render:
-    """Prompts and completions in messages; completions alone are trained, chosen and rejected ones in pairs."""
+def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineConfig:
+    """The config for prompts and completions in messages: completions alone are trained.
+
+    Raises:
+        ConfigError: there is no chat template.
+    """
     if not spec.chat_template:
         message = "tokenizer.chat_template: preference data are conversations, but there is no chat template"
         raise config.fault("tokenizer.chat_template", message)
     prompt = config.prompt_template
-    if prompt.train_on == "all":  # every message of a completion, nothing of the template's own
-        every = {"train_on": ("system", "user", "assistant", "tool")}
-        config = config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
-    render = in_pairs(_chat(config, spec).render)
-    names = {side: f"{side}_completion" for side in SIDES}
-    return lambda table: render(table.rename_columns([names.get(name, name) for name in table.column_names]))
+    if prompt.train_on != "all":
+        return config
+    every = {"train_on": ("system", "user", "assistant", "tool")}  # of a completion; nothing of the template's own
+    return config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
 
 
-def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplate:
-    from tokenloom.assets.templates.jinja import JinjaTemplate
+@dataclass(frozen=True)
+class Pairs:
+    """Renders prompts with completions, chosen and rejected ones in pairs."""
 
-    try:
-        return JinjaTemplate(source, config.prompt_template.date_string)
-    except TemplateError as error:
-        raise config.fault(setting, f"{setting}: {error}") from error
+    render: Render
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        names = {side: f"{side}_completion" for side in SIDES}
+        return in_pairs(self.render)(table.rename_columns([names.get(name, name) for name in table.column_names]))
+
+
+def _compares_every_row(render: Render) -> bool:
+    """Whether each row is rendered by Jinja, one at a time."""
+    while (inner := getattr(render, "render", None)) is not None:
+        render = inner
+    return getattr(getattr(render, "__self__", None), "opacity", None) is not None

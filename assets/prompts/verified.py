@@ -30,6 +30,10 @@ _MARKS_BEGIN = MARKS[0].encode()[:2]
 _MAY_BE_SPACE = np.zeros(256, bool)
 _MAY_BE_SPACE[[char.encode()[0] for char in WHITE_SPACE]] = True
 
+Problem = tuple[str, str]
+"""Code and message of what is wrong with a row."""
+_PRIVATE_USE: Problem = "private_use", "a value holds private-use characters U+E0D0 to U+E0D3"
+
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """From a template's slots to its pieces, and to the pieces with BOS and EOS added."""
 
@@ -52,6 +56,7 @@ class Shape:
         empty: which of the values are empty, in all rows.
         variables: the template's variables for one row's values; may raise a `ShapeError`.
         layout: makes pieces of the template's slots; a piece's column is its slot's. May raise a `ShapeError`.
+        optional: values that the template may leave out.
     """
 
     rows: pa.Array
@@ -59,6 +64,7 @@ class Shape:
     empty: Sequence[bool]
     variables: Callable[[Sequence[str]], dict[str, Any]]
     layout: Layout
+    optional: Sequence[int] = ()
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -91,18 +97,27 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
         code = error.code if isinstance(error, ShapeError) else code
         return _nothing(), [refuse(np.arange(count), code, str(error))]
     placed = {slot.value for slot in slots}
+    placed.update(shape.optional)
     lost = [index for index, nothing in enumerate(shape.empty) if not nothing and index not in placed]
     if lost:
         return _nothing(), [refuse(np.arange(count), "content_dropped", f"the template leaves out value {lost[0]}")]
     columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
-    odd = _odd_rows(shape) if places_only else np.ones(count, bool)
+    marked = _marked_rows(shape)
+    odd = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
     compared = np.flatnonzero(odd | _evenly_spaced(count))
-    text = assemble(shape.rows, pieces, columns)["text"]
-    problems = _compare(template, shape, compared, text)
+    bare = assemble(shape.rows, pieces, columns)
+    text = bare["text"]
+    problems = _compare(template, shape, compared, text, marked)
     if any(problem and not odd[row] for row, problem in zip(compared, problems, strict=True)):
         compared = np.arange(count)  # the template does more than its syntax showed
-        problems = _compare(template, shape, compared, text)
-    refused = [refuse(compared[[at]], *problem) for at, problem in enumerate(problems) if problem]
+        problems = _compare(template, shape, compared, text, marked)
+    refused_rows: dict[Problem, list[int]] = {}
+    for row, problem in zip(compared.tolist(), problems, strict=True):
+        if problem:
+            refused_rows.setdefault(problem, []).append(row)
+    refused = [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
+    if not refused and complete == pieces:
+        return bare, []
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
     keep = pa.array(kept)
@@ -116,37 +131,45 @@ def _evenly_spaced(count: int) -> np.ndarray:
     return chosen
 
 
-def _odd_rows(shape: Shape) -> np.ndarray:
-    """bool [rows]: those with a value of white space only, or with a mark: their places do not tell all."""
-    odd = np.zeros(len(shape.rows), bool)
+def _blank_rows(shape: Shape) -> np.ndarray:
+    """bool [rows]: those with a value of white space only: its place does not tell all."""
+    blank = np.zeros(len(shape.rows), bool)
     for value, nothing in zip(shape.values, shape.empty, strict=True):
         if nothing:
             continue
         offsets, data = text_parts(value)
         spaced = np.flatnonzero(_MAY_BE_SPACE[data[offsets[:-1]]])
         trimmed = pc.utf8_trim(value.take(pa.array(spaced)), characters=WHITE_SPACE)
-        odd[spaced[np.asarray(pc.equal(trimmed, "").to_numpy(zero_copy_only=False), bool)]] = True
-        if _MARKS_BEGIN in data.tobytes():
-            marked = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
-            odd |= np.asarray(marked.to_numpy(zero_copy_only=False), bool)
-    return odd
+        blank[spaced[np.asarray(pc.equal(trimmed, "").to_numpy(zero_copy_only=False), bool)]] = True
+    return blank
+
+
+def _marked_rows(shape: Shape) -> np.ndarray:
+    """bool [rows]: those with a mark in a value."""
+    marked = np.zeros(len(shape.rows), bool)
+    for value in shape.values:
+        if _MARKS_BEGIN in text_parts(value)[1].tobytes():
+            found = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
+            marked |= np.asarray(found.to_numpy(zero_copy_only=False), bool)
+    return marked
 
 
 def _compare(
-    template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray
-) -> list[tuple[str, str] | None]:
-    """For each of some rows the code and message of what is wrong with it, or None."""
+    template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray, marked: np.ndarray
+) -> list[Problem | None]:
+    """For each of some rows what is wrong with it, or None."""
     index = pa.array(rows)
     taken = [value.take(index).to_pylist() for value in shape.values]
     values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
     expected = texts.take(index).to_pylist()
-    return [_verify(template, shape, found, text) for found, text in zip(values, expected, strict=True)]
+    return [
+        _PRIVATE_USE if private else _verify(template, shape, found, text)
+        for found, text, private in zip(values, expected, marked[rows].tolist(), strict=True)
+    ]
 
 
-def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> tuple[str, str] | None:
-    """Compare one row with Jinja; returns the code and message of what is wrong, or None."""
-    if any(mark in value for value in values for mark in MARKS):
-        return "private_use", "a value holds private-use characters U+E0D0 to U+E0D3"
+def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> Problem | None:
+    """Compare one row with Jinja."""
     try:
         if template.render(shape.variables(values)) == expected:
             return None

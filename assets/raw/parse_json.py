@@ -144,10 +144,15 @@ def _read_json(data: bytes, multi_line: bool) -> pa.Table:
     parse = arrow_json.ParseOptions(newlines_in_values=multi_line)
     table = arrow_json.read_json(pa.BufferReader(data), read, parse)
     schema = pa.schema([field.with_type(_undated(field.type)) for field in table.schema])
-    if schema != table.schema or (b"null" in data and _NULL_ITEM.search(data)):
+    if schema != table.schema or (any(map(_holds_list, schema.types)) and b"null" in data and _NULL_ITEM.search(data)):
         parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=schema)
         table = arrow_json.read_json(pa.BufferReader(data), read, parse).select(table.column_names)
     return table
+
+
+def _holds_list(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_list(kind) or any(map(_holds_list, inner))
 
 
 def _undated(kind: pa.DataType) -> pa.DataType:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tokenloom.assets.raw.row_hash import Hashes, hash_records
 from tokenloom.errors import SourceError
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.ragged import Ints, offsets_of, ranges, sum_rows
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -190,7 +190,13 @@ def is_solid(data: Bytes, bounds: Ints) -> npt.NDArray[np.bool_]:
     """bool [records]: which records hold more than white space."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
-    return np.add.reduceat(~_SPACE[data[: bounds[-1]]], bounds[:-1], dtype=np.int64) > 0
+    begins, ends = bounds[:-1], bounds[1:]
+    solid = begins < ends
+    solid[solid] = ~_SPACE[data[begins[solid]]]
+    begun = np.flatnonzero(~solid)  # those whose first byte does not tell
+    lengths = ends[begun] - begins[begun]
+    solid[begun] = sum_rows(~_SPACE[data[ranges(begins[begun], lengths)]], offsets_of(lengths)) > 0
+    return solid
 
 
 def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:

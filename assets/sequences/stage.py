@@ -3,24 +3,34 @@
 Columns: `input_ids`; `trained`, 1 where a token is trained; `weights`, how much each token is trained, in chunks that
 hold weights other than 0 and 1; `rows` and `document_lengths`, the raw row and the tokens of each document in the
 sequence. Pairs have all but `rows` twice, under `chosen_` and `rejected_`.
+
+Counters account for every token: tokens_in + tokens_repeated = those stored + tokens_cut + tokens_dropped +
+tokens_rejected + tokens_left_out; and they hold the histograms of lengths.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.pairs import LABEL, in_pairs, refuse_packing
-from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
-from tokenloom.assets.sequences.pack import concat
-from tokenloom.assets.sequences.truncate import kept_tokens
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
-from tokenloom.assets.tokens.stage import IDS, token_weights
-from tokenloom.config import LengthConfig, PipelineConfig
-from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, sum_rows
+from tokenloom.assets.lengths import check_lengths, give_up_order
+from tokenloom.assets.pairs import LABEL, in_pairs
+from tokenloom.assets.prompts.stage import STAGE as PROMPTS
+from tokenloom.assets.rejects import join_rejects
+from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
+from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.turns import Encode, drop_turns, token_count
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
+from tokenloom.assets.tokens.stage import IDS
+from tokenloom.assets.tokens.stage import STAGE as TOKENS
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import StoreError
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.ragged import list_parts, sum_rows
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -45,7 +55,7 @@ def _trained_fits(table: pa.Table) -> bool:
 
 class SequencesStage(Stage):
     name = "sequences"
-    version = 1
+    version = 2
     upstream = ("tokens",)
     libraries = ("pyarrow",)
     compressed = False
@@ -60,13 +70,23 @@ class SequencesStage(Stage):
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         length = config.length
-        return {"strategy": length.strategy, "packing": length.packing, "max_length": config.tokenizer.max_length}
+        own = {"smart": {"give_up": list(length.give_up)}, "split": {"stride": length.stride}}
+        return {
+            "strategy": length.strategy,
+            "packing": length.packing,
+            "max_length": config.tokenizer.max_length,
+            **own.get(length.strategy, {}),
+        }
 
     def prepare(self, context: Context) -> Work:
-        length, longest = context.config.length, context.config.tokenizer.max_length
-        refuse_packing(context.config, context.manifest("columns").facts["mapping"]["form"])
-        compute = in_pairs(lambda table: to_sequences(table, length, longest))
-        return Work(context.input_chunks("tokens"), compute)
+        config, mapping = context.config, context.manifest("columns").facts["mapping"]
+        if config.length.strategy == "drop_turns":
+            encode = in_turn(PROMPTS.prepare(context).compute, TOKENS.prepare(context).compute)
+            sequence = sequencer(config, mapping, encode)
+            return Work(_with_columns(context), lambda loaded: sequence(*loaded))
+        order = give_up_order(config, mapping).to_json() if config.length.strategy == "smart" else None
+        settings = {"order": order} if order else {}
+        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """What a loader must know: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
@@ -84,82 +104,66 @@ class SequencesStage(Stage):
 STAGE = SequencesStage()
 
 
-@dataclass(frozen=True)
-class Documents:
-    """Rows of tokens, flat: ids [tokens], weights float32 [tokens], lengths and raw rows int64 [documents]."""
+def _with_columns(context: Context) -> Iterator[InputChunk]:
+    """The chunks of tokens, each with the rows in canonical form that it was made of.
 
-    ids: np.ndarray
-    weights: np.ndarray
-    lengths: Ints
-    rows: np.ndarray
-
-    def select(self, documents: np.ndarray) -> Documents:
-        """The documents where the flags bool [documents] hold."""
-        kept = np.repeat(documents, self.lengths)
-        return Documents(self.ids[kept], self.weights[kept], self.lengths[documents], self.rows[documents])
-
-
-def to_sequences(table: pa.Table, length: LengthConfig, max_length: int) -> ChunkOutput:
-    """Truncate or drop over-long rows of a chunk of tokens, then pack them if asked to."""
-    offsets, ids = list_parts(table["input_ids"])
-    whole = Documents(ids.to_numpy(), token_weights(table), np.diff(offsets), table[ROW].to_numpy())
-    kept, cut = _shorten(whole, length, max_length)
-    filtered = int(len(whole.rows) - len(kept.rows)) if length.strategy == "drop" else 0
-    useless = sum_rows(kept.weights > 0, offsets_of(kept.lengths)) == 0
-    rejects = no_rejects()
-    if useless.any():
-        message = f"no trained token is left within max_length {max_length}"
-        sizes = [f"{size} tokens" for size in kept.lengths[useless]]
-        rejects = reject_rows(kept.rows[useless], "sequences", "answer_cut_off", "input_ids", message, sizes)
-        kept = kept.select(~useless)
-    out = _packed(kept, max_length) if length.packing == "concat" else _single(kept)
-    return ChunkOutput(
-        _table(kept, out, ids.type),
-        table.num_rows,
-        rejects,
-        filtered,
-        rows_out=len(kept.rows),
-        tokens=len(kept.ids),
-        counters={"tokens_cut": cut, "sequences": len(out[2])},
+    The keys of what was made of those rows stand for them, for the template and for the tokenizer.
+    """
+    stages = ("columns", "prompts", "tokens")
+    columns, prompts, tokens = (context.manifest(stage).chunks for stage in stages)
+    follows = len(columns) == len(prompts) == len(tokens) and all(
+        above.rows_out == below.rows_in
+        for one, other in ((columns, prompts), (prompts, tokens))
+        for above, below in zip(one, other, strict=True)
     )
+    if not follows:
+        raise StoreError("sequences: columns, prompts and tokens are of different builds; build the dataset")
+    loaded = zip(context.input_chunks("columns"), context.input_chunks("tokens"), prompts, tokens, strict=True)
+    for rows, chunk, rendered, tokenized in loaded:
+        digest = digest_json([chunk.digest, rendered.key, tokenized.key])
+        yield chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
 
 
-def _shorten(documents: Documents, length: LengthConfig, max_length: int) -> tuple[Documents, int]:
-    """The documents within max_length, and how many tokens that cost; `concat` cuts between sequences, loses none."""
-    if length.strategy == "drop":
-        return documents.select(documents.lengths <= max_length), 0
-    if length.packing == "concat":
-        return documents, 0
-    if length.strategy not in ("truncate_right", "truncate_left", "truncate_middle"):
-        raise ValueError(f"length strategy {length.strategy} is not available")
-    index, lengths = kept_tokens(documents.lengths, max_length, length.strategy)
-    cut = len(documents.ids) - len(index)
-    return Documents(documents.ids[index], documents.weights[index], lengths, documents.rows), cut
+def in_turn(render: Encode, tokenize: Encode) -> Encode:
+    """The two as one; the rejects of both are kept, their counts are not."""
+
+    def encode(rows: pa.Table) -> ChunkOutput:
+        rendered = render(rows)
+        made = tokenize(rendered.table)
+        return replace(made, rows_in=rows.num_rows, rejects=join_rejects([rendered.rejects, made.rejects]))
+
+    return encode
 
 
-Layout = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""int [pieces] documents, int [pieces] tokens, int [sequences] pieces in each."""
+Sequence = Callable[..., ChunkOutput]
+"""From a chunk of tokens, and for drop_turns the rows in canonical form, to sequences."""
 
 
-def _single(documents: Documents) -> Layout:
-    count = len(documents.rows)
-    return np.arange(count), documents.lengths, np.ones(count, np.int64)
+def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode | None = None) -> Sequence:
+    """What makes sequences of a chunk of tokens, as the length settings say.
 
+    Args:
+        mapping: the resolved mapping of columns.
+        encode: tokenizes rows in canonical form; drop_turns needs it.
 
-def _packed(documents: Documents, max_length: int) -> Layout:
-    return concat(documents.lengths, max_length)
+    Raises:
+        ConfigError: the length settings do not suit the rows.
+    """
+    check_lengths(config, mapping)
+    length, longest = config.length, config.tokenizer.max_length
+    order = give_up_order(config, mapping) if length.strategy == "smart" else None
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
 
+    def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
+        table, lost = tokens, ChunkOutput(tokens, tokens.num_rows)
+        if length.strategy == "drop_turns" and encode is not None and columns is not None:
+            lost = drop_turns(columns, tokens, encode, longest)
+            table = lost.table
+        made = pack(with_pair_lengths(table) if order else table)
+        counters = {name: count + lost.counters.get(name, 0) for name, count in made.counters.items()}
+        counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
+        counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
+        rejects = join_rejects([lost.rejects, made.rejects])
+        return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters)
 
-def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
-    document, pieces, sequences = layout
-    of_pieces = offsets_of(sequences)
-    offsets = offsets_of(sum_rows(pieces, of_pieces))
-    columns = {
-        "input_ids": list_array(offsets, pa.array(documents.ids, kind)),
-        "trained": list_array(offsets, pa.array((documents.weights > 0).astype(np.uint8))),
-        "rows": list_array(of_pieces, pa.array(documents.rows[document], pa.int32())),
-        "document_lengths": list_array(of_pieces, pa.array(pieces, pa.int32())),
-    }
-    if ((documents.weights != 0) & (documents.weights != 1)).any():
-        columns["weights"] = list_array(offsets, pa.array(documents.weights))
-    return pa.table(columns)
+    return sequence

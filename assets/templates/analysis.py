@@ -46,6 +46,8 @@ _MESSAGE_FILTERS = {
 _SELECTING = ("selectattr", "rejectattr")
 _CONSTANTS = ("role", "name", "tool_calls")
 """Fields of messages by which they may be chosen."""
+_VALUES = ("content", "reasoning_content", "reasoning", "thinking")
+"""Fields of messages that hold a content."""
 _FILTERS = frozenset(
     "abs batch capitalize center count d default dictsort first float format indent int items join last length list "  # noqa: SIM905
     "lower map max min reject rejectattr replace reverse round select selectattr slice sort string sum title tojson "
@@ -259,7 +261,7 @@ class _Analysis:
             return Kind.PLAIN if key in _LOOP else self.refuse(node, f"loop.{key} is not followed")
         of = self.kind(held)
         if of == Kind.MESSAGE and not hasattr(dict, key):
-            return Kind.CONTENT if key == "content" else Kind.PLAIN
+            return Kind.CONTENT if key in _VALUES else Kind.PLAIN
         return self.refuse(node, f"{key} of a content or message is read") if of else Kind.PLAIN
 
     def item(self, node: n.Getitem) -> Kind:

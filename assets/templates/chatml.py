@@ -67,11 +67,19 @@ _PROMPT = """\
 """
 
 
-def chatml(tools: bool, end: str = IM_END) -> str:
+_REASONING = """\
+{% if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}"""
+
+
+def chatml(tools: bool, end: str = IM_END, reasoning: bool = False) -> str:
     """A ChatML template that marks answers and their end as generated.
 
     Args:
         tools: whether it renders tools, calls of tools and their responses too, in the style of Hermes.
         end: what ends a message, as the template's own text.
+        reasoning: whether it renders what was thought before an answer.
     """
-    return ((_TOOL_TURNS if tools else _TURNS) + _PROMPT).replace(IM_END, end)
+    turns = _TOOL_TURNS if tools else _TURNS
+    if reasoning:
+        turns = turns.replace("{% generation %}", "{% generation %}" + _REASONING)
+    return (turns + _PROMPT).replace(IM_END, end)

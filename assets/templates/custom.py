@@ -67,7 +67,7 @@ def field_names(config: PipelineConfig) -> dict[str, int]:
             message = f"the template holds {{{prompt.label_column}}} {len(labels)} times, not once"
             raise config.fault("prompt_template.label_column", f"prompt_template.label_column: {message}")
     else:
-        from tokenloom.assets.templates.jinja import undeclared
+        from tokenloom.assets.templates.declared import undeclared
 
         found = undeclared(config)
         if prompt.label_column and prompt.label_column not in found:

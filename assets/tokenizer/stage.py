@@ -13,7 +13,16 @@ from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.sides import sides
-from tokenloom.resources.tokenizers import CONFIG, TEMPLATE, TOKENIZER, TokenizerSpec, declared_tokenizer, export_config
+from tokenloom.resources.tokenizers import (
+    CONFIG,
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerSpec,
+    declared_tokenizer,
+    export_config,
+    load_tokenizer,
+    vocab_size,
+)
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -25,7 +34,7 @@ def _holds_tokenizer(table: pa.Table) -> bool:
 
 class TokenizerStage(Stage):
     name = "tokenizer"
-    version = 1
+    version = 2
     upstream = ("prompts",)
     libraries = ("tokenizers",)
     output_schema: ClassVar = {"file": (pa.string(),), "content": (pa.binary(),)}
@@ -54,25 +63,24 @@ class TokenizerStage(Stage):
 
             def trained() -> bytes:
                 tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
-                return train((content_segments(table).to_pylist() for table in tables), settings, spec)
+                return train((content_segments(table) for table in tables), settings, spec)
 
             chunk = InputChunk(digest_json(prompts), "all", "trained", trained)
         return Work([chunk], lambda tokenizer: _files(tokenizer, spec), side_inputs)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Digest, size, and the ids of special tokens; also publishes the files for `from_pretrained`."""
-        from tokenizers import Tokenizer
-
+        """Digest, size (one more than the highest id), and the ids of special tokens; also publishes the files for
+        `from_pretrained`."""
         digest = manifest.chunks[0].output
         table = context.store.objects.get_verified(digest)
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         context.store.publish_tokenizer(digest, files)
         if (previous := context.known_facts(self.name)).get("digest") == digest:
             return previous
-        tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
-        spec = context.tokenizer
+        tokenizer, spec = load_tokenizer(files[TOKENIZER]), context.tokenizer
         ids = {name: tokenizer.token_to_id(token) for name, token in spec.tokens().items()}
-        return {"digest": digest, "vocab_size": tokenizer.get_vocab_size(), "ids": ids, "control": list(spec.control)}
+        size = manifest.counters["vocab_size"]
+        return {"digest": digest, "vocab_size": size, "ids": ids, "control": list(spec.control)}
 
 
 STAGE = TokenizerStage()
@@ -83,4 +91,4 @@ def _files(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()
     table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
-    return ChunkOutput(table, rows_in=len(files))
+    return ChunkOutput(table, len(files), counters={"vocab_size": vocab_size(tokenizer)})

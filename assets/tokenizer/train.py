@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.config import TrainConfig
+from tokenloom.errors import TokenizerError
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 
-def train(texts: Iterable[Iterable[str]], settings: TrainConfig, spec: TokenizerSpec) -> bytes:
+def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec) -> bytes:
     """tokenizer.json of a byte-level BPE (Sennrich et al., ACL 2016; over bytes as in GPT-2).
 
+    What is literally a control token in the texts is cut out, so that no merge makes a control token of plain text.
+
     Args:
-        texts: batches of strings, without control tokens.
+        texts: batches of strings.
         spec: its control tokens become the first ids: bos, eos, pad and unk, then the others.
+
+    Raises:
+        TokenizerError: a control token looks like what bytes merge to.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -28,14 +38,20 @@ def train(texts: Iterable[Iterable[str]], settings: TrainConfig, spec: Tokenizer
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_batches(texts), trainer)
+    tokenizer.train_from_iterator((_without(batch, ordered).to_pylist() for batch in texts), trainer)
     if spec.bos is not None:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[spec.bos, "$A"], special_tokens=[(spec.bos, tokenizer.token_to_id(spec.bos))]
         )
-    return tokenizer.to_str(pretty=True).encode()
+    written = tokenizer.to_str(pretty=True)
+    merged = {"".join(pair) for pair in json.loads(written)["model"]["merges"]} | set(trainer.initial_alphabet)
+    if taken := [token for token in ordered if token in merged]:
+        raise TokenizerError(f"special_tokens: {taken[0]!r} is also what ordinary bytes are written as; choose another")
+    return written.encode()
 
 
-def _batches(texts: Iterable[Iterable[str]]) -> Iterator[list[str]]:
-    for batch in texts:
-        yield list(batch)
+def _without(texts: pa.Array, control: Iterable[str]) -> pa.Array:
+    """The texts, cut where they hold a control token."""
+    for token in control:
+        texts = pc.list_flatten(pc.split_pattern(texts, token))
+    return texts

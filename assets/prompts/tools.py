@@ -1,0 +1,121 @@
+"""The YAML's tools: given to the chat template for every row that describes none itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.stage import ChunkOutput
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, TemplateError
+from tokenloom.resources.ragged import one_array
+from tokenloom.resources.sources import local_path
+
+if TYPE_CHECKING:
+    from tokenloom.assets.prompts.chat import ChatFormat
+
+SETTING = "prompt_template.tools"
+
+
+@dataclass(frozen=True)
+class WithTools:
+    """Renders conversations, those that describe no tools with the YAML's; `tools` is JSON text."""
+
+    render: Callable[[pa.Table], ChunkOutput]
+    tools: str
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        if "tools" not in table.column_names:
+            described = pa.repeat(pa.scalar(self.tools, pa.string()), table.num_rows)
+            return self.render(table.append_column("tools", described))
+        own = one_array(table["tools"])
+        described = pc.if_else(pc.equal(own, ""), self.tools, own)
+        return self.render(table.set_column(table.schema.get_field_index("tools"), "tools", described))
+
+
+def declared_tools(config: PipelineConfig) -> str:
+    """The YAML's tools as JSON text, empty where it has none.
+
+    Raises:
+        ConfigError: no such file, or anything but a JSON list of objects with a name each.
+    """
+    given = config.prompt_template.tools
+    if given is None:
+        return ""
+    if isinstance(given, str):
+        inline = given.lstrip().startswith(("[", "{"))
+        try:
+            found = json.loads(given if inline else _file(config, given))
+        except ValueError as error:
+            raise _fault(config, f"{'the text' if inline else given} is not JSON: {error}") from error
+    else:
+        found = list(given)
+    if not isinstance(found, list) or not found:
+        raise _fault(config, f"expected a list of tool descriptions, found {_shown(found)}")
+    for number, tool in enumerate(found, 1):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
+            example = '{"type": "function", "function": {"name": "lookup", "parameters": {}}}'
+            raise _fault(config, f"tool {number} has no name: {_shown(tool)}; describe it like {example}")
+    try:
+        return json.dumps(found, ensure_ascii=False)
+    except TypeError as error:
+        raise _fault(config, f"a tool holds what JSON has no form for: {error}; put it in quotes") from error
+
+
+def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:
+    """
+    Raises:
+        ConfigError: the chat template leaves the tools out, or they hold a control token's text.
+    """
+    for token in chat.control:
+        if token in tools:
+            raise _fault(config, f"a tool holds the text of the control token {token}; write it otherwise")
+    user, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
+    for messages in ([user, answer], [{"role": "system", "content": "rule"}, user, answer], [user]):
+        common = {**chat.tokens, "messages": messages, "documents": None, "add_generation_prompt": False}
+        common |= {"date_string": chat.prompt.date_string} if chat.prompt.date_string else {}
+        try:
+            without, told = (chat.template.render({**common, "tools": found}) for found in (None, json.loads(tools)))
+        except TemplateError:
+            continue
+        if without == told:
+            raise _fault(
+                config, "the chat template leaves tools out; set tokenizer.chat_template to one that reads `tools`"
+            )
+        return
+
+
+def refuse_tools(config: PipelineConfig) -> None:
+    """
+    Raises:
+        ConfigError: the YAML has tools, but rows go through no chat template.
+    """
+    if config.prompt_template.tools is not None:
+        raise _fault(config, "tools are given to a chat template, and rows go through none; set format_type: chat")
+
+
+def _file(config: PipelineConfig, name: str) -> str:
+    path = local_path(config, name)
+    if path is None or not path.is_file():
+        raise _fault(config, f"no such file: {name}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _fault(config, f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise _fault(config, f"{name} is not UTF-8 text") from error
+
+
+def _shown(value: Any) -> str:
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    return shown if len(shown) <= 60 else f"{shown[:59]}…"
+
+
+def _fault(config: PipelineConfig, message: str) -> ConfigError:
+    return config.fault(SETTING, f"{SETTING}: {message}")

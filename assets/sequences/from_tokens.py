@@ -1,0 +1,127 @@
+"""Makes sequences of a chunk of tokens: shortens, divides or drops rows that are too long, then packs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.lengths import GiveUp
+from tokenloom.assets.prompts.spans import flat_spans
+from tokenloom.assets.rejects import join_rejects, no_rejects, reject_rows
+from tokenloom.assets.sequences.documents import Documents
+from tokenloom.assets.sequences.pack import Layout, best_fit, concat, single
+from tokenloom.assets.sequences.smart import give_up_tokens
+from tokenloom.assets.sequences.split import overlapping
+from tokenloom.assets.sequences.truncate import kept_tokens
+from tokenloom.assets.stage import ChunkOutput
+from tokenloom.config import LengthConfig
+from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
+from tokenloom.resources.sides import sides
+
+
+def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None = None) -> ChunkOutput:
+    """Shorten, divide or drop over-long rows of a chunk of tokens, then pack them if asked to.
+
+    Args:
+        order: which parts give up tokens first; `smart` needs it.
+    """
+    whole = Documents.of(table)
+    short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
+    dropped = len(whole.ids) - len(short.ids)
+    filtered = len(whole.rows) - len(short.rows)
+    kept, fits = _shorten(short, table, length, max_length, order)
+    counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, fits, max_length)
+    rows_out = len(kept.rows)
+    if length.strategy == "split" and length.packing != "concat":
+        kept, more = _split(kept, max_length, length.stride)
+        counters |= more
+    layout = LAYOUTS[length.packing](kept.lengths, max_length)
+    counters["sequences"] = len(layout.pieces)
+    made = _table(kept, layout, list_parts(table["input_ids"])[1].type)
+    return ChunkOutput(made, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
+
+
+LONGEST = "longest"
+
+
+def with_pair_lengths(table: pa.Table) -> pa.Table:
+    """The table with a column `longest`, int64: the tokens of each row, of the longer side of a pair."""
+    lengths = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()]
+    return table.append_column(LONGEST, pa.array(np.max(lengths, axis=0)))
+
+
+LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
+    "none": lambda lengths, _: single(lengths),
+    "concat": concat,
+    "best_fit": best_fit,
+}
+
+
+def _shorten(
+    documents: Documents, table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None
+) -> tuple[Documents, np.ndarray]:
+    """The documents within max_length, and whether each came within it.
+
+    `concat` and `split` cut between sequences instead; after `drop` and `drop_turns` nothing is too long.
+    """
+    fit = np.ones(len(documents.rows), bool)
+    if order is not None:
+        longest = table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
+        found = give_up_tokens(flat_spans(table["spans"]), documents.lengths, longest, max_length, order)
+        return documents.take(found.index, found.lengths, documents.rows), found.fits
+    if length.packing == "concat" or (documents.lengths <= max_length).all():
+        return documents, fit
+    if length.strategy in ("truncate_right", "truncate_left", "truncate_middle"):
+        index, lengths = kept_tokens(documents.lengths, max_length, length.strategy)
+        return documents.take(index, lengths, documents.rows), fit
+    return documents, fit
+
+
+def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Documents, pa.Table, int]:
+    """The documents that fit and have a trained token; rejects for the others, and the tokens in them."""
+    useless = fits & ~documents.are_trained()
+    reasons = (
+        (~fits, f"what may not be given up fills max_length {max_length}: no room is left for the answer"),
+        (useless, f"no trained token is left within max_length {max_length}"),
+    )
+    rejects = [no_rejects()]
+    for flags, message in reasons:
+        sizes = [f"{size} tokens" for size in documents.lengths[flags]]
+        rejects.append(reject_rows(documents.rows[flags], "sequences", "answer_cut_off", "input_ids", message, sizes))
+    bad = useless | ~fits
+    return documents.select(~bad), join_rejects(rejects), int(documents.lengths[bad].sum())
+
+
+def _split(documents: Documents, max_length: int, stride: int) -> tuple[Documents, dict[str, int]]:
+    """The pieces of the documents that train anything."""
+    row, begin, size, overlap = overlapping(documents.lengths, max_length, stride)
+    starts = offsets_of(documents.lengths)[:-1][row] + begin
+    pieces = documents.take(ranges(starts, size), size, documents.rows[row])
+    pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
+    useful = pieces.are_trained()
+    counters = {
+        "tokens_repeated": int(overlap.sum()),
+        "tokens_left_out": int(size[~useful].sum()),
+        "sequences_left_out": int((~useful).sum()),
+    }
+    return pieces.select(useful), counters
+
+
+def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
+    of_pieces = offsets_of(layout.pieces)
+    offsets = offsets_of(sum_rows(layout.length, of_pieces))
+    together = np.array_equal(layout.begin, offsets_of(layout.length)[:-1])
+    tokens = slice(None) if together else ranges(layout.begin, layout.length)
+    weights = documents.weights
+    columns = {
+        "input_ids": list_array(offsets, pa.array(documents.ids[tokens], kind)),
+        "trained": list_array(offsets, pa.array((weights > 0).view(np.uint8)[tokens])),
+        "rows": list_array(of_pieces, pa.array(documents.rows[layout.document], pa.int32())),
+        "document_lengths": list_array(of_pieces, pa.array(layout.length, pa.int32())),
+    }
+    if ((weights != 0) & (weights != 1)).any():
+        columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
+    return pa.table(columns)

@@ -1,0 +1,77 @@
+"""Times best-fit packing on Alpaca's lengths, and the sequences stage around it.
+
+usage: packing.py [--rows N] [--max-length N] [--runs N]
+
+Rows are Alpaca's with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them, else the quickstart's, in chunks as a
+build makes them. Prints for each packing how full its sequences are, and rows a second: of the packing alone, and of
+all that the stage computes of a chunk of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import yaml
+from alpaca import source, write_rows
+
+from tokenloom.assets.build import Build
+from tokenloom.assets.sequences.from_tokens import LAYOUTS, to_sequences
+from tokenloom.config import LengthConfig, PipelineConfig
+from tokenloom.resources.ragged import list_parts
+from tokenloom.resources.store import ArtifactStore
+
+TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
+
+
+def seconds(run: Callable[[], object], runs: int) -> float:
+    def once() -> float:
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+
+    return statistics.median(once() for _ in range(runs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=51_974)
+    parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    longest = options.max_length
+    with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as name:
+        folder = Path(name)
+        rows, tokenizer = source(folder)
+        write_rows(folder / "rows.jsonl", rows, options.rows)
+        settings = {
+            "dataset": {"name": "rows.jsonl"},
+            "tokenizer": {"name_or_path": tokenizer, "max_length": longest},
+            "prompt_template": {"format_type": "custom", "template": TEMPLATE, "label_column": "output"},
+        }
+        (folder / "rows.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+        build = Build(PipelineConfig.from_file(folder / "rows.yaml"), ArtifactStore(folder / "store"))
+        list(build.run_all("tokens"))
+        tables = [chunk.load() for chunk in build.input_chunks("tokens")]
+    lengths = [np.minimum(np.diff(list_parts(table["input_ids"])[0]), longest) for table in tables]
+    tokens, count = sum(int(found.sum()) for found in lengths), sum(map(len, lengths))
+    print(f"{count:,} rows, {tokens:,} tokens in {len(tables)} chunks, {os.cpu_count()} cores, one used")
+    for packing, pack in LAYOUTS.items():
+        length = LengthConfig.model_validate({"packing": packing})
+        sequences = sum(len(pack(found, longest).pieces) for found in lengths)
+        alone = seconds(lambda pack=pack: [pack(found, longest) for found in lengths], options.runs)
+        stage = seconds(lambda length=length: [to_sequences(table, length, longest) for table in tables], options.runs)
+        print(
+            f"{packing:9} {tokens / sequences / longest:7.2%} full, {sequences:,} sequences; "
+            f"packing {count / alone:,.0f} rows/s, stage {count / stage:,.0f} rows/s"
+        )
+
+
+if __name__ == "__main__":
+    main()

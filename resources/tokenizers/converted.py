@@ -1,0 +1,238 @@
+"""Brings a tokenizer's files, of whatever kind, to one tokenizer.json, its special tokens and its chat template."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import TokenizerError
+from tokenloom.resources.tokenizers.files import (
+    ADDED_TOKENS,
+    CONFIG,
+    MODEL_CONFIG,
+    MORE_TEMPLATES,
+    SETTING,
+    SPECIAL_TOKENS_MAP,
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerFiles,
+)
+from tokenloom.resources.tokenizers.sentencepiece import parse_sentencepiece, sentencepiece_json
+from tokenloom.resources.tokenizers.special_tokens import FAMILIES, SpecialTokens, read_special_tokens
+from tokenloom.resources.tokenizers.tiktoken import (
+    ENCODINGS,
+    END_OF_TEXT,
+    Encoding,
+    is_ranks,
+    parse_ranks,
+    tiktoken_json,
+)
+from tokenloom.resources.tokenizers.tokenizer_json import (
+    load_tokenizer,
+    parse_json,
+    special_token,
+    vocabulary,
+    with_added_tokens,
+    with_ends,
+)
+
+T5, LLAMA = ("t5", "mt5", "umt5"), ("llama", "codellama", "mistral", "mixtral", "phi3")
+SENTENCEPIECE_IDS = ("", "pretrainedtokenizerfast", "tokenizersbackend", "gemma", "gemma2", "gemma3", *LLAMA, *T5)
+"""Families of tokenizers whose ids begin with those of their SentencePiece model."""
+
+
+@dataclass(frozen=True)
+class ConvertedTokenizer:
+    """A tokenizer, whatever its files were.
+
+    Args:
+        content: tokenizer.json, with every token that the files add.
+        parsed: the same, parsed.
+        config: tokenizer_config.json, or {}.
+        special: special tokens with a name, such as bos_token, and without.
+        vocabulary: token to id.
+        chat_template: its text, or None.
+    """
+
+    content: bytes
+    parsed: dict[str, Any]
+    config: dict[str, Any]
+    special: SpecialTokens
+    vocabulary: dict[str, int]
+    chat_template: str | None
+
+
+def convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenizer:
+    """Read a tokenizer's files.
+
+    Raises:
+        ConfigError: a file is damaged or of no known kind, or what must stand beside it is missing.
+    """
+    try:
+        return _convert(files)
+    except TokenizerError as error:
+        said = str(error).startswith(files.vocabulary) and files.name.endswith(files.vocabulary)
+        place = SETTING if said else f"{SETTING}: {files.name}"
+        raise config.fault(SETTING, f"{place}: {error}") from error
+
+
+def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
+    settings, model, mapped, listed = (
+        parse_json(name, files.settings.get(name, b"{}"))
+        for name in (CONFIG, MODEL_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
+    )
+    family = _family(settings.get("tokenizer_class")) or _family(model.get("model_type"))
+    is_json = files.content.lstrip()[:1] in (b"{", b"[")
+    if is_json:
+        base = Base(files.content, {})
+    else:
+        base = _from_ranks(files, settings) if _holds_ranks(files) else _from_model(files, settings, family)
+    parsed = parse_json(files.vocabulary, base.content)
+    known = vocabulary(parsed)
+    _check(base.content)
+    tokens = read_special_tokens(
+        settings, mapped, listed, FAMILIES.get(family, {}) | base.named, parsed["added_tokens"], known
+    )
+    content = with_added_tokens(base.content, parsed, [*base.added, *tokens.added])
+    if content is not base.content:
+        parsed = parse_json(files.vocabulary, content)
+    ids = vocabulary(parsed)
+    if not is_json:
+        begin, end = (tokens.named.get(f"{at}_token") if _adds(settings, at, base) else None for at in ("bos", "eos"))
+        parsed = with_ends(parsed, begin, end, ids)
+        content = json.dumps(parsed, ensure_ascii=False).encode()
+    return ConvertedTokenizer(content, parsed, settings, tokens, ids, _chat_template(files, settings))
+
+
+@dataclass(frozen=True)
+class Base:
+    """tokenizer.json before what stands beside it is read.
+
+    Args:
+        named: bos_token, eos_token, … as the vocabulary's file or its kind tells.
+        added: tokens that its kind adds.
+        ends: `bos` or `eos` where its kind always puts it around a text.
+    """
+
+    content: bytes
+    named: dict[str, str]
+    added: tuple[dict[str, Any], ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=4)
+def _check(content: bytes) -> None:
+    load_tokenizer(content)
+
+
+def _adds(settings: dict[str, Any], end: str, base: Base) -> bool:
+    return settings.get(f"add_{end}_token") is True or end in base.ends
+
+
+def _holds_ranks(files: TokenizerFiles) -> bool:
+    return files.vocabulary.endswith(".tiktoken") or is_ranks(files.content)
+
+
+def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
+    try:
+        _ranks(files.content)
+    except ValueError as error:
+        raise TokenizerError(f"{files.vocabulary}: {error}") from error
+    encoding = ENCODINGS.get(PurePath(files.vocabulary).stem)
+    named = {"eos_token": END_OF_TEXT}
+    if encoding is None:
+        if not isinstance(pattern := settings.get("pat_str"), str):
+            raise TokenizerError(
+                f"{files.vocabulary} holds tiktoken ranks, but not how texts are split: give it the name of its "
+                f"encoding ({', '.join(ENCODINGS)}) with the ending .tiktoken, or put a {CONFIG} beside it, with the "
+                'pattern as "pat_str" and the special tokens as "added_tokens_decoder"'
+            )
+        special = settings.get("added_tokens_decoder") or {}
+        encoding, named = Encoding(pattern, _special_ids(special)), {}
+    try:
+        return Base(_ranks_json(files.content, encoding.pattern, tuple(encoding.special.items())), named)
+    except ValueError as error:
+        raise TokenizerError(f"{files.vocabulary}: {error}") from error
+
+
+def _special_ids(special: Any) -> dict[str, int]:
+    """Token to id, of `added_tokens_decoder`."""
+    try:
+        return {token["content"] if isinstance(token, dict) else token: int(id) for id, token in special.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"{CONFIG}: added_tokens_decoder does not map ids to tokens") from error
+
+
+def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) -> Base:
+    if files.settings and family not in SENTENCEPIECE_IDS:
+        raise TokenizerError(
+            f"there is only a SentencePiece model, and the ids of a {settings.get('tokenizer_class') or family} may "
+            f"differ from its own: save it with a {TOKENIZER} (transformers: save_pretrained), or name "
+            f"{files.vocabulary} itself if its ids are meant"
+        )
+    first_only = family in LLAMA and settings.get("legacy") is False
+    try:
+        content, specials = _model_json(files.content, first_only)
+    except (ValueError, TypeError, AttributeError, struct.error) as error:
+        told = error if type(error) is ValueError else "it is damaged"
+        raise TokenizerError(
+            f"{files.vocabulary} is neither {TOKENIZER} nor tiktoken ranks, and cannot be read as a SentencePiece "
+            f"model: {told}"
+        ) from error
+    named = {f"{role}_token": token for role, token in specials}
+    if family not in T5:
+        return Base(content, named)
+    if not isinstance(extra := settings.get("extra_ids", 100), int) or not 0 <= extra <= 10_000:
+        raise TokenizerError(f"{CONFIG}: extra_ids is no number of sentinels: {str(extra)[:80]}")
+    sentinels = tuple(special_token(f"<extra_id_{at}>") for at in reversed(range(extra)))
+    return Base(content, named, sentinels, ("eos",))
+
+
+@lru_cache(maxsize=1)
+def _ranks(content: bytes) -> dict[bytes, int]:
+    return parse_ranks(content)
+
+
+@lru_cache(maxsize=4)
+def _ranks_json(content: bytes, pattern: str, special: tuple[tuple[str, int], ...]) -> bytes:
+    return tiktoken_json(_ranks(content), Encoding(pattern, dict(special)))
+
+
+@lru_cache(maxsize=4)
+def _model_json(content: bytes, prefix_first_only: bool) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    model = parse_sentencepiece(content)
+    return sentencepiece_json(model, prefix_first_only), tuple(model.specials.items())
+
+
+def _family(name: Any) -> str:
+    """A tokenizer's class, or a model type, as FAMILIES spells it."""
+    text = str(name or "").lower()
+    return (
+        text if text.startswith("pretrained") else text.removesuffix("fast").removesuffix("tokenizer").replace("_", "")
+    )
+
+
+def _chat_template(files: TokenizerFiles, settings: dict[str, Any]) -> str | None:
+    """The default chat template: its own file, else tokenizer_config.json's, else chat_template.json's."""
+    own, more, processor = (files.settings.get(name) for name in (TEMPLATE, *MORE_TEMPLATES))
+    try:
+        if (text := own or more) is not None:
+            return text.decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{TEMPLATE} is no UTF-8 text: {error}") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is None and processor is not None:
+        template = parse_json(MORE_TEMPLATES[1], processor).get("chat_template")
+    if not isinstance(template, str | None):
+        raise TokenizerError(f"{CONFIG}: chat_template is no text")
+    return template

@@ -1,0 +1,103 @@
+"""Finds the files of the tokenizer that a YAML names: one file, a folder, or a repository on the hub."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import TokenizerError
+from tokenloom.resources.hub import hub_unavailable
+from tokenloom.resources.sources import local_path
+from tokenloom.resources.tokenizers.tiktoken import is_ranks
+
+TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+SPECIAL_TOKENS_MAP, ADDED_TOKENS, MODEL_CONFIG = "special_tokens_map.json", "added_tokens.json", "config.json"
+MORE_TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.json")
+VOCABULARIES = (
+    TOKENIZER,
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "tiktoken.model",
+)
+SETTINGS = (CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS, MODEL_CONFIG, TEMPLATE, *MORE_TEMPLATES)
+SETTING = "tokenizer.name_or_path"
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer's files as they are.
+
+    Args:
+        name: what the YAML calls the tokenizer.
+        vocabulary: name of the file that holds the vocabulary.
+        content: its bytes.
+        settings: what stands beside it, by name; empty for a file that was named itself.
+    """
+
+    name: str
+    vocabulary: str
+    content: bytes
+    settings: dict[str, bytes]
+
+
+def find_files(config: PipelineConfig, name: str) -> TokenizerFiles:
+    """The files of a tokenizer. A file named itself stands alone, but for ranks, which need the settings beside them.
+
+    Raises:
+        ConfigError: there is no such file, folder or repository, or it holds no vocabulary.
+        TokenizerError: a file cannot be read.
+    """
+    path = local_path(config, name)
+    if path is None:
+        path = _from_hub(config, name)
+    try:
+        if path.is_file():
+            content = path.read_bytes()
+            return TokenizerFiles(name, path.name, content, _settings(path.parent) if is_ranks(content) else {})
+        ranks = sorted(entry.name for entry in path.glob("*.tiktoken"))
+        found = [entry for entry in (*VOCABULARIES, *ranks) if (path / entry).is_file()]
+        if not found:
+            raise config.fault(
+                SETTING,
+                f"{SETTING}: {name} holds no {TOKENIZER}, SentencePiece model or tiktoken ranks; where transformers "
+                "loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one",
+            )
+        return TokenizerFiles(name, found[0], (path / found[0]).read_bytes(), _settings(path))
+    except OSError as error:
+        raise TokenizerError(f"{name}: cannot be read: {error.strerror}") from error
+
+
+def _settings(folder: Path) -> dict[str, bytes]:
+    return {entry: (folder / entry).read_bytes() for entry in SETTINGS if (folder / entry).is_file()}
+
+
+def _from_hub(config: PipelineConfig, name: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", name) or name.endswith(
+        (".json", ".model", ".tiktoken")
+    ):
+        raise config.fault(SETTING, f"{SETTING}: no such file or folder: {name}")
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=[TOKENIZER, *SETTINGS])
+        if not (Path(folder) / TOKENIZER).is_file():  # the folder of a snapshot is named after its commit
+            others = [*VOCABULARIES, "*.tiktoken"]
+            folder = huggingface_hub.snapshot_download(name, revision=Path(folder).name, allow_patterns=others)
+        return Path(folder)
+    except GatedRepoError as error:
+        raise config.fault(
+            SETTING, f"{SETTING}: {name} is gated on the hub; set HF_TOKEN to a token that may read it"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise config.fault(
+            SETTING,
+            f"{SETTING}: {name} is no local folder, and not on the hub; "
+            "check its spelling, or HF_TOKEN where it is private",
+        ) from error
+    except Exception as error:
+        raise hub_unavailable(name, error) from error

@@ -1,0 +1,150 @@
+"""Special and added tokens as the files beside a tokenizer tell, with the precedence of transformers 5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenloom.errors import TokenizerError
+from tokenloom.resources.tokenizers.tokenizer_json import FLAGS
+
+NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+_ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_BERT = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_ROBERTA = {**_LLAMA, "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}
+FAMILIES = {
+    "gpt2": _ENDOFTEXT,
+    "gptneox": {**_ENDOFTEXT, "pad_token": "<|padding|>"},
+    "codegen": _ENDOFTEXT,
+    "bert": _BERT,
+    "distilbert": _BERT,
+    "electra": _BERT,
+    "roberta": _ROBERTA,
+    "llama": _LLAMA,
+    "t5": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+}
+"""What transformers' tokenizer classes call their tokens where the files are silent, as those of gpt2 are."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """What the files say.
+
+    Args:
+        named: bos_token, eos_token, … and a model's own, such as image_token, to token.
+        extra: special tokens without a name.
+        added: content and flags of the tokens to add, in the order in which new ones get their ids.
+    """
+
+    named: dict[str, str]
+    extra: list[str]
+    added: list[dict[str, Any]]
+
+
+def read_special_tokens(
+    config: Mapping[str, Any],
+    special_tokens_map: Mapping[str, Any],
+    added_tokens: Mapping[str, Any],
+    defaults: Mapping[str, str],
+    known: list[dict[str, Any]],
+    vocabulary: Mapping[str, int],
+) -> SpecialTokens:
+    """Named and added tokens of a tokenizer.
+
+    Args:
+        config, special_tokens_map, added_tokens: the JSON objects of tokenizer_config.json, special_tokens_map.json and
+            added_tokens.json; empty where there is no such file. `added_tokens_decoder` in the first makes the two
+            others count for nothing.
+        defaults: bos_token, eos_token, … where no file names them; tokens that the vocabulary lacks do not count.
+        known: `added_tokens` of tokenizer.json.
+        vocabulary: token to id.
+
+    Raises:
+        TokenizerError: what stands for a token is none.
+    """
+    found = {key: value for key, value in config.items() if key in NAMED or _is_own(key, value)}
+    extra: Any = config.get("extra_special_tokens") or config.get("additional_special_tokens", [])
+    settled = "extra_special_tokens" in config or "additional_special_tokens" in config
+    later: Any = []
+    listed: dict[int, dict[str, Any]] = {}
+    if "added_tokens_decoder" in config:
+        for id, token in _object("added_tokens_decoder", config["added_tokens_decoder"]).items():
+            listed[_id(id)] = _token("added_tokens_decoder", token, special=False)
+    else:
+        for key, value in special_tokens_map.items():
+            if key == "extra_special_tokens" and value:
+                extra, settled = value if isinstance(value, dict) else [*_values(extra), *_values(value)], True
+            elif key == "additional_special_tokens":
+                later = value
+            elif key in NAMED or _is_own(key, value):
+                found[key] = value
+        texts = {_token(key, found[key])["content"] for key in NAMED if found.get(key) is not None}
+        texts |= {_token("extra_special_tokens", value)["content"] for value in _values(extra)}
+        for token, id in added_tokens.items():
+            listed[_id(id)] = _token("added_tokens.json", token, special=token in texts)
+        listed |= {token["id"]: token for token in known}
+    extra = extra if settled else later
+    if isinstance(extra, dict):
+        found, extra = found | extra, []
+    flags = {token["content"]: token for token in listed.values()}
+    tokens = {key: _token(key, value) for key, value in found.items() if value is not None}
+    tokens = {key: flags.get(token["content"], token) for key, token in tokens.items()}
+    named = {key: token["content"] for key, token in tokens.items()}
+    offered = {
+        key: token for key, token in defaults.items() if key not in found and token in vocabulary and key not in named
+    }
+    there = [_flags(token) for token in known]
+    new = [token for _, token in sorted(listed.items()) if _flags(token) not in there]
+    texts = {token["content"] for token in [*known, *new]}
+    ordered = [tokens[key] for key in (*NAMED, *(key for key in tokens if key not in NAMED)) if key in tokens]
+    more = [_token("extra_special_tokens", value) for value in _values(extra)]
+    ordered += more
+    for token in ordered:
+        if token["content"] not in texts and token not in new:
+            new.append(token)
+    added = [{**token, "special": token["special"] or token["content"] in named.values()} for token in new]
+    return SpecialTokens({**named, **offered}, [token["content"] for token in more], added)
+
+
+def _flags(token: dict[str, Any]) -> dict[str, Any]:
+    return {"content": token["content"], **{flag: token.get(flag, False) for flag in FLAGS}}
+
+
+def _is_own(key: str, value: Any) -> bool:
+    """Whether a setting names a token of the model's own, such as image_token."""
+    return key.endswith("_token") and key not in NAMED and isinstance(value, str)
+
+
+def _values(extra: Any) -> list[Any]:
+    if not isinstance(extra, list | dict | None):
+        raise TokenizerError(f"extra_special_tokens is neither a list nor an object: {str(extra)[:80]}")
+    return list(extra.values() if isinstance(extra, dict) else extra or [])
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{name} is no JSON object")
+    return value
+
+
+def _id(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise TokenizerError(f"{str(value)[:80]!r} is no token id") from None
+
+
+def _token(name: str, value: Any, special: bool = True) -> dict[str, Any]:
+    """Content and flags of a token: text, or an object such as `AddedToken` writes."""
+    if isinstance(value, str):
+        return {"content": value, **dict.fromkeys(FLAGS, False), "special": special, "normalized": not special}
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise TokenizerError(f"{name}: {str(value)[:80]} is no token")
+    flags = {flag: value[flag] for flag in FLAGS if flag in value}
+    if not all(isinstance(flag, bool) for flag in flags.values()):
+        raise TokenizerError(f"{name}: {str(value)[:80]} is no token")
+    special = flags.get("special", special)
+    return {**_token(name, value["content"], special), **flags}
