@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from typing import Any
 
@@ -137,17 +137,13 @@ class Build:
         self.store.prepare()
         stage = stage_named(name)
         work = stage.prepare(self)
-        chunks: list[ManifestChunk] = []
+        chunks, actions, reused = self._results(stage, work)
+        if any(map(self.store.is_void, actions)):  # what made them was found wrong on a later chunk
+            work = stage.prepare(self)
+            chunks, actions, reused = self._results(stage, work)
         counters: Counter[str] = Counter()
-        reused = rows = 0
-        for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
+        for action in actions:
             counters.update(action.counters)
-            reused += hit
-            rows += action.rows_in
-            counts = {field: value for field, value in asdict(action).items() if field != "counters"}
-            place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
-            chunks.append(ManifestChunk(**place, key=key, **counts))
-            self._on_progress(Progress(name, len(chunks), reused, rows))
         manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=work.notes())
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
@@ -158,6 +154,20 @@ class Build:
         self.store.put_manifest(manifest)
         self._manifests[name] = manifest
         return self._report(manifest, reused, time.perf_counter() - started)
+
+    def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], int]:
+        """What became of every chunk, and how many were there already; tells of each as it is done."""
+        chunks: list[ManifestChunk] = []
+        actions: list[Action] = []
+        reused = rows = 0
+        for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
+            place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
+            chunks.append(ManifestChunk(**place, key=key, **action.outcome()))
+            actions.append(action)
+            reused += hit
+            rows += action.rows_in
+            self._on_progress(Progress(stage.name, len(chunks), reused, rows))
+        return chunks, actions, reused
 
     def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
         libraries = {name: metadata.version(name) for name in stage.libraries}
@@ -171,7 +181,13 @@ class Build:
             output = compute(chunk.load())
             _verify(stage, output)
             made = self.store.put_action(
-                key, output.table, output.rejects, output.counts(), output.counters, stage.compressed
+                key,
+                output.table,
+                output.rejects,
+                output.counts(),
+                output.counters,
+                stage.compressed,
+                output.engine,
             )
             return chunk, key, made, False
 

@@ -76,6 +76,7 @@ def _joined(made: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
         filtered=min(dropped, sum(output.filtered for output in made.values())),
         tokens=sum(len(list_parts(array)[1]) for name, array in columns.items() if name.endswith("_input_ids")),
         counters=counters,
+        engine=max(output.engine for output in made.values()),
     )
 
 

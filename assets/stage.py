@@ -54,6 +54,7 @@ class ChunkOutput:
         rows_out: rows that went on, where it is not the number of rows of `table` (packing, sketches).
         tokens: tokens in `table`.
         counters: further counts, summed over chunks.
+        engine: key of the certificate that the output relies on (tokens made by a second engine), or "".
     """
 
     table: pa.Table
@@ -63,6 +64,7 @@ class ChunkOutput:
     rows_out: int | None = None
     tokens: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    engine: str = ""
 
     def counts(self) -> dict[str, int]:
         """The counts that an action records."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def build_canonical(
     for number, table in enumerate(tables):
         output = ChunkOutput(table, table.num_rows)
         action = store.put_action(f"{number:064x}", table, output.rejects, output.counts(), {}, True)
-        counts = {name: value for name, value in asdict(action).items() if name != "counters"}
+        counts = action.outcome()
         chunks.append(
             ManifestChunk(split="train", source=str(number), offset=0, unit="row", key=f"{number:064x}", **counts)
         )

@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,101 +15,40 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizer_kits import (
+    FAST,
+    FILLED,
+    LINES,
+    NAMES,
+    SPECIAL,
+    WORDS,
+    Kit,
+    Piece,
+    expected,
+    kit_of,
+    labels_of,
+    made,
+    rows_for,
+)
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoTokenizer
 
 from tokenloom.assets.build import Build
-from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.tokens.encode import ContentEncoder
-from tokenloom.assets.tokens.stage import ControlPolicy, tokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
-
-Piece = tuple[str, bool, bool]
-"""Text, whether it is trained, whether it is a control token."""
-
-NAMES = ("bpe", "bpe-nfc", "bpe-no-alphabet", "wordpiece", "unigram", "unigram-first", "phi-2", "bert-base-cased")
-WORDS = [
-    "hello",
-    " world",
-    "the quick brown fox",
-    "naïve café",
-    "e\u0301",
-    "你好",
-    "👩‍👩‍👧",
-    "🏳️‍🌈",
-    "مرحبا",
-    "\r\n",
-    "    ",
-    "\t",
-    "\x00",
-    "ﬁ",
-    "…",
-]
-LINES = [
-    "the quick brown fox jumps over the lazy dog",
-    "hello world, naïve café e\u0301",
-    "Привет 你好 مرحبا 123 👩‍👩‍👧",
-] * 4
-SPECIAL = ["<unk>", "<s>", "</s>", "<|end|>"]
+from tokenloom.resources.store.certificates import CertificateStore
 
 
-def made(name: str) -> Tokenizer:
-    """A small tokenizer trained on LINES."""
-    settings: dict[str, Any] = {"vocab_size": 400, "special_tokens": SPECIAL, "show_progress": False}
-    trainer: Any = trainers.BpeTrainer(**settings, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if name == "bpe-nfc":
-        tokenizer.normalizer = normalizers.NFC()
-    elif name == "bpe-no-alphabet":
-        tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(**settings)
-    elif name == "wordpiece":
-        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(**settings)
-    elif name.startswith("unigram"):
-        tokenizer = Tokenizer(models.Unigram())
-        scheme = "first" if name == "unigram-first" else "always"
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-        trainer = trainers.UnigramTrainer(**settings, unk_token="<unk>")
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(LINES, trainer)
-    return tokenizer
-
-
-@dataclass(frozen=True, eq=False)
-class Kit:
-    """One tokenizer, as the code under test and as the references see it."""
-
-    content: bytes
-    control: tuple[str, ...]
-    transformers: Any
-
-    def run(self, rows: list[list[Piece]], policy: ControlPolicy = "split") -> Any:
-        return tokenize(prompts(rows), self.encoder(policy == "keep"), self.control, policy)
-
-    @cache  # noqa: B019
-    def encoder(self, keep: bool) -> ContentEncoder:
-        return ContentEncoder(self.content, self.control, keep_control=keep)
-
-    @cached_property
-    def plain(self) -> Tokenizer:
-        return Tokenizer.from_str(self.content.decode())
-
-
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NAMES, *(f"gigatoken {name}" for name in FAST)])
 def kit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kit:
-    if request.param in ("phi-2", "bert-base-cased"):
-        file = request.getfixturevalue("real_data") / "tokenizers" / request.param / "tokenizer.json"
-    else:
-        file = tmp_path_factory.mktemp("kit") / "tokenizer.json"
-        made(request.param).save(str(file))
-    return kit_of(file)
+    name = request.param.removeprefix("gigatoken ")
+    folder = tmp_path_factory.mktemp("kit")
+    certificates = CertificateStore(folder / "certificates", folder) if name != request.param else None
+    if name in ("phi-2", "bert-base-cased"):
+        return kit_of(request.getfixturevalue("real_data") / "tokenizers" / name / "tokenizer.json", certificates)
+    made(name).save(str(folder / "tokenizer.json"))
+    return kit_of(folder / "tokenizer.json", certificates)
 
 
 @pytest.fixture(scope="module")
@@ -119,55 +56,6 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Kit:
     file = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
     made("bpe").save(str(file))
     return kit_of(file)
-
-
-def kit_of(file: Path) -> Kit:
-    content = file.read_bytes()
-    control = tuple(token["content"] for token in json.loads(content)["added_tokens"] if token["special"])
-    return Kit(content, control, PreTrainedTokenizerFast(tokenizer_file=str(file)))
-
-
-def prompts(rows: list[list[Piece]]) -> pa.Table:
-    """A table as the prompts stage makes it; every piece is a span."""
-    texts, spans = [], []
-    for pieces in rows:
-        found, at = [], 0
-        for text, trained, control in pieces:
-            end = at + len(text.encode())
-            found.append(
-                {"start": at, "end": end, "role": 0, "message": -1, "weight": float(trained), "control": control}
-            )
-            at = end
-        texts.append("".join(piece[0] for piece in pieces))
-        spans.append(found)
-    positions = pa.array(range(len(rows)), pa.int32())
-    return pa.table({ROW: positions, "text": pa.array(texts, pa.string()), "spans": pa.array(spans, SPANS)})
-
-
-def labels_of(row: dict[str, Any]) -> list[bool]:
-    """Whether each token is trained, from spans that must partition the tokens."""
-    flags: list[bool] = []
-    for span in row["spans"]:
-        assert span["start"] == len(flags) < span["end"]
-        flags += [span["weight"] > 0] * (span["end"] - span["start"])
-    assert len(flags) == len(row["input_ids"])
-    return flags
-
-
-def expected(kit: Kit, pieces: list[Piece]) -> tuple[list[int], list[bool], int]:
-    """Ids, trained flags and straddles of one row, from the offsets of the whole text's tokens."""
-    text = "".join(piece[0] for piece in pieces)
-    trained = b"".join(bytes([piece[1]]) * len(piece[0].encode()) for piece in pieces)
-    encoding = kit.plain.encode(text, add_special_tokens=False)
-    covered = []
-    for begin, end in encoding.offsets:
-        first, last = len(text[:begin].encode()), len(text[:end].encode())
-        covered.append(set(trained[first : max(last, first + 1)]))
-    return encoding.ids, [1 in found for found in covered], sum(len(found) == 2 for found in covered)
-
-
-CONTENT = st.one_of(st.text(max_size=20), st.lists(st.sampled_from(WORDS), max_size=6).map("".join))
-FILLED = CONTENT.filter(bool)
 
 
 @given(texts=st.lists(FILLED, max_size=6))
@@ -178,14 +66,6 @@ def test_ids_of_content_equal_transformers(kit: Kit, texts: list[str]) -> None:
     reference = [kit.transformers.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
     assert out.table["input_ids"].to_pylist() == reference
     assert out.tokens == sum(map(len, reference))
-
-
-def rows_for(kit: Kit) -> st.SearchStrategy[list[list[Piece]]]:
-    """Rows of content without control strings, and control tokens."""
-    plain = FILLED.filter(lambda text: not set(text) & set("<>|[]"))
-    content = st.tuples(plain, st.booleans(), st.just(False))
-    control = st.tuples(st.sampled_from(kit.control), st.booleans(), st.just(True))
-    return st.lists(st.lists(st.one_of(content, control), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
 @given(data=st.data())

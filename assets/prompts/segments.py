@@ -22,6 +22,7 @@ class Segments:
         row: int64, the row that each belongs to.
         control: bool.
         text: string array, one for each segment.
+        first: int64, each one's first span.
         spans: the chunk's spans, with start and end moved to the same byte positions.
     """
 
@@ -30,6 +31,7 @@ class Segments:
     row: np.ndarray
     control: np.ndarray
     text: pa.StringArray
+    first: np.ndarray
     spans: FlatSpans
 
 
@@ -46,7 +48,7 @@ def segments(table: pa.Table) -> Segments:
     starts = start[index]
     ends = np.append(starts[1:], end[-1:])
     text = text_array(np.append(starts, ends[-1:]), data) if len(index) else pa.array([], pa.string())
-    return Segments(starts, ends, row[index], spans.control[index], text, moved)
+    return Segments(starts, ends, row[index], spans.control[index], text, index, moved)
 
 
 def content_segments(table: pa.Table) -> pa.Array:
@@ -61,11 +63,12 @@ def swallow(found: Segments, strips: Callable[[str], tuple[bool, bool]]) -> Segm
     Args:
         strips: for a control token, whether it swallows white space on its left, and on its right.
     """
-    named = found.text.dictionary_encode()
+    named = found.text.filter(pa.array(found.control)).dictionary_encode()
     known = np.array([strips(token) for token in named.dictionary.to_pylist()], bool).reshape(-1, 2)
-    flags = known[named.indices.to_numpy()] & found.control[:, None]
-    if not flags.any():
+    if not known.any():
         return found
+    flags = np.zeros((len(found.row), 2), bool)
+    flags[found.control] = known[named.indices.to_numpy()]
     beside = found.row[1:] == found.row[:-1]
     left, right = np.zeros(len(found.row), bool), np.zeros(len(found.row), bool)
     left[1:] = flags[:-1, 1] & beside & ~found.control[1:]

@@ -1,37 +1,52 @@
-"""Turns content into token ids, each with the bytes that it stands for."""
+"""Turns segments of text into token ids, each with the bytes that it stands for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenloom.assets.prompts.segments import Segments
+from tokenloom.assets.tokens.engines import Ids, Reference
+from tokenloom.assets.tokens.fast import FastEncoder
+from tokenloom.assets.tokens.token_bytes import TokenBytes
+from tokenloom.assets.tokens.vocabulary import vocabulary_of
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.ragged import Ints, offsets_of, row_of, sum_rows, text_parts
+from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
+from tokenloom.resources.store.certificates import CertificateStore
 
-if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
+Flags = npt.NDArray[np.bool_]
+
+WORTH_BYTES = 256 << 10
+"""Less text than this is read by `tokenizers` sooner than gigatoken is loaded."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Ids of many texts, flat.
+    """The tokens of a chunk's segments, flat.
 
     Args:
-        ids: int64 [tokens].
-        counts: int64 [texts], tokens of each text.
-        start, end: int64 [tokens], the bytes that each token stands for, counted from the first text's begin.
+        ids: uint32 [tokens].
+        offsets: int64 [segments + 1], where the tokens of each segment begin.
+        bytes: of the tokens; to be read within exact segments, where the first token may be one byte longer than what
+            it stands for.
+        exact: bool [segments], where the tokens partition the segment's bytes.
+        places: int64 [tokens of the other segments, 2], the bytes that each stands for, counted in its segment.
+        engine: key of the certificate that the ids rely on, or "".
     """
 
-    ids: Ints
-    counts: Ints
-    start: Ints
-    end: Ints
+    ids: Ids
+    offsets: Ints
+    bytes: TokenBytes
+    exact: Flags
+    places: Ints
+    engine: str = ""
 
 
 class ContentEncoder:
@@ -41,25 +56,34 @@ class ContentEncoder:
         tokenizer: the content of tokenizer.json.
         control: the control tokens, also those that tokenizer.json does not call special.
         keep_control: whether control strings in content become control tokens; else they are plain text.
+        certificates: where what is known of gigatoken is kept; without them it is not used.
+        worth_bytes: chunks with less text are read by `tokenizers`.
     """
 
-    def __init__(self, tokenizer: bytes, control: Collection[str], keep_control: bool):
-        from tokenizers import Tokenizer
-
-        def load(content: str) -> Tokenizer:
-            loaded = Tokenizer.from_str(content)
-            loaded.no_truncation()
-            loaded.no_padding()
-            loaded.encode_special_tokens = not keep_control
-            return loaded
-
+    def __init__(
+        self,
+        tokenizer: bytes,
+        control: Collection[str],
+        keep_control: bool,
+        certificates: CertificateStore | None = None,
+        worth_bytes: int = WORTH_BYTES,
+    ):
         parsed = json.loads(tokenizer)
-        for token in parsed["added_tokens"]:
-            token["special"] = token["special"] or token["content"] in control
-        self._tokenizer = load(json.dumps(parsed))
-        self._byte_lengths = _byte_lengths(parsed, self._tokenizer)
-        self._inner = load(json.dumps(parsed)) if _never_prepend(parsed.get("pre_tokenizer")) else self._tokenizer
+        unmarked = [token for token in parsed["added_tokens"] if not token["special"] and token["content"] in control]
+        for token in unmarked:
+            token["special"] = True
+        content = json.dumps(parsed) if unmarked else tokenizer.decode()
+        self._parsed, self._content = parsed, content
+        self._control, self._certificates, self._worth = sorted(control), certificates, worth_bytes
         self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
+        self._keep = keep_control
+        self._reference = Reference(content, keep_control)
+        self._vocabulary = vocabulary_of(parsed)
+        inner = {**parsed, "pre_tokenizer": json.loads(json.dumps(parsed.get("pre_tokenizer")))}
+        varies = _never_prepend(inner["pre_tokenizer"])
+        self._inner = Reference(json.dumps(inner), keep_control) if varies else self._reference
+        self._lock = Lock()
+        self._fast: FastEncoder | None = None
 
     def id_of(self, token: str) -> int:
         """The id of a control token.
@@ -67,7 +91,7 @@ class ContentEncoder:
         Raises:
             TokenizerError: the tokenizer has no such token.
         """
-        found = self._tokenizer.token_to_id(token)
+        found = self._reference.tokenizer.token_to_id(token)
         if found is None:
             raise TokenizerError(
                 f"the tokenizer has no token {token!r}; name it in tokenizer.special_tokens.additional"
@@ -77,43 +101,92 @@ class ContentEncoder:
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
-        return self._tokenizer.get_vocab_size()
+        return self._reference.tokenizer.get_vocab_size()
 
     def strips(self, token: str) -> tuple[bool, bool]:
         """Whether a control token swallows white space on its left, and on its right."""
         return self._strips.get(token, (False, False))
 
-    def encode(self, texts: pa.Array, leading: npt.NDArray[np.bool_]) -> Encoded:
-        """Ids and byte positions of each text's tokens.
+    def encode(self, found: Segments) -> Encoded:
+        """The tokens of segments; a control segment is one token."""
+        named = found.text.filter(pa.array(found.control)).dictionary_encode()
+        known = np.array([self.id_of(token) for token in named.dictionary.to_pylist()], np.uint32)
+        control = known[named.indices.to_numpy()]
+        offsets, ids, exact, engine = offsets_of(found.control), control, found.control, ""
+        fast = self._fast_for(found)
+        if fast is not None and (read := fast.encode(found, control)) is not None:
+            ids, offsets, tokens, exact, engine = *read, fast.key
+            if exact.all():
+                return Encoded(ids, offsets, tokens, exact, np.zeros((0, 2), np.int64), engine)
+        return self._completed(found, ids, offsets, exact, engine)
 
-        Args:
-            leading: bool [texts], whether each is the begin of a whole text: some tokenizers put a mark before that.
-        """
-        strings = texts.to_pylist()
-        bounds, data = text_parts(texts)
-        if self._byte_lengths is not None:
-            encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
-            ids, counts = _ids(encodings)
-            lengths = self._byte_lengths[ids]
-            end = np.cumsum(lengths)
-            if (sum_rows(lengths, offsets_of(counts)) == np.diff(bounds)).all():
-                return Encoded(ids, counts, end - lengths, end)
-        encodings = self._encodings(strings, leading)
-        ids, counts = _ids(encodings)
-        places = np.array([place for encoding in encodings for place in encoding.offsets], np.int64).reshape(-1, 2)
-        starts = np.flatnonzero((data & 0xC0) != 0x80)
-        characters = np.append(starts, len(data))
-        base = np.searchsorted(starts, bounds[:-1])[row_of(counts)]
-        return Encoded(ids, counts, characters[base + places[:, 0]], characters[base + places[:, 1]])
+    def _fast_for(self, found: Segments) -> FastEncoder | None:
+        """gigatoken, where it is known to be right for this tokenizer and worth being loaded."""
+        if self._certificates is None or self._vocabulary is None or self._inner is not self._reference:
+            return None
+        if text_parts(found.text)[0][-1] < self._worth:
+            return None
+        with self._lock:
+            if self._fast is None:
+                named = {token: self.id_of(token) for token in self._control}
+                self._fast = FastEncoder(
+                    self._content,
+                    self._parsed,
+                    named,
+                    self._keep,
+                    self._vocabulary,
+                    self._reference,
+                    self._certificates,
+                )
+        return None if self._fast.refused else self._fast
 
-    def _encodings(self, strings: list[str], leading: npt.NDArray[np.bool_]) -> list[Encoding]:
-        encodings = self._inner.encode_batch(strings, add_special_tokens=False)
-        if self._inner is not self._tokenizer:
-            first = np.flatnonzero(leading)
-            begun = self._tokenizer.encode_batch([strings[index] for index in first], add_special_tokens=False)
-            for index, encoding in zip(first, begun, strict=True):
-                encodings[index] = encoding
-        return encodings
+    def _completed(self, found: Segments, ids: Ids, offsets: Ints, exact: Flags, engine: str) -> Encoded:
+        """What was read, and the segments that are not exact read by `tokenizers`."""
+        missing = np.flatnonzero(~exact)
+        leading = np.diff(found.row, prepend=-1)[missing] != 0
+        texts = found.text.take(pa.array(missing))
+        own, right, places = self._read(texts, leading)
+        index = np.arange(len(exact))
+        index[missing] = len(exact) + np.arange(len(missing))
+        lists = pa.concat_arrays([list_array(offsets, ids), own]).take(pa.array(index))
+        offsets, values = list_parts(lists)
+        exact = exact.copy()
+        exact[missing] = right
+        tokens = self._vocabulary.bytes_of(values) if self._vocabulary else TokenBytes(np.zeros(len(values), np.uint8))
+        pairs = list_parts(places)[1].to_numpy().reshape(-1, 2)
+        return Encoded(values.to_numpy(), offsets, tokens, exact, pairs, engine)
+
+    def _read(self, texts: pa.Array, leading: Flags) -> tuple[pa.ListArray, Flags, pa.ListArray]:
+        """Ids of texts, which of them are exact, and places of the others' tokens, flat in pairs."""
+        if self._inner is self._reference:
+            return self._read_by(self._reference, texts)
+        groups = [(self._reference, leading), (self._inner, ~leading)]
+        parts = [self._read_by(reference, texts.filter(pa.array(flags))) for reference, flags in groups]
+        order = pa.array(np.argsort(np.concatenate([np.flatnonzero(flags) for _, flags in groups])))
+        ids, places = (pa.concat_arrays([part[side] for part in parts]).take(order) for side in (0, 2))
+        return ids, np.concatenate([part[1] for part in parts])[order.to_numpy()], places
+
+    def _read_by(self, reference: Reference, texts: pa.Array) -> tuple[pa.ListArray, Flags, pa.ListArray]:
+        if self._vocabulary is None:
+            ids, offsets, characters = reference.places(texts)
+            exact = np.zeros(len(texts), bool)
+            return list_array(offsets, ids), exact, list_array(2 * offsets, _in_bytes(characters, offsets, texts))
+        ids, offsets = reference.ids(texts)
+        exact = self._vocabulary.exact(pa.array(ids), offsets, texts)
+        rest = texts.filter(pa.array(~exact))
+        _, cuts, characters = reference.places(rest)
+        counts = np.zeros(len(texts), np.int64)
+        counts[~exact] = 2 * np.diff(cuts)
+        return list_array(offsets, ids), exact, list_array(offsets_of(counts), _in_bytes(characters, cuts, rest))
+
+
+def _in_bytes(characters: Ints, offsets: Ints, texts: pa.Array) -> Ints:
+    """Positions in bytes, flat, from [tokens, 2] in characters, both counted in each token's own text."""
+    bounds, data = text_parts(texts)
+    starts = np.flatnonzero((data & 0xC0) != 0x80)
+    text = row_of(np.diff(offsets))[:, None]
+    first = np.searchsorted(starts, bounds[:-1])
+    return (np.append(starts, len(data))[first[text] + characters] - bounds[text]).reshape(-1)
 
 
 def _never_prepend(pre_tokenizer: Any) -> bool:
@@ -126,34 +199,3 @@ def _never_prepend(pre_tokenizer: Any) -> bool:
         return False
     pre_tokenizer["prepend_scheme"] = "never"
     return True
-
-
-def _ids(encodings: list[Encoding]) -> tuple[Ints, Ints]:
-    lists = [encoding.ids for encoding in encodings]
-    counts = np.fromiter((len(found) for found in lists), np.int64, len(lists))
-    flat = np.concatenate([np.array(found, np.int64) for found in lists]) if lists else np.zeros(0, np.int64)
-    return flat, counts
-
-
-def _byte_lengths(parsed: dict[str, Any], tokenizer: Tokenizer) -> Ints | None:
-    """int64 [ids]: how many bytes of text each id stands for; None where that is not known from the vocabulary.
-
-    It is known for byte-level BPE without a normalizer: each character of a token stands for one byte.
-    """
-    if parsed["model"]["type"] != "BPE" or parsed.get("normalizer") or not _is_byte_level(parsed.get("pre_tokenizer")):
-        return None
-    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    lengths = np.zeros(max([*vocabulary.values(), *(token["id"] for token in parsed["added_tokens"])]) + 1, np.int64)
-    for token, index in vocabulary.items():
-        lengths[index] = len(token)
-    for token in parsed["added_tokens"]:
-        lengths[token["id"]] = len(token["content"].encode())
-    return lengths
-
-
-def _is_byte_level(pre_tokenizer: Any) -> bool:
-    if not pre_tokenizer:
-        return False
-    if pre_tokenizer["type"] == "Sequence":
-        return any(_is_byte_level(inner) for inner in pre_tokenizer["pretokenizers"])
-    return pre_tokenizer["type"] == "ByteLevel" and not pre_tokenizer["add_prefix_space"]

@@ -1,58 +1,94 @@
-"""Carries spans from bytes over to tokens."""
+"""Carries spans from bytes over to tokens.
+
+A token goes to the first trained span that it overlaps, else to the first that it overlaps; so one that overlaps a
+trained byte is trained. It straddles where some of its bytes are trained and some are not.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+import numpy.typing as npt
 
-from tokenloom.assets.prompts.spans import FlatSpans
+from tokenloom.assets.prompts.segments import Segments
+from tokenloom.assets.tokens.encode import Encoded
+from tokenloom.resources.ragged import Ints, row_of
+
+Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Owned:
-    """Whose each token is.
+def span_tokens(found: Segments, encoded: Encoded) -> tuple[Ints, int]:
+    """How many tokens each span owns, int64 [spans], and how many tokens straddle."""
+    spans, trained = found.spans, found.spans.weight > 0
+    owned, straddles = _owned_in_exact(found, encoded, trained)
+    loose = ~encoded.exact
+    if not loose.any():
+        return owned, straddles
+    of_loose = np.flatnonzero(np.repeat(loose, np.diff(np.append(found.first, len(spans.end)))))
+    base = found.start[loose][row_of(np.diff(encoded.offsets)[loose])]
+    start, end = (encoded.places + base[:, None]).T
+    owner, more = own_tokens(start, end, spans.start[of_loose], spans.end[of_loose], trained[of_loose])
+    owned[of_loose] = np.bincount(owner, minlength=len(of_loose))
+    return owned, straddles + more
+
+
+def _owned_in_exact(found: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int]:
+    """The same within exact segments: each border of two spans is looked for among the tokens."""
+    offsets, count = encoded.offsets, len(trained)
+    if not count:
+        return np.zeros(0, np.int64), 0
+    up_to = np.empty(count, np.int64)  # tokens that go to a span or to one before it
+    last = np.append(found.first[1:], count) - 1
+    up_to[last] = offsets[1:]
+    inner = np.ones(count, bool)
+    inner[last] = False
+    inner = np.flatnonzero(inner)
+    segment = np.searchsorted(found.first, inner, side="right") - 1
+    border = np.clip(found.spans.end[inner], found.start[segment], found.end[segment])
+    place = (encoded.bytes.before(offsets[1:]) - found.end)[segment] + border
+    reached, whole = encoded.bytes.reaching(place)
+    begins = border <= found.start[segment]
+    up_to[inner] = np.where(begins, offsets[segment], reached - ~whole)
+    token = reached - 1
+    cut = np.flatnonzero(~whole & ~begins & encoded.exact[segment])
+    if not len(cut):
+        return np.diff(up_to, prepend=0), 0
+    opens = np.diff(token[cut], prepend=-1) != 0
+    first = inner[cut[opens]]
+    final = inner[cut[np.append(opens[1:], True)]] + 1
+    owner = _owner(first, final, trained)
+    up_to[inner[cut]] += owner[np.cumsum(opens) - 1] <= inner[cut]
+    before = np.append(0, np.cumsum(trained))
+    share = before[final + 1] - before[first]
+    return np.diff(up_to, prepend=0), int(((share > 0) & (share <= final - first)).sum())
+
+
+def _owner(first: Ints, final: Ints, trained: Flags) -> Ints:
+    """The first trained span from `first` to `final`, else `first`."""
+    count = len(trained)
+    follows = np.full(count + 1, count, np.int64)
+    follows[:-1] = np.minimum.accumulate(np.where(trained, np.arange(count), count)[::-1])[::-1]
+    return np.where(follows[first] <= final, follows[first], first)
+
+
+def own_tokens(start: Ints, end: Ints, span_start: Ints, span_end: Ints, trained: Flags) -> tuple[Ints, int]:
+    """For each token the span that it goes to, and how many straddle, token by token.
 
     Args:
-        span: int64 [tokens], index of the span that the token counts to.
-        straddles: tokens of which some bytes are trained and some are not.
+        start, end: int64 [tokens], byte positions, ascending; they may overlap each other, or be empty.
+        span_start, span_end: int64 [spans], ascending and apart; they hold every token.
+        trained: bool [spans].
     """
-
-    span: np.ndarray
-    straddles: int
-
-
-def own_tokens(start: np.ndarray, end: np.ndarray, spans: FlatSpans) -> Owned:
-    """Give every token to a span: the first trained one that it overlaps, else the first that it overlaps.
-
-    So a token that overlaps a trained byte is trained.
-
-    Args:
-        start, end: int64 [tokens], byte positions, ascending.
-        spans: spans that partition the same bytes.
-    """
-    count = len(spans.end)
     if not len(start):
-        return Owned(np.zeros(0, np.int64), 0)
-    first = np.minimum(np.searchsorted(spans.end, start, side="right"), count - 1)
-    trained = spans.weight > 0
-    next_trained = np.full(count + 1, count, np.int64)
-    next_trained[:-1] = np.minimum.accumulate(np.where(trained, np.arange(count), count)[::-1])[::-1]
-    candidate = next_trained[first]
-    starts = np.append(spans.start, np.iinfo(np.int64).max)
-    owner = np.where(starts[candidate] < end, candidate, first)
-    before = np.concatenate([[0], np.cumsum((spans.end - spans.start) * trained)])
-    straddles = _trained_bytes(start, end, spans, trained, before)
-    return Owned(owner, int(((straddles > 0) & (straddles < end - start)).sum()))
+        return np.zeros(0, np.int64), 0
+    count = len(span_end)
+    first = np.minimum(np.searchsorted(span_end, start, side="right"), count - 1)
+    final = np.minimum(np.searchsorted(span_start, end, side="left") - 1, count - 1)
+    owner = _owner(first, np.maximum(first, final), trained)
+    before = np.append(0, np.cumsum((span_end - span_start) * trained))
 
+    def up_to(position: Ints) -> Ints:
+        span = np.minimum(np.searchsorted(span_end, position, side="right"), count - 1)
+        return before[span] + np.clip(position - span_start[span], 0, None) * trained[span]
 
-def _trained_bytes(
-    start: np.ndarray, end: np.ndarray, spans: FlatSpans, trained: np.ndarray, before: np.ndarray
-) -> np.ndarray:
-    """How many of each token's bytes are trained."""
-
-    def up_to(position: np.ndarray) -> np.ndarray:
-        span = np.minimum(np.searchsorted(spans.end, position, side="right"), len(spans.end) - 1)
-        return before[span] + np.clip(position - spans.start[span], 0, None) * trained[span]
-
-    return up_to(end) - up_to(start)
+    share = up_to(end) - up_to(start)
+    return owner, int(((share > 0) & (share < end - start)).sum())

@@ -6,6 +6,8 @@ follows from the bytes that each token stands for.
 
 from __future__ import annotations
 
+import os
+import re
 from functools import cached_property
 from threading import Lock
 from typing import Any, ClassVar, Literal
@@ -15,18 +17,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.pairs import LABEL, in_pairs
-from tokenloom.assets.prompts.segments import Segments, segments, swallow
-from tokenloom.assets.prompts.spans import SPANS, flat_spans, span_lists, spans_cover
+from tokenloom.assets.prompts.segments import segments, swallow
+from tokenloom.assets.prompts.spans import SPANS, FlatSpans, flat_spans, span_lists, spans_cover
 from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
-from tokenloom.assets.tokens.encode import ContentEncoder
-from tokenloom.assets.tokens.masks import own_tokens
+from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
+from tokenloom.assets.tokens.masks import span_tokens
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array, row_of, sum_rows
+from tokenloom.resources.ragged import Ints, list_array, list_parts, one_array, row_of
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ControlPolicy = Literal["split", "reject", "keep"]
+
+ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
+"""Environment variable: `tokenizers`, or `gigatoken` wherever it fits, however small a chunk is. It changes no byte."""
 
 IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
 """Types of input_ids: the smallest unsigned one that the vocabulary fits."""
@@ -72,7 +77,10 @@ class LazyTokenize:
     def _encoder(self) -> ContentEncoder:
         files = self._store.objects.get(self._digest)
         content = files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
-        return ContentEncoder(content, self._control, keep_control=self._policy == "keep")
+        wanted = os.environ.get(ENGINE)
+        certificates = None if wanted == "tokenizers" else self._store.certificates
+        worth = 0 if wanted == "gigatoken" else WORTH_BYTES
+        return ContentEncoder(content, self._control, self._policy == "keep", certificates, worth)
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
         with self._lock:
@@ -92,61 +100,41 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
     found = swallow(segments(table), encoder.strips)
-    rows = table.num_rows
-    leading = np.diff(found.row, prepend=-1) != 0
-    encoded = encoder.encode(found.text.filter(pa.array(~found.control)), leading[~found.control])
-    counts = np.ones(len(found.row), np.int64)
-    counts[~found.control] = encoded.counts
-    of_segment = row_of(counts)
-    is_control = found.control[of_segment]
-    ids = np.empty(len(of_segment), np.int64)
-    start, end = np.empty_like(ids), np.empty_like(ids)
-    ids[~is_control], ids[is_control] = encoded.ids, _control_ids(found, encoder)
-    start[is_control], end[is_control] = found.start[found.control], found.end[found.control]
-    lengths = (found.end - found.start)[~found.control]
-    shift = np.repeat(found.start[~found.control] - (np.cumsum(lengths) - lengths), encoded.counts)
-    start[~is_control], end[~is_control] = encoded.start + shift, encoded.end + shift
-    owned = own_tokens(start, end, found.spans)
-    totals = sum_rows(counts, offsets_of(np.bincount(found.row, minlength=rows)))
+    encoded = encoder.encode(found)
+    owned, straddles = span_tokens(found, encoded)
+    segments_before = np.searchsorted(found.row, np.arange(table.num_rows + 1))
+    offsets = encoded.offsets[segments_before]
     width = pa.uint16() if encoder.vocab_size <= 1 << 16 else pa.uint32()
-    out = pa.table(
-        {
-            ROW: one_array(table[ROW]),
-            "input_ids": list_array(offsets_of(totals), pa.array(ids, width)).cast(pa.list_(width)),
-            "spans": _token_spans(found, owned.span, rows),
-        }
-    )
-    return ChunkOutput(out, rows_in, rejects, tokens=len(ids), counters={"straddles": owned.straddles})
+    ids = pa.array(encoded.ids.astype(width.to_pandas_dtype(), copy=False))
+    columns = {
+        ROW: one_array(table[ROW]),
+        "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
+        "spans": _token_spans(found.spans, owned, offsets),
+    }
+    counters = {"straddles": straddles}
+    return ChunkOutput(pa.table(columns), rows_in, rejects, 0, None, len(ids), counters, encoded.engine)
 
 
-def _control_ids(found: Segments, encoder: ContentEncoder) -> np.ndarray:
-    named = found.text.filter(pa.array(found.control)).dictionary_encode()
-    known = np.array([encoder.id_of(token) for token in named.dictionary.to_pylist()], np.int64)
-    return known[named.indices.to_numpy()] if len(named) else np.zeros(0, np.int64)
+def _token_spans(spans: FlatSpans, owned: Ints, offsets: Ints) -> pa.Array:
+    """The spans in tokens; a span that owns no token goes.
 
-
-def _token_spans(found: Segments, owner: np.ndarray, rows: int) -> pa.Array:
-    """The spans in tokens; a span that owns no token goes."""
-    spans = found.spans
-    tokens = np.bincount(owner, minlength=len(spans.end))
-    kept = tokens > 0
-    row = row_of(spans.counts)
-    end = np.cumsum(tokens)
-    base = np.concatenate([[0], end])[spans.offsets[:-1]][row]
-    counts = np.bincount(row[kept], minlength=rows)
-    columns = (
-        column[kept]
-        for column in (end - tokens - base, end - base, spans.role, spans.message, spans.weight, spans.control)
-    )
-    return span_lists(counts, *columns)
+    Args:
+        owned: int64 [spans], tokens of each.
+        offsets: int64 [rows + 1], where the tokens of each row begin.
+    """
+    kept = np.flatnonzero(owned)
+    row = row_of(spans.counts)[kept]
+    end = np.cumsum(owned)[kept] - offsets[row]
+    columns = (column[kept] for column in (spans.role, spans.message, spans.weight, spans.control))
+    counts = np.bincount(row, minlength=len(offsets) - 1)
+    return span_lists(counts, end - owned[kept], end, *columns)
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
     """The rows whose content holds no control string, and rejects for the others."""
     found = segments(table)
-    holds = np.zeros(len(found.row), bool)
-    for token in control:
-        holds |= np.asarray(pc.match_substring(found.text, token).to_numpy(zero_copy_only=False), bool)
+    any_of = "|".join(map(re.escape, control))
+    holds = np.asarray(pc.match_substring_regex(found.text, any_of).to_numpy(zero_copy_only=False), bool)
     bad = np.zeros(table.num_rows, bool)
     bad[found.row[holds & ~found.control]] = True
     flags = pa.array(bad)

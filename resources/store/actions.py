@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Action(Outcome):
-    """The outcome of one action, with the stage's further counts."""
+    """The outcome of one action, with the stage's further counts, and the key of the certificate that it relies on."""
 
     counters: dict[str, int] = field(default_factory=dict)
+    engine: str = ""
+
+    def outcome(self) -> dict[str, Any]:
+        """The fields of an `Outcome`."""
+        return {field.name: getattr(self, field.name) for field in fields(Outcome)}
 
 
 class ActionStore:

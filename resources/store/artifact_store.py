@@ -3,6 +3,7 @@
 FORMAT                              the version of this layout
 objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAKE3 of their bytes
 actions/<ab>/<key>.json             what a stage made of one chunk
+certificates/<key>/                 where two tokenizer engines agree
 datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
 tokenizers/<digest>/                tokenizer files, as `from_pretrained` reads them
 scratch/                            files being written
@@ -20,6 +21,7 @@ import pyarrow as pa
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
+from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.publication import publish, publish_folder, sweep
@@ -50,6 +52,7 @@ class ArtifactStore:
         self._scratch = self.root / "scratch"
         self.objects = ObjectStore(self.root / "objects", self._scratch)
         self.actions = ActionStore(self.root / "actions", self._scratch)
+        self.certificates = CertificateStore(self.root / "certificates", self._scratch)
         self._check_format()
 
     def _check_format(self) -> None:
@@ -69,11 +72,16 @@ class ArtifactStore:
         sweep(self._scratch)
 
     def find_action(self, key: str) -> Action | None:
-        """The action under `key` if all its objects are there and whole; None means: compute it."""
+        """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
+        compute it."""
         action = self.actions.get(key)
-        if action is None or self.objects.size(action.output) != action.bytes:
+        if action is None or self.is_void(action) or self.objects.size(action.output) != action.bytes:
             return None
         return action if action.rejects is None or self.objects.size(action.rejects) else None
+
+    def is_void(self, action: Action) -> bool:
+        """Whether the certificate that an action relied on was withdrawn."""
+        return bool(action.engine) and self.certificates.is_void(action.engine)
 
     def put_action(
         self,
@@ -83,18 +91,19 @@ class ArtifactStore:
         counts: dict[str, int],
         counters: dict[str, int],
         compressed: bool,
+        engine: str = "",
     ) -> Action:
         """Store a result: objects first, then the action that names them.
 
         Args:
             counts: rows_in, rows_out, rejected, filtered and tokens.
             compressed: whether `table` is stored compressed.
+            engine: key of the certificate that the result relies on, or "".
         """
         digest = self.objects.put(table, compressed)
         rejected = self.objects.put(rejects, compressed=True) if rejects.num_rows else None
-        action = Action(
-            output=digest, bytes=self.objects.size(digest) or 0, rejects=rejected, **counts, counters=counters
-        )
+        size = self.objects.size(digest) or 0
+        action = Action(output=digest, bytes=size, rejects=rejected, **counts, counters=counters, engine=engine)
         self.actions.put(key, action)
         return action
 

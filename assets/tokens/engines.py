@@ -1,0 +1,132 @@
+"""The two libraries that turn texts into ids: `tokenizers`, which is always right, and gigatoken, which is fast."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain, pairwise
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenloom.resources.ragged import Ints, offsets_of, text_parts
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+Ids = npt.NDArray[np.uint32]
+
+BATCH_BYTES = 1 << 20
+"""Text that `tokenizers` is given at once: its results take some fifty times as much memory."""
+
+CACHE_BYTES = 256 << 20
+"""How far the process may grow while gigatoken keeps what it has seen."""
+
+
+class Reference:
+    """`tokenizers`.
+
+    Args:
+        content: tokenizer.json.
+        keep_control: whether strings of special tokens become special tokens.
+    """
+
+    def __init__(self, content: str, keep_control: bool):
+        from tokenizers import Tokenizer
+
+        self.tokenizer: Tokenizer = Tokenizer.from_str(content)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = not keep_control
+
+    def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
+        """Ids of all texts, and offsets [texts + 1]."""
+        parts = [_ids(self.tokenizer.encode_batch_fast(part, add_special_tokens=False)) for part in _batches(texts)]
+        return _joined(parts)
+
+    def places(self, texts: pa.Array) -> tuple[Ids, Ints, Ints]:
+        """Ids and offsets, and int64 [tokens, 2]: the characters that each token stands for, counted in its text."""
+        parts, places = [], [np.zeros((0, 2), np.int64)]
+        for part in _batches(texts):
+            encodings = self.tokenizer.encode_batch(part, add_special_tokens=False)
+            parts.append(_ids(encodings))
+            numbers = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
+            places.append(np.fromiter(numbers, np.int64, 2 * len(parts[-1][0])).reshape(-1, 2))
+        ids, offsets = _joined(parts)
+        return ids, offsets, np.concatenate(places)
+
+
+def _batches(texts: pa.Array) -> list[list[str]]:
+    """The texts in runs of about BATCH_BYTES."""
+    begins = text_parts(texts)[0][:-1] // BATCH_BYTES
+    cuts = np.flatnonzero(np.diff(begins, prepend=-1, append=-1) if len(begins) else begins)
+    return [texts.slice(first, end - first).to_pylist() for first, end in pairwise(cuts)]
+
+
+def _ids(encodings: list[Encoding]) -> tuple[Ids, Ints]:
+    lists = [encoding.ids for encoding in encodings]
+    counts = np.fromiter(map(len, lists), np.int64, len(lists))
+    return np.fromiter(chain.from_iterable(lists), np.uint32, int(counts.sum())), counts
+
+
+def _joined(parts: list[tuple[Ids, Ints]]) -> tuple[Ids, Ints]:
+    ids = np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.uint32)])
+    return ids, offsets_of(np.concatenate([counts for _, counts in parts] or [np.zeros(0, np.int64)]))
+
+
+class Gigatoken:
+    """gigatoken, for threads that work at the same time.
+
+    One loaded tokenizer serves one thread; a tokenizer that has let the process grow by CACHE_BYTES is dropped, as it
+    remembers every word it met.
+
+    Args:
+        content: tokenizer.json.
+
+    Raises:
+        RuntimeError: gigatoken cannot load it.
+        ImportError: gigatoken is not installed.
+    """
+
+    def __init__(self, content: str):
+        self._content = content.encode()
+        self._lock = Lock()
+        self._idle: list[tuple[Any, int]] = [self._load()]
+
+    def _load(self) -> tuple[Any, int]:
+        from gigatoken import Tokenizer
+
+        return Tokenizer.from_json(self._content), _resident_bytes()
+
+    def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
+        """Ids of all texts, and offsets [texts + 1]."""
+        import awkward
+
+        bounds, data = text_parts(texts)
+        if not len(texts):
+            return np.zeros(0, np.uint32), np.zeros(1, np.int64)
+        content: Any = data
+        characters = awkward.contents.NumpyArray(content, parameters={"__array__": "char"})
+        strings = awkward.contents.ListOffsetArray(
+            awkward.index.Index64(bounds), characters, parameters={"__array__": "string"}
+        )
+        with self._lock:
+            loaded, begun = self._idle.pop() if self._idle else (None, 0)
+        if loaded is None:
+            loaded, begun = self._load()
+        found = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
+        if _resident_bytes() - begun < CACHE_BYTES:
+            with self._lock:
+                self._idle.append((loaded, begun))
+        return np.asarray(found.content.data), np.asarray(found.offsets)
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,159 @@
+"""Reads a whole chunk with gigatoken, and finds the segments that it may have read otherwise than `tokenizers` does:
+those with a disputed code point or changed by the normalizer, and those that hold a control string. The last show in
+the result, as ids that do not add up to the text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.prompts.segments import Segments
+from tokenloom.assets.tokens.certificate import EngineCertificate, unequal
+from tokenloom.assets.tokens.engines import Gigatoken, Ids, Reference
+from tokenloom.assets.tokens.token_bytes import TokenBytes
+from tokenloom.assets.tokens.vocabulary import MARK, Vocabulary, normal_form
+from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.ragged import Ints, list_array, list_parts, text_parts
+from tokenloom.resources.store.certificates import CertificateStore
+
+SAMPLE, SAMPLE_BYTES = 16, 4 << 10
+"""How many segments of a chunk are compared with `tokenizers`, and how long one of them may be."""
+
+Read = tuple[Ids, Ints, TokenBytes, npt.NDArray[np.bool_]]
+"""ids, offsets, bytes and exact, as in `Encoded`."""
+
+
+class FastEncoder:
+    """gigatoken with a certificate.
+
+    Args:
+        content: tokenizer.json, with control tokens marked special.
+        parsed: the same, parsed.
+        control: ids of the control tokens.
+        keep_control: whether control strings in content are control tokens.
+        vocabulary: what ids stand for.
+        reference: the same tokenizer in `tokenizers`.
+        certificates: where what is known of gigatoken is kept.
+    """
+
+    def __init__(
+        self,
+        content: str,
+        parsed: dict[str, Any],
+        control: dict[str, int],
+        keep_control: bool,
+        vocabulary: Vocabulary,
+        reference: Reference,
+        certificates: CertificateStore,
+    ):
+        self._reference, self._form = reference, normal_form(parsed)
+        added = parsed["added_tokens"]
+        plain = [token for token in added if _is_plain(token, vocabulary.certain)]
+        self.refused = _refusal([token for token in added if keep_control or not token["special"]], self._form)
+        if self.refused:
+            return
+        bare = {**parsed, "post_processor": None, "truncation": None, "padding": None, "added_tokens": plain}
+        try:
+            self._certificate = EngineCertificate(bare, digest_bytes(content.encode()), certificates)
+            self.refused = self._certificate.refused
+            known = {token["content"] for token in added}
+            further = [_special(token, index) for token, index in control.items() if token not in known]
+            if further:
+                content = json.dumps({**parsed, "added_tokens": [*added, *further]})
+            if not self.refused:
+                self._engine = Gigatoken(content)
+        except (ImportError, RuntimeError) as error:
+            self.refused = str(error)
+        routed = [token["id"] for token in added if token not in plain]
+        self._vocabulary = vocabulary.without([*routed, *control.values()])
+
+    @property
+    def key(self) -> str:
+        """The certificate's key."""
+        return self._certificate.key
+
+    def encode(self, found: Segments, control: Ids) -> Read | None:
+        """The tokens of segments; those of segments that are not exact do not count. None: not to be relied on.
+
+        Args:
+            control: the ids of the control segments.
+        """
+        ids, offsets = self._engine.ids(found.text)
+        tokens = pa.array(ids)
+        sums = self._vocabulary.bytes_of(tokens)
+        exact = self._vocabulary.adds_up(sums, offsets, found.text)
+        exact &= ~self._doubtful(found.text)
+        if not self._vocabulary.certain:
+            exact &= self._vocabulary.spelled(tokens, offsets, found.text)
+        named = np.flatnonzero(found.control)
+        exact[named] = np.diff(offsets)[named] == 1
+        if not (
+            exact[named].all() and (ids[offsets[named]] == control).all() and self._holds(found, exact, ids, offsets)
+        ):
+            return None
+        return ids, offsets, sums, exact
+
+    def _doubtful(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """bool [texts]: which of them the engines may read differently."""
+        bounds, data = text_parts(texts)
+        doubtful = np.zeros(len(texts), bool)
+        places, points = code_points(data)
+        bad = [places[self._certificate.disputed(points) | (self._vocabulary.marked & (points == ord(MARK)))]]
+        if self._certificate.disputes_ascii:
+            ascii_disputed = np.append(self._certificate.disputed(np.arange(128)), np.zeros(128, bool))
+            bad.append(np.flatnonzero(ascii_disputed[data]))
+        doubtful[np.searchsorted(bounds, np.concatenate(bad), side="right") - 1] = True
+        if self._form and len(places):
+            doubtful |= ~np.asarray(pc.equal(pc.utf8_normalize(texts, self._form), texts))
+        return doubtful
+
+    def _holds(self, found: Segments, exact: npt.NDArray[np.bool_], ids: Ids, offsets: Ints) -> bool:
+        """Whether a sample of what was read is what `tokenizers` reads; if not, the certificate is void."""
+        lengths = found.end - found.start
+        eligible = np.flatnonzero(exact & ~found.control & (lengths > 0) & (lengths <= SAMPLE_BYTES))
+        if not len(eligible):
+            return True
+        spread = eligible[np.linspace(0, len(eligible) - 1, min(SAMPLE, len(eligible))).astype(np.int64)]
+        picked = pa.array(np.unique(np.append(spread, eligible[np.argmax(lengths[eligible])])))
+        texts = found.text.take(picked)
+        cuts, values = list_parts(list_array(offsets, ids).take(picked))
+        wrong = unequal((values.to_numpy(), cuts), self._reference.ids(texts))
+        if wrong.any():
+            self._certificate.void(f"read differently: {texts.filter(pa.array(wrong))[0].as_py()[:200]!r}")
+            self.refused = self._certificate.refused
+        return not self._certificate.refused
+
+
+def code_points(data: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.int64]]:
+    """Where the characters beyond ASCII begin in UTF-8, and their code points."""
+    places = np.flatnonzero(data >= 0xC0)
+    lead = data[places].astype(np.int64)
+    points = (lead & 0x1F) << 6 | (data[places + 1] & 0x3F)
+    longer = np.flatnonzero(lead >= 0xE0)
+    points[longer] = (lead[longer] & 0x0F) << 12 | (points[longer] & 0x3F) << 6 | (data[places[longer] + 2] & 0x3F)
+    longest = longer[lead[longer] >= 0xF0]
+    points[longest] = (lead[longest] & 0x07) << 18 | (points[longest] & 0xFFF) << 6 | (data[places[longest] + 3] & 0x3F)
+    return places, points
+
+
+def _is_plain(token: dict[str, Any], certain: bool) -> bool:
+    """Whether an added token is found by both engines in the same way, wherever its text stands."""
+    flags = ("special", "single_word", "lstrip", "rstrip")
+    return not any(token[flag] for flag in flags) and (certain or (not token["normalized"]))
+
+
+def _refusal(added: list[dict[str, Any]], form: str | None) -> str:
+    """Why added tokens keep gigatoken from being used, or ""."""
+    hidden = (token["normalized"] and (form is None or (form and not token["content"].isascii())) for token in added)
+    return "added tokens are looked for in normalized text" if any(hidden) else ""
+
+
+def _special(content: str, index: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": content, "special": True, **flags}

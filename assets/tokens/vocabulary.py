@@ -1,0 +1,152 @@
+"""What each id stands for in a text, where that follows from the vocabulary alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.tokens.token_bytes import LONGEST, TokenBytes
+from tokenloom.resources.ragged import Ints, offsets_of, text_parts
+
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+MARK = "▁"
+
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_OF = {byte: byte for byte in _PRINTED} | {
+    256 + place: byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))
+}
+"""The byte that each character of a byte-level vocabulary stands for."""
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes that ids stand for.
+
+    Args:
+        spelling: binary array [ids]; empty for ids that stand for none.
+        lengths: uint8 array [ids], bytes of each; 0 where they are more than can be summed.
+        certain: whether ids that come from a text always spell it; else a normalizer may have changed it.
+        marked: whether the first id of a text may spell a space that the text does not have.
+    """
+
+    spelling: pa.BinaryArray
+    lengths: pa.UInt8Array
+    certain: bool
+    marked: bool
+
+    def without(self, ids: list[int]) -> Vocabulary:
+        """The same, with ids that stand for nothing."""
+        lengths = self.lengths.to_numpy().copy()
+        lengths[ids] = 0
+        return Vocabulary(self.spelling, pa.array(lengths), self.certain, self.marked)
+
+    def bytes_of(self, ids: pa.Array) -> TokenBytes:
+        """The bytes of tokens, by their ids."""
+        return TokenBytes(pc.take(self.lengths, ids, boundscheck=False).to_numpy())
+
+    def adds_up(self, tokens: TokenBytes, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """bool [texts]: whether the lengths of each one's tokens add up to its own (or one more, where `marked`)."""
+        beyond = np.diff(tokens.before(offsets)) - np.diff(text_parts(texts)[0])
+        return (beyond == 0) | (self.marked & (beyond == 1))
+
+    def exact(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """bool [texts]: whether the ids of each stand for its bytes, in order."""
+        found = self.adds_up(self.bytes_of(ids), offsets, texts)
+        return found if self.certain or not found.any() else found & self.spelled(ids, offsets, texts)
+
+    def spelled(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """bool [texts]: whether the ids of each spell it byte for byte (behind one space, where `marked`).
+
+        Args:
+            ids: uint32 [tokens].
+            offsets: int64 [texts + 1], where the tokens of each text begin.
+        """
+        flat = pc.take(self.spelling, ids, boundscheck=False)
+        bounds, data = text_parts(flat)
+        cuts, content = pa.py_buffer(bounds[offsets].astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))
+        found = pa.BinaryArray.from_buffers(pa.binary(), len(texts), [None, cuts, content])
+        wanted = texts.cast(pa.binary())
+        same = np.asarray(pc.equal(found, wanted))
+        if self.marked:
+            behind = pc.binary_join_element_wise(pa.scalar(b""), wanted, pa.scalar(b" "))
+            same = same | np.asarray(pc.equal(found, behind))
+        return same
+
+
+def normal_form(parsed: dict[str, Any]) -> str | None:
+    """ "": tokenizer.json has no normalizer; one of FORMS; None: another one."""
+    normalizer = parsed.get("normalizer")
+    while normalizer and normalizer["type"] == "Sequence" and len(normalizer["normalizers"]) == 1:
+        normalizer = normalizer["normalizers"][0]
+    if not normalizer or (normalizer["type"] == "Sequence" and not normalizer["normalizers"]):
+        return ""
+    return normalizer["type"] if normalizer["type"] in FORMS else None
+
+
+def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
+    """The vocabulary of a tokenizer.json, or None where ids do not tell what they stand for."""
+    if parsed["model"]["type"] != "BPE":
+        return None
+    if is_byte_level(parsed.get("pre_tokenizer")) and (form := normal_form(parsed)) is not None:
+        spell, certain, marked = _byte_level, not form, False
+    elif _is_marked(parsed):
+        spell, certain, marked = _sentencepiece, False, True
+    else:
+        return None
+    tokens = {index: token for token, index in parsed["model"]["vocab"].items()}
+    added = {token["id"]: token["content"] for token in parsed["added_tokens"]}
+    size = max(max(tokens), max(added, default=0)) + 1
+    spelling = spell([tokens.get(index, "") for index in range(size)])
+    if added:
+        index, kept = np.arange(size), np.array(sorted(added))
+        index[kept] = np.arange(size, size + len(kept))
+        own = pa.array([added[place].encode() for place in kept], pa.binary())
+        spelling = pa.concat_arrays([spelling, own]).take(pa.array(index))
+    lengths = pc.binary_length(spelling).to_numpy()
+    short = pa.array(np.where(lengths <= LONGEST, lengths, 0).astype(np.uint8))
+    return Vocabulary(spelling, short, certain, marked)
+
+
+def is_byte_level(pre_tokenizer: Any) -> bool:
+    """Whether a pre-tokenizer turns each byte of a text into a character, and adds none."""
+    if not pre_tokenizer:
+        return False
+    if pre_tokenizer["type"] == "Sequence":
+        return any(is_byte_level(inner) for inner in pre_tokenizer["pretokenizers"])
+    return pre_tokenizer["type"] == "ByteLevel" and not pre_tokenizer["add_prefix_space"]
+
+
+def _byte_level(tokens: list[str]) -> pa.BinaryArray:
+    data = "".join(tokens).translate(BYTE_OF).encode("latin-1", "replace")
+    offsets = offsets_of(np.fromiter(map(len, tokens), np.int32, len(tokens))).astype(np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(tokens), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _sentencepiece(tokens: list[str]) -> pa.BinaryArray:
+    return pa.array(
+        [
+            bytes([int(byte[1], 16)]) if (byte := _BYTE.fullmatch(token)) else token.replace(MARK, " ").encode()
+            for token in tokens
+        ],
+        pa.binary(),
+    )
+
+
+def _is_marked(parsed: dict[str, Any]) -> bool:
+    """Whether spaces become marks, one may be put before a text, and nothing else is done to it."""
+    normalizer, pre_tokenizer = parsed.get("normalizer"), parsed.get("pre_tokenizer")
+    if not parsed["model"].get("byte_fallback"):
+        return False
+    if pre_tokenizer and pre_tokenizer["type"] == "Metaspace":
+        return not normalizer and pre_tokenizer["replacement"] == MARK
+    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    known = ({"type": "Prepend", "prepend": MARK}, {"type": "Replace", "pattern": {"String": " "}, "content": MARK})
+    return not pre_tokenizer and known[1] in steps and all(step in known for step in steps)

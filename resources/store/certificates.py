@@ -1,0 +1,106 @@
+"""Certificates: what was found when two engines were compared, as facts that only grow.
+
+A certificate is a folder of small immutable files whose union counts, so that builds that add to it at the same time
+lose nothing. Whoever adds replaces the files that it has read by one that holds them all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tokenloom.resources.digest import canonical_json, digest_bytes
+from tokenloom.resources.ragged import Ints, ranges
+from tokenloom.resources.store.publication import publish
+
+VOID = "void.json"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known about one pair of engines.
+
+    Args:
+        agreed, disputed: ranges of code points, each its first and last, ascending.
+        refused: why the second engine is not used at all, or "".
+    """
+
+    agreed: tuple[tuple[int, int], ...] = ()
+    disputed: tuple[tuple[int, int], ...] = ()
+    refused: str = ""
+
+
+def to_ranges(points: Ints) -> tuple[tuple[int, int], ...]:
+    """Ascending distinct numbers as ranges."""
+    if not len(points):
+        return ()
+    cut = np.flatnonzero(np.diff(points) > 1)
+    first, last = points[np.append(0, cut + 1)], points[np.append(cut, len(points) - 1)]
+    return tuple(zip(first.tolist(), last.tolist(), strict=True))
+
+
+def from_ranges(found: tuple[tuple[int, int], ...]) -> Ints:
+    """The numbers in ranges, ascending."""
+    pairs = np.array(found, np.int64).reshape(-1, 2)
+    return ranges(pairs[:, 0], pairs[:, 1] - pairs[:, 0] + 1)
+
+
+def merge(found: list[Certificate]) -> Certificate:
+    """The union of what is known; what one disputes no other can agree to."""
+    disputed = np.unique(np.concatenate([from_ranges(one.disputed) for one in found] or [np.zeros(0, np.int64)]))
+    agreed = np.unique(np.concatenate([from_ranges(one.agreed) for one in found] or [np.zeros(0, np.int64)]))
+    refused = min((one.refused for one in found if one.refused), default="")
+    return Certificate(to_ranges(np.setdiff1d(agreed, disputed)), to_ranges(disputed), refused)
+
+
+class CertificateStore:
+    """Reads and adds to the certificates below one folder."""
+
+    def __init__(self, root: Path, scratch: Path):
+        self._root, self._scratch = root, scratch
+
+    def read(self, key: str) -> Certificate:
+        """All that is known under `key`."""
+        return merge(list(self._facts(key).values()))
+
+    def add(self, key: str, found: Certificate) -> None:
+        """Add to what is known under `key`."""
+        known = self._facts(key)
+        data = canonical_json(asdict(merge([*known.values(), found])))
+        path = self._root / key / f"{digest_bytes(data)[:32]}.json"
+        publish(path, data, self._scratch)
+        for held in known:
+            if held != path:
+                held.unlink(missing_ok=True)
+
+    def void(self, key: str, reason: str) -> None:
+        """Withdraw everything that was made on the strength of `key`."""
+        publish(self._root / key / VOID, canonical_json({"reason": reason}), self._scratch)
+
+    def is_void(self, key: str) -> bool:
+        return (self._root / key / VOID).exists()
+
+    def _facts(self, key: str) -> dict[Path, Certificate]:
+        """Each file's content; files that vanish meanwhile are held by one that has appeared, so look again."""
+        while True:
+            found: dict[Path, Certificate] = {}
+            try:
+                for path in (self._root / key).glob("*.json"):
+                    if path.name != VOID and (facts := _parsed(path.read_bytes())):
+                        found[path] = facts
+                return found
+            except FileNotFoundError:
+                continue
+
+
+def _parsed(data: bytes) -> Certificate | None:
+    """A file's content, or None where it is damaged: what it held is then found anew."""
+    try:
+        facts = json.loads(data)
+        ranges_of = {name: tuple((int(a), int(b)) for a, b in facts[name]) for name in ("agreed", "disputed")}
+        return Certificate(**ranges_of, refused=str(facts["refused"]))
+    except (ValueError, KeyError, TypeError):
+        return None
