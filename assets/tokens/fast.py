@@ -22,8 +22,9 @@ from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.ragged import Ints, list_array, list_parts, text_parts
 from tokenloom.resources.store.certificates import CertificateStore
 
-SAMPLE, SAMPLE_BYTES = 16, 4 << 10
-"""How many segments of a chunk are compared with `tokenizers`, and how long one of them may be."""
+SAMPLE, SAMPLE_BYTES, LONGEST_SAMPLE = 16, 4 << 10, 64 << 10
+"""How many segments of a chunk are compared with `tokenizers`, and how long they may be; where all are longer, the
+shortest is compared, up to the last length."""
 
 Read = tuple[Ids, Ints, TokenBytes, npt.NDArray[np.bool_]]
 """ids, offsets, bytes and exact, as in `Encoded`."""
@@ -116,7 +117,9 @@ class FastEncoder:
     def _holds(self, found: Segments, exact: npt.NDArray[np.bool_], ids: Ids, offsets: Ints) -> bool:
         """Whether a sample of what was read is what `tokenizers` reads; if not, the certificate is void."""
         lengths = found.end - found.start
-        eligible = np.flatnonzero(exact & ~found.control & (lengths > 0) & (lengths <= SAMPLE_BYTES))
+        read = np.flatnonzero(exact & ~found.control & (lengths > 0))
+        limit = np.clip(lengths[read].min(initial=LONGEST_SAMPLE), SAMPLE_BYTES, LONGEST_SAMPLE)
+        eligible = read[lengths[read] <= limit]
         if not len(eligible):
             return True
         spread = eligible[np.linspace(0, len(eligible) - 1, min(SAMPLE, len(eligible))).astype(np.int64)]
