@@ -34,6 +34,7 @@ TABLE = st.integers(1, 3).flatmap(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @given(rows=TABLE)
 @example(rows=[{"c0": "2020-01-01"}, {"c0": "2021-12-31 10:00:00"}])
+@example(rows=[{"c0": "\0"}, {"c0": "000\x1f\x1f"}, {"c0": "\0"}, {"c0": "0000\x1f"}])
 def test_a_table_of_strings_comes_back_as_it_was(suffix: str, rows: list[Row]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"rows{suffix}"

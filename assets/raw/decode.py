@@ -82,7 +82,13 @@ def _wide(head: bytes) -> str:
         ("utf-16-le", of_four[[0, 2]].max() < 0.02),
         ("utf-16-be", of_four[[1, 3]].max() < 0.02),
     )
-    return next((codec for codec, fits in codecs_by_zeros if fits), "")
+    codec = next((codec for codec, fits in codecs_by_zeros if fits), "")
+    return codec if codec and _ends_lines(sample, codec) else ""
+
+
+def _ends_lines(sample: bytes, codec: str) -> bool:
+    """Whether a line ends in the wide text, where bytes look as if one did."""
+    return b"\n" not in sample or "\n" in codecs.getincrementaldecoder(codec)("replace").decode(sample)
 
 
 def _is_narrow(sample: bytes) -> bool:
