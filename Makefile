@@ -48,8 +48,9 @@ check: $(INSTALLED)  ## ruff and pyright
 ui: $(INSTALLED) .dagster/dagster.yaml  ## start Dagster's UI on the pipelines/ folder
 	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) env --default-signal=INT,TERM,QUIT $(BIN)/dagster dev -w workspace.yaml
 
-bench: $(INSTALLED)  ## time a build against datasets.map, then tokenizing, reading, introspection and packing, each in one run
+bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that has a target, each in one run
 	$(BIN)/python benchmarks/build.py
+	$(BIN)/python benchmarks/prompts.py benchmarks/thinking.jinja
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/raw.py
 	$(BIN)/python benchmarks/packing.py
