@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import yaml
 from alpaca import source, write_rows
+from timing import median_seconds
 
 from tokenloom.assets.build import Build
 from tokenloom.assets.sequences.from_tokens import LAYOUTS, to_sequences
@@ -28,15 +26,6 @@ from tokenloom.resources.ragged import list_parts
 from tokenloom.resources.store import ArtifactStore
 
 TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
-
-
-def seconds(run: Callable[[], object], runs: int) -> float:
-    def once() -> float:
-        started = time.perf_counter()
-        run()
-        return time.perf_counter() - started
-
-    return statistics.median(once() for _ in range(runs))
 
 
 def main() -> None:
@@ -65,8 +54,10 @@ def main() -> None:
     for packing, pack in LAYOUTS.items():
         length = LengthConfig.model_validate({"packing": packing})
         sequences = sum(len(pack(found, longest).pieces) for found in lengths)
-        alone = seconds(lambda pack=pack: [pack(found, longest) for found in lengths], options.runs)
-        stage = seconds(lambda length=length: [to_sequences(table, length, longest) for table in tables], options.runs)
+        alone = median_seconds(lambda pack=pack: [pack(found, longest) for found in lengths], options.runs)
+        stage = median_seconds(
+            lambda length=length: [to_sequences(table, length, longest) for table in tables], options.runs
+        )
         print(
             f"{packing:9} {tokens / sequences / longest:7.2%} full, {sequences:,} sequences; "
             f"packing {count / alone:,.0f} rows/s, stage {count / stage:,.0f} rows/s"

@@ -12,16 +12,14 @@ import argparse
 import json
 import os
 import re
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
 import jinja2.sandbox
 import pyarrow as pa
 from alpaca import source
+from timing import median_seconds
 
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.rejects import ROW
@@ -47,15 +45,6 @@ def chunks(count: int) -> list[pa.Table]:
     }
     table = pa.table(columns)
     return [table.slice(start, CHUNK).combine_chunks() for start in range(0, count, CHUNK)]
-
-
-def seconds(run: Callable[[], object], runs: int) -> float:
-    def once() -> float:
-        started = time.perf_counter()
-        run()
-        return time.perf_counter() - started
-
-    return statistics.median(once() for _ in range(runs))
 
 
 def as_transformers(source: str) -> jinja2.Template:
@@ -98,9 +87,9 @@ def main() -> None:
         source = path.read_text(encoding="utf-8")
         prompt = PromptTemplateConfig(format_type="chat")
         chat = ChatFormat(JinjaTemplate(source), prompt, TOKENS, CONTROL, None, "</s>")
-        taken = seconds(lambda chat=chat: rendered(engine, chat, tables), parsed.runs)
+        taken = median_seconds(lambda chat=chat: rendered(engine, chat, tables), parsed.runs)
         known = as_transformers(source)
-        alone = seconds(lambda known=known: plain(known, some), parsed.runs) / 20_000 * parsed.rows
+        alone = median_seconds(lambda known=known: plain(known, some), parsed.runs) / 20_000 * parsed.rows
         how = "compiled" if chat.opacity is None else f"Jinja: {chat.opacity}"
         print(f"{path.name:28} {parsed.rows / taken:12,.0f} rows/s  {alone / taken:6.1f} × plain Jinja  ({how})")
 

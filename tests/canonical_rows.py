@@ -64,16 +64,3 @@ def codes(out: ChunkOutput) -> dict[int, str]:
 def mapped(roles: Row, **sections: Any) -> Row:
     """The sections of a config with this column_mapping."""
     return {"dataset": {"column_mapping": roles}, **sections}
-
-
-def message(role: str, content: str | None, **more: Any) -> Row:
-    """A message as the stage writes it."""
-    return {
-        "role": role,
-        "content": content,
-        "name": None,
-        "tool_calls": None,
-        "weight": None,
-        "reasoning": None,
-        **more,
-    }

@@ -33,7 +33,7 @@ TOOLS = (
 """The same with generation marks, names, tools and tool calls."""
 
 
-def said(role: str, content: str = "", **more: Any) -> Row:
+def said(role: str, content: str | None = "", **more: Any) -> Row:
     """A message; what is not given is null."""
     return {
         "role": role,

@@ -164,13 +164,19 @@ def fault(model: Model, parts: list[Part], ids: list[int], trained: list[int], k
 
 @pytest.mark.parametrize(("template", "tokenizer"), SWEPT)
 def test_trained_tokens_are_the_answers_and_their_stops(
-    template: str, tokenizer: str, model_named: Models, request: pytest.FixtureRequest
+    template: str,
+    tokenizer: str,
+    model_named: Models,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
 ) -> None:
     if template in REAL or tokenizer in SHARED:
         request.getfixturevalue("real_data")
     model = model_named(tokenizer)
     talks = shapes(model.bos, model.eos)
     made, refused = encode(template, model, talks)
+    record_property("right", len(made))
+    record_property("refused", len(refused))
     assert all(message for _, message in refused.values())
     assert {name: code for name, (code, _) in refused.items()} == ALWAYS | REFUSED[template]
     parts = {name: parts_of(template, name, talks[name], model) for name in made}

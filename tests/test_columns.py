@@ -16,9 +16,9 @@ from canonical_rows import (
     described,
     kept,
     mapped,
-    message,
     table_of,
 )
+from canonical_tables import said as message
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -117,7 +117,9 @@ def rendered(template: jinja2.Template, talks: Sequence[list[Row]], tools: Seque
 
 
 @pytest.mark.parametrize("template", [*OWN, *REAL])
-def test_a_template_that_compiles_writes_what_jinja_writes(template: str, real_data: Path) -> None:
+def test_a_template_that_compiles_writes_what_jinja_writes(
+    template: str, real_data: Path, record_property: Callable[[str, object], None]
+) -> None:
     folder = real_data / "chat_templates" if template in REAL else Path(__file__).parent / "templates"
     source = (folder / f"{template}.jinja").read_text(encoding="utf-8")
     sections = {
@@ -135,6 +137,7 @@ def test_a_template_that_compiles_writes_what_jinja_writes(template: str, real_d
         talks = [messages(row) for row in kept]
         tools = [json.loads(row.get("tools") or "null") or None for row in kept]
         expected = dict(zip(table[ROW].to_pylist(), rendered(reference, talks, tools), strict=True))
+        record_property("rows" if template not in OPAQUE else "opaque", len(expected))
         out = chat.render(table)
         texts = dict(zip(out.table[ROW].to_pylist(), out.table["text"].to_pylist(), strict=True))
         assert texts == {row: expected[row] for row in texts}

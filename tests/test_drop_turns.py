@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tokenloom.assets.build import Build
+from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.lengths import check_lengths
 from tokenloom.assets.prompt_engine import PromptEngine
 from tokenloom.assets.rejects import ROW
+from tokenloom.assets.sequences.drop_turns import drop_turns
+from tokenloom.assets.stage import ChunkOutput
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, StoreError
 from tokenloom.resources.store import ArtifactStore, Manifest
@@ -209,3 +212,18 @@ def test_conversations_alone_have_turns(form: str) -> None:
         return
     with pytest.raises(ConfigError, match=f"drop_turns needs conversations.*{form}"):
         check_lengths(config, {"form": form})
+
+
+def test_shortened_conversations_rely_on_what_their_tokens_do() -> None:
+    def encode(rows: pa.Table) -> ChunkOutput:
+        ids = [[1] * len(talk) for talk in rows["messages"].to_pylist()]
+        table = pa.table({ROW: rows[ROW], "input_ids": pa.array(ids, pa.list_(pa.uint16()))})
+        return ChunkOutput(table, rows.num_rows, engine="certificate")
+
+    turn = [said("user", "q"), said("assistant", "a")]
+    columns = pa.table({ROW: pa.array([0, 1], pa.int32()), "messages": pa.array([turn * 3, turn], MESSAGES)})
+    tokens = encode(columns).table
+    made = drop_turns(columns, tokens, encode, 4)
+    assert [len(ids) for ids in made.table["input_ids"].to_pylist()] == [4, 2]
+    assert made.engine == "certificate"
+    assert drop_turns(columns, tokens, encode, 6).engine == ""

@@ -20,8 +20,8 @@ from test_build import SMALL, build, digests
 from tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 
 from tokenloom.assets.build import Build
-from tokenloom.assets.tokens import certificate, fast
-from tokenloom.assets.tokens.certificate import EngineCertificate, cyclic, refusal, unequal
+from tokenloom.assets.tokens import engine_certificate, fast
+from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.fast import code_points
 from tokenloom.assets.tokens.stage import ENGINE
@@ -135,8 +135,8 @@ def test_characters_that_the_engines_cut_differently_are_disputed(digits_apart: 
 def test_runs_that_the_engines_cut_differently_refuse_the_tokenizer(
     digits_apart: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate, "NEIGHBOURS", "A.")
-    monkeypatch.setattr(certificate, "CONTEXTS", ("{0}",))
+    monkeypatch.setattr(engine_certificate, "NEIGHBOURS", "A.")
+    monkeypatch.setattr(engine_certificate, "CONTEXTS", ("{0}",))
     found = EngineCertificate(digits_apart, "", certificates(tmp_path))
     assert "runs" in found.refused
     assert EngineCertificate(digits_apart, "", certificates(tmp_path)).refused == found.refused

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from canonical_rows import MAYBE, TEXT, Row, canonical, codes, kept, mapped, message, table_of
+from canonical_rows import MAYBE, TEXT, Row, canonical, codes, kept, mapped, table_of
+from canonical_tables import said as message
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from canonical_rows import MAYBE, Row, canonical, codes, kept, mapped, message
+from canonical_rows import MAYBE, Row, canonical, codes, kept, mapped
+from canonical_tables import said as message
 from hypothesis import given
 from hypothesis import strategies as st
 

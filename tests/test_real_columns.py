@@ -7,7 +7,8 @@ import json
 import re
 from pathlib import Path
 
-from canonical_rows import Row, canonical, codes, kept, mapped, message
+from canonical_rows import Row, canonical, codes, kept, mapped
+from canonical_tables import said as message
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.assets.raw.row_hash import Hashes
+from tokenloom.assets.raw.row_hash import Hashes, mix
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import Ints
 
@@ -40,29 +40,22 @@ def draw_examples(
     enough = room >= count
     if not enough.any():
         return np.zeros((rows, count), np.int64), enough
-    words = _mix(asked ^ np.uint64(int(digest_json(["few_shot", seed])[:16], 16)))
-    words = _mix(words + positions.astype(np.uint64) * _STEP)
+    words = mix(asked ^ np.uint64(int(digest_json(["few_shot", seed])[:16], 16)))
+    words = mix(words + positions.astype(np.uint64) * _STEP)
     barred = np.where(own, place, groups)[:, None]
     chosen = np.empty((rows, count), np.int64)
     for turn in range(count):
-        words = _mix(words + _STEP)
+        words = mix(words + _STEP)
         found = _below(words, np.maximum(room - turn, 1))
         for column in barred.T:  # ascending: the number counts over what is not barred
             found += found >= column
         chosen[:, turn] = found = np.minimum(found, groups - 1)
         barred = np.sort(np.column_stack([barred, found]), axis=1)
     first = np.cumsum(sizes) - sizes
-    within = _below(_mix(words[:, None] + np.arange(1, count + 1).astype(np.uint64) * _STEP), sizes[chosen])
+    within = _below(mix(words[:, None] + np.arange(1, count + 1).astype(np.uint64) * _STEP), sizes[chosen])
     return np.argsort(member_of, kind="stable")[first[chosen] + within], enough
 
 
 def _below(words: Hashes, limits: Ints) -> Ints:
     """A number from 0 to less than the limit, by the upper half of each word."""
     return (((words >> _HALF) * limits.astype(np.uint64)) >> _HALF).astype(np.int64)
-
-
-def _mix(words: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele et al., OOPSLA 2014): a bijection in which each bit moves half of all."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

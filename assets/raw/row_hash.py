@@ -47,7 +47,7 @@ def _hash_short(padded: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> H
     beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
     words[first + counts - 1] &= ~beyond
     words ^= (place.view(np.uint64) + np.uint64(1)) * _MULTIPLIER
-    return _mix(np.add.reduceat(_mix(words), first) ^ lengths.astype(np.uint64))
+    return mix(np.add.reduceat(mix(words), first) ^ lengths.astype(np.uint64))
 
 
 def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
@@ -66,9 +66,9 @@ def _hash_fields(names: Sequence[str], fields: Sequence[pa.Array], rows: int) ->
         found, size = hash_array(array)
         named = np.frombuffer(blake3(name.encode()).digest(8), "<u8")[0]
         there = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
-        hashes += np.where(there, _mix(found ^ named), np.uint64(0))
+        hashes += np.where(there, mix(found ^ named), np.uint64(0))
         sizes += size
-    return _mix(hashes), sizes
+    return mix(hashes), sizes
 
 
 def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
@@ -109,14 +109,14 @@ def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     item_hashes, item_sizes = hash_array(array.flatten())
     place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
-    mixed = _mix(item_hashes ^ _mix(place.astype(np.uint64)))
+    mixed = mix(item_hashes ^ mix(place.astype(np.uint64)))
     totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
     bytes_before = np.concatenate([[0], np.cumsum(item_sizes)])
-    hashes = _mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
+    hashes = mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
     return hashes, bytes_before[offsets[1:]] - bytes_before[offsets[:-1]]
 
 
-def _mix(words: Hashes) -> Hashes:
+def mix(words: Hashes) -> Hashes:
     """A bijective mix of 64 bits (two rounds of multiply and fold)."""
     mixed = words ^ (words >> _SHIFT)
     mixed *= _MULTIPLIER

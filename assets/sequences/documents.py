@@ -10,6 +10,13 @@ import pyarrow as pa
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.tokens.stage import token_weights
 from tokenloom.resources.ragged import Ints, list_parts, offsets_of
+from tokenloom.resources.sides import sides
+
+
+def row_lengths(table: pa.Table) -> Ints:
+    """int64 [rows]: the tokens of each row of a chunk of tokens, of the longer side of a pair."""
+    lengths = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()]
+    return np.max(lengths, axis=0)
 
 
 @dataclass(frozen=True)

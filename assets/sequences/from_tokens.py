@@ -10,7 +10,7 @@ import pyarrow as pa
 from tokenloom.assets.lengths import GiveUp
 from tokenloom.assets.prompts.spans import flat_spans
 from tokenloom.assets.rejects import join_rejects, no_rejects, reject_rows
-from tokenloom.assets.sequences.documents import Documents
+from tokenloom.assets.sequences.documents import Documents, row_lengths
 from tokenloom.assets.sequences.pack import Layout, best_fit, concat, single
 from tokenloom.assets.sequences.smart import give_up_tokens
 from tokenloom.assets.sequences.split import overlapping
@@ -18,7 +18,6 @@ from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.config import LengthConfig
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
-from tokenloom.resources.sides import sides
 
 
 def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None = None) -> ChunkOutput:
@@ -49,8 +48,7 @@ LONGEST = "longest"
 
 def with_pair_lengths(table: pa.Table) -> pa.Table:
     """The table with a column `longest`, int64: the tokens of each row, of the longer side of a pair."""
-    lengths = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()]
-    return table.append_column(LONGEST, pa.array(np.max(lengths, axis=0)))
+    return table.append_column(LONGEST, pa.array(row_lengths(table)))
 
 
 LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {

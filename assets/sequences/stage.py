@@ -21,9 +21,9 @@ from tokenloom.assets.lengths import check_lengths, give_up_order
 from tokenloom.assets.pairs import LABEL, in_pairs
 from tokenloom.assets.prompts.stage import STAGE as PROMPTS
 from tokenloom.assets.rejects import join_rejects
+from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
-from tokenloom.assets.sequences.turns import Encode, drop_turns, token_count
 from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
 from tokenloom.assets.tokens.stage import IDS
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
@@ -164,6 +164,6 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
         rejects = join_rejects([lost.rejects, made.rejects])
-        return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters)
+        return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=lost.engine)
 
     return sequence

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments
-from tokenloom.assets.tokens.certificate import EngineCertificate, unequal
+from tokenloom.assets.tokens.engine_certificate import EngineCertificate, unequal
 from tokenloom.assets.tokens.engines import Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import MARK, Vocabulary, normal_form

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
+from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges, row_of, sum_rows
 from tokenloom.resources.sides import sides
@@ -33,27 +34,28 @@ def drop_turns(columns: pa.Table, tokens: pa.Table, encode: Encode, max_length: 
         columns: the rows in canonical form; may hold more rows than `tokens`.
         tokens: what `encode` made of them.
     """
-    over = _longest(tokens) > max_length
+    over = row_lengths(tokens) > max_length
     if not over.any():
         return ChunkOutput(tokens, tokens.num_rows, counters={"turns_dropped": 0, "tokens_cut": 0})
     long = tokens.filter(pa.array(over))
     talks = columns.take(pa.array(np.searchsorted(_rows(columns), _rows(long)))).combine_chunks()
     turns = _Turns(talks)
     dropped = np.minimum(turns.limit, 1)
-    most = turns.limit.copy()
+    most, engine = turns.limit.copy(), ""
     while (open_rows := np.flatnonzero(dropped < most)).size:
         middle = (dropped + most)[open_rows] // 2
-        made = encode(turns.without(open_rows, middle)).table
-        short = np.isin(_rows(talks)[open_rows], _rows(made)[_longest(made) <= max_length])
+        tried = encode(turns.without(open_rows, middle))
+        engine = max(engine, tried.engine)
+        short = np.isin(_rows(talks)[open_rows], _rows(tried.table)[row_lengths(tried.table) <= max_length])
         most[open_rows[short]] = middle[short]
         dropped[open_rows[~short]] = middle[~short] + 1
     able = np.flatnonzero(turns.limit > 0)
     made = encode(turns.without(able, dropped[able])) if len(able) else ChunkOutput(long.slice(0, 0), 0)
-    fits = _longest(made.table) <= max_length
+    fits = row_lengths(made.table) <= max_length
     shorter = made.table.filter(pa.array(fits))
     gone = np.setdiff1d(_rows(long), np.concatenate([_rows(shorter), made.rejects[ROW].to_numpy()]))
     message = f"longer than max_length {max_length} without all but the last turn"
-    sizes = [f"{size} tokens" for size in _longest(long)[np.isin(_rows(long), gone)]]
+    sizes = [f"{size} tokens" for size in row_lengths(long)[np.isin(_rows(long), gone)]]
     too_long = reject_rows(gone, "sequences", "too_long", "input_ids", message, sizes)
     joined = pa.concat_tables([tokens.filter(pa.array(~over)), shorter.cast(tokens.schema)])
     kept = np.isin(_rows(long), _rows(shorter))
@@ -66,6 +68,7 @@ def drop_turns(columns: pa.Table, tokens: pa.Table, encode: Encode, max_length: 
             "tokens_cut": token_count(long.filter(pa.array(kept))) - token_count(shorter),
             "tokens_rejected": token_count(long.filter(pa.array(~kept))),
         },
+        engine=max(engine, made.engine),
     )
 
 
@@ -112,12 +115,6 @@ def _count_so_far(flags: np.ndarray, offsets: Ints) -> Ints:
     counts = np.cumsum(flags)
     before = np.concatenate([[0], counts])[offsets[:-1]]
     return counts - np.repeat(before, np.diff(offsets))
-
-
-def _longest(tokens: pa.Table) -> Ints:
-    """Tokens of each row, of the longer side of a pair."""
-    lengths = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(tokens).values()]
-    return np.max(lengths, axis=0)
 
 
 def _rows(table: pa.Table) -> Ints:
