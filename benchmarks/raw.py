@@ -29,7 +29,7 @@ from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 
-SMALL = ChunkSize(256 << 10, 64 << 10, 1 << 20)
+SMALL = ChunkSize(256 << 10, 1 << 20)
 
 
 def config_of(path: Path) -> PipelineConfig:

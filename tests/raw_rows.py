@@ -67,9 +67,7 @@ def read(path: str | Path, size: ChunkSize | None = None, **dataset: Any) -> tup
 
 
 def read_split(path: Path, split: str, **dataset: Any) -> list[Row]:
-    outputs = [
-        chunk.load() for chunk in chunks_of(path, ChunkSize(4096, 1024, 16384), **dataset) if chunk.split == split
-    ]
+    outputs = [chunk.load() for chunk in chunks_of(path, ChunkSize(4096, 16384), **dataset) if chunk.split == split]
     return [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
 
 
@@ -82,7 +80,7 @@ def places(path: Path, store: Path, **dataset: Any) -> dict[str, str]:
     config = PipelineConfig.from_mapping(
         {"dataset": {"name": str(path), **dataset}, "validation": {"max_reject_fraction": 1.0}}
     )
-    build = Build(config, ArtifactStore(store), chunk_size=ChunkSize(256, 64, 1024))
+    build = Build(config, ArtifactStore(store), chunk_size=ChunkSize(256, 1024))
     build.run("raw")
     found = {}
     for chunk in build.manifest("raw").chunks:

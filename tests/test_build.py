@@ -24,7 +24,7 @@ from tokenloom.errors import ConfigError, DataValidationError, SourceError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
-SMALL = ChunkSize(target=24_000, minimum=6_000, maximum=96_000)
+SMALL = ChunkSize(target=24_000, maximum=96_000)
 KILLS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 20
 
 

@@ -23,7 +23,7 @@ def test_any_quoting_reads_alike_in_chunks_of_any_size(header: str, text: str) -
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("rows.tsv" if "\t" in header else "rows.csv")
         path.write_bytes(f"{header}\r\n{text}".encode())
-        for size in (ChunkSize(), ChunkSize(4, 1, 8)):
+        for size in (ChunkSize(), ChunkSize(4, 8)):
             for share in (0.0, 0.5):
                 try:
                     rows, rejects, _ = read(path, size, val_split=share)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +15,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_rows import SUFFIXES, as_array, chunks_of, write_table
 
-from tokenloom.assets.raw.cut import ChunkSize, cut, cut_blocks
+from tokenloom.assets.raw.cut import ChunkSize, cut_blocks
 from tokenloom.assets.raw.row_hash import hash_records
 from tokenloom.assets.raw.tables import TableBlock
 
-SMALL = ChunkSize(target=1024, minimum=256, maximum=4096)
+SMALL = ChunkSize(target=1024, maximum=4096)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of bytes as a block."""
+
+    rows: tuple[bytes, ...]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([len(row) for row in self.rows], np.int64)
+
+    @property
+    def hashes(self) -> np.ndarray:
+        bounds = np.array([0, *np.cumsum(self.sizes)], np.int64)
+        return hash_records(as_array(b"".join(self.rows)), bounds[:-1], bounds[1:])
+
+    def slice(self, begin: int, end: int) -> Rows:
+        return Rows(self.rows[begin:end])
+
+    @staticmethod
+    def join(blocks: list[Rows]) -> Rows:
+        return Rows(tuple(row for block in blocks for row in block.rows))
 
 
 def cut_rows(rows: Sequence[bytes], size: ChunkSize = SMALL) -> list[bytes]:
-    data = b"".join(rows)
-    sizes = np.array([len(row) for row in rows], np.int64)
-    bounds = np.array([0, *np.cumsum(sizes)], np.int64)
-    found = cut(hash_records(as_array(data), bounds[:-1], bounds[1:]), sizes, size).tolist()
-    assert found == sorted(set(found)) and found[0] == 0 and found[-1] == len(rows)
-    return [b"".join(rows[begin:end]) for begin, end in pairwise(found)]
+    return [b"".join(block.rows) for block in cut_blocks(iter([Rows(tuple(rows))]), size)]
 
 
 def cut_tables(tables: list[pa.Table], size: ChunkSize) -> list[list[dict[str, str]]]:
@@ -59,7 +77,7 @@ def test_one_edit_makes_at_most_two_new_chunks() -> None:
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=80), st.integers(1, 5))
 def test_chunks_are_the_input_and_none_passes_the_maximum(rows: list[bytes], times: int) -> None:
     rows = [row + b"\n" for row in rows * times]
-    size = ChunkSize(target=200, minimum=50, maximum=400)
+    size = ChunkSize(target=200, maximum=400)
     chunks = cut_rows(rows, size)
     assert b"".join(chunks) == b"".join(rows)
     assert all(len(chunk) <= size.maximum or chunk in rows for chunk in chunks)
@@ -70,7 +88,7 @@ def test_repeated_rows_make_no_tiny_chunks(period: int) -> None:
     noise = random.Random(period)
     for _ in range(200):
         chunks = cut_rows([noise.randbytes(60) for _ in range(period)] * (600 // period))
-        assert min(len(chunk) for chunk in chunks[:-1]) >= SMALL.minimum
+        assert min(len(chunk) for chunk in chunks[:-1]) >= SMALL.reach
         assert max(map(len, chunks)) <= SMALL.maximum
 
 
@@ -80,7 +98,7 @@ def test_chunks_of_a_stream_do_not_depend_on_its_batches(repeated: bool, steps: 
     noise = random.Random(seed)
     values = [noise.randbytes(20).hex() for _ in range(40)] if repeated else []
     table = pa.table({"a": [noise.choice(values) if values else noise.randbytes(20).hex() for _ in range(2000)]})
-    size = ChunkSize(target=1024, minimum=256, maximum=2048)
+    size = ChunkSize(target=1024, maximum=2048)
     batches, at = [], 0
     while at < table.num_rows:
         step = steps[len(batches) % len(steps)]
@@ -98,6 +116,6 @@ def test_a_row_appended_to_a_file_changes_at_most_two_chunks(tmp_path: Path, suf
     found = []
     for part in (rows[:-1], rows):
         write_table(tmp_path / f"rows{suffix}", part)
-        found.append([chunk.digest for chunk in chunks_of(tmp_path / f"rows{suffix}", ChunkSize(8192, 2048, 32768))])
+        found.append([chunk.digest for chunk in chunks_of(tmp_path / f"rows{suffix}", ChunkSize(8192, 32768))])
     assert len(found[0]) > 8
     assert (Counter(found[1]) - Counter(found[0])).total() <= 2

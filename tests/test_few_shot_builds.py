@@ -32,7 +32,7 @@ from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
-SMALL = ChunkSize(target=12_000, minimum=3_000, maximum=48_000)
+SMALL = ChunkSize(target=12_000, maximum=48_000)
 
 FIXED = [{"instruction": f"example {n}?", "input": "", "output": f"answer {n}"} for n in range(4)]
 

@@ -20,7 +20,7 @@ from tokenloom.resources.store import ArtifactStore
 
 GOLDEN = Path(__file__).parent / "golden_digests.json"
 QUICKSTART = Path(__file__).parent.parent / "pipelines" / "quickstart.yaml"
-SMALL = ChunkSize(target=24_000, minimum=6_000, maximum=96_000)
+SMALL = ChunkSize(target=24_000, maximum=96_000)
 
 
 def digests(folder: Path) -> dict[str, dict[str, str]]:

@@ -166,7 +166,7 @@ def test_json_objects_hold_rows_too(shape: str, indent: int | None, rows: list[R
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         path.write_text(json.dumps(make(rows), indent=indent))
-        for size in (ChunkSize(), ChunkSize(64, 16, 256)):
+        for size in (ChunkSize(), ChunkSize(64, 256)):
             found, rejects, _ = read(path, size)
             assert rejects == []
             assert [{name: row[name] for name in ("a", "b", "n")} for row in found] == rows

@@ -28,7 +28,7 @@ from tokenloom.loaders import BatchOrder, TokenDataset, TokenLoader
 from tokenloom.loaders.order import FILLER, permutation
 from tokenloom.resources.store import ArtifactStore
 
-SIZE = ChunkSize(target=2048, minimum=512, maximum=8192)
+SIZE = ChunkSize(target=2048, maximum=8192)
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def test_tables_are_the_same_behind_a_pipe(table: pa.Table) -> None:
 
 def build(folder: Path, store: Path, form: str, workers: int) -> dict[str, str]:
     config = PipelineConfig.from_file(write_dataset(folder, 600, **PROMPTS[form]))
-    size = ChunkSize(target=4_000, minimum=1_000, maximum=16_000)
+    size = ChunkSize(target=4_000, maximum=16_000)
     made = Build(config, ArtifactStore(store), ComputeEngine(workers), chunk_size=size)
     return {report.name: report.digest for report in made.run_all("prompts")}
 

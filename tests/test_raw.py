@@ -40,7 +40,7 @@ def test_a_table_of_strings_comes_back_as_it_was(suffix: str, rows: list[Row]) -
         path = Path(folder) / f"rows{suffix}"
         write_table(path, rows)
         assert read(path) == (rows, [], 0)
-        assert read(path, ChunkSize(64, 16, 256))[0] == rows
+        assert read(path, ChunkSize(64, 256))[0] == rows
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_column_of_the_name_that_positions_use_is_no_crash(tmp_path: Path) -> 
 def test_limit_takes_the_first_rows_of_each_split(tmp_path: Path, limit: int) -> None:
     write_table(tmp_path / "rows.jsonl", [{"a": f"row {index}"} for index in range(1000)])
     config = PipelineConfig.from_mapping({"dataset": {"name": str(tmp_path / "rows.jsonl"), "val_split": 0.25}})
-    store, size = ArtifactStore(tmp_path / "store"), ChunkSize(2048, 512, 8192)
+    store, size = ArtifactStore(tmp_path / "store"), ChunkSize(2048, 8192)
     found = []
     for build in (Build(config, store, chunk_size=size), Build(config, store, limit=limit, chunk_size=size)):
         report = build.run("raw")

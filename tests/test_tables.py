@@ -93,7 +93,7 @@ def test_any_table_written_as_parquet_or_arrow_comes_back_equal(table: pa.Table,
         with pa.OSFile(str(folder / "stream.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=group)
         for path in folder.iterdir():
-            for size in (ChunkSize(), ChunkSize(32, 8, 128)):
+            for size in (ChunkSize(), ChunkSize(32, 128)):
                 assert read(path, size) == (table.to_pylist(), [], 0)
 
 
