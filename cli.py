@@ -237,7 +237,7 @@ def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") 
     """Build what a command asks for, with progress on `console`."""
     from tokenloom.assets.build import STAGES, Build
     from tokenloom.console.progress import BuildProgress
-    from tokenloom.resources.compute import ComputeEngine
+    from tokenloom.resources.compute import ComputeEngine, keep_memory_low
     from tokenloom.resources.store import ArtifactStore
 
     if parsed.engine == "ray":
@@ -246,6 +246,7 @@ def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") 
     if last not in STAGES:
         raise _wrong_choice("--stage", last, STAGES)
     config = PipelineConfig.from_file(parsed.config)
+    keep_memory_low()
     engine = ComputeEngine(parsed.workers or config.compute.workers)
     with BuildProgress(console) as progress:
         build = Build(config, ArtifactStore(parsed.store), engine, parsed.limit, on_progress=progress.chunk_done)

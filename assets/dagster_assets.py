@@ -26,7 +26,7 @@ from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill,
 from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, TokenloomError
-from tokenloom.resources.compute import ComputeEngine
+from tokenloom.resources.compute import ComputeEngine, keep_memory_low
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 
@@ -299,6 +299,7 @@ def check_contract(config: PipelineConfig, stage: Stage, store: StoreResource) -
         chunks = opened.manifest(config.dataset_name, stage.name).chunks
     except TokenloomError as error:
         return dg.AssetCheckResult(passed=False, description=str(error))
+    keep_memory_low()
     engine = ComputeEngine(config.compute.workers)
     checked = list(engine.map(lambda chunk: _check_chunk(stage, opened, chunk), chunks))
     failures = [f"chunk {number}: {chunk.failure}" for number, chunk in enumerate(checked) if chunk.failure]

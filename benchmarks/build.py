@@ -1,9 +1,10 @@
 """Times whole processes in turn: a cold build, a build in which nothing changed, and the `datasets.map` idiom.
 
-usage: build.py [--rows N] [--runs N]
+usage: build.py [--rows N] [--runs N] [--alone]
 
 Rows are Alpaca's, repeated and made distinct, with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them; else
-those of the quickstart with the tokenizer trained on it. Prints medians, and ratios within the run.
+those of the quickstart with the tokenizer trained on it. Prints medians, the most memory taken, and ratios
+within the run.
 """
 
 from __future__ import annotations
@@ -40,18 +41,26 @@ def write(folder: Path, count: int) -> tuple[Path, Path, str]:
     return data, config, tokenizer
 
 
-def timed(command: list[str]) -> float:
+def timed(command: list[str]) -> tuple[float, int]:
+    """Seconds, and the process's peak of resident memory in MB (of its largest child, where it has some)."""
     started = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    return time.perf_counter() - started
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=null, stderr=null, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)}: exit {os.waitstatus_to_exitcode(status)}")
+    return time.perf_counter() - started, usage.ru_maxrss // 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=52_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="leave datasets.map out")
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {"cold": [], "unchanged": [], "datasets.map": []}
+    found: dict[str, list[tuple[float, int]]] = {
+        what: [] for what in ("cold", "unchanged", "datasets.map")[: 2 if options.alone else 3]
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data, config, tokenizer = write(folder, options.rows)
@@ -61,13 +70,16 @@ def main() -> None:
         for _ in range(options.runs):
             shutil.rmtree(store, ignore_errors=True)
             shutil.rmtree(out, ignore_errors=True)
-            seconds["cold"].append(timed(build))
-            seconds["unchanged"].append(timed(build))
-            seconds["datasets.map"].append(timed(peer))
-    median = {what: statistics.median(found) for what, found in seconds.items()}
+            found["cold"].append(timed(build))
+            found["unchanged"].append(timed(build))
+            if not options.alone:
+                found["datasets.map"].append(timed(peer))
+    median = {what: statistics.median(seconds for seconds, _ in runs) for what, runs in found.items()}
     print(f"{options.rows:,} rows, {options.runs} runs, {os.cpu_count()} cores; whole processes, medians")
-    for what, found in median.items():
-        print(f"{what:14} {found:7.2f} s   {median['datasets.map'] / found:6.1f} × as fast as datasets.map")
+    last = [*median][-1]
+    for what, runs in found.items():
+        head = f"{what:14} {median[what]:7.2f} s, {max(peak for _, peak in runs):5} MB"
+        print(f"{head}   {median[last] / median[what]:6.1f} × as fast as {last}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal, TypeVar
 
+import pyarrow as pa
+
 from tokenloom.resources.processes import Processes
+
+RELEASE_EVERY = 8
+"""After so many items, memory that is free within the process goes back to the system."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,8 +50,10 @@ class ComputeEngine:
         with ThreadPoolExecutor(self.workers, thread_name_prefix="tokenloom") as pool:
             flight: deque[Future[U]] = deque()
             try:
-                for item in items:
+                for count, item in enumerate(items, 1):
                     flight.append(pool.submit(function, item))
+                    if not count % RELEASE_EVERY:
+                        _release()
                     if len(flight) >= 2 * self.workers:
                         yield flight.popleft().result()
                 while flight:
@@ -56,3 +63,16 @@ class ComputeEngine:
                     future.cancel()
                 while self._apart:
                     self._apart.pop().close()
+
+
+def keep_memory_low() -> None:
+    """Let Arrow allocate through the C library in this process, unless $ARROW_DEFAULT_MEMORY_POOL says otherwise: what
+    is free there can be given back while other threads work."""
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        pa.set_memory_pool(pa.system_memory_pool())
+
+
+def _release() -> None:
+    """Give free memory back, Arrow's and, where the C library can, that of all others."""
+    pa.default_memory_pool().release_unused()
+    pa.system_memory_pool().release_unused()

@@ -138,7 +138,7 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize) -> Iterator[B]:
         yield from _chunks(pending[0].join(pending), size, before, last=True)[:-1]
 
 
-def _chunks(block: B, size: ChunkSize, before: Candidates, last: bool) -> list[Any]:
+def _chunks(block: Block, size: ChunkSize, before: Candidates, last: bool) -> list[Any]:
     """The chunks of a block, then the candidates that the last one must know of.
 
     Args:

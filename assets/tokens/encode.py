@@ -76,6 +76,7 @@ class ContentEncoder:
         self._parsed, self._content = parsed, content
         self._control, self._certificates, self._worth = sorted(control), certificates, worth_bytes
         self._strips = {token["content"]: (token["lstrip"], token["rstrip"]) for token in parsed["added_tokens"]}
+        self._ids = _ids_of(parsed)
         self._keep = keep_control
         self._reference = Reference(content, keep_control)
         self._vocabulary = vocabulary_of(parsed)
@@ -91,7 +92,7 @@ class ContentEncoder:
         Raises:
             TokenizerError: the tokenizer has no such token.
         """
-        found = self._reference.tokenizer.token_to_id(token)
+        found = self._ids.get(token)
         if found is None:
             raise TokenizerError(
                 f"the tokenizer has no token {token!r}; name it in tokenizer.special_tokens.additional"
@@ -100,8 +101,8 @@ class ContentEncoder:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
-        return self._reference.tokenizer.get_vocab_size()
+        """The highest id, added tokens included, plus one."""
+        return max(self._ids.values()) + 1
 
     def strips(self, token: str) -> tuple[bool, bool]:
         """Whether a control token swallows white space on its left, and on its right."""
@@ -187,6 +188,13 @@ def _in_bytes(characters: Ints, offsets: Ints, texts: pa.Array) -> Ints:
     text = row_of(np.diff(offsets))[:, None]
     first = np.searchsorted(starts, bounds[:-1])
     return (np.append(starts, len(data))[first[text] + characters] - bounds[text]).reshape(-1)
+
+
+def _ids_of(parsed: dict[str, Any]) -> dict[str, int]:
+    """The id of each token."""
+    vocab = parsed["model"]["vocab"]
+    ids = dict(vocab) if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
+    return ids | {token["content"]: token["id"] for token in parsed["added_tokens"]}
 
 
 def _never_prepend(pre_tokenizer: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
@@ -22,7 +23,7 @@ Ids = npt.NDArray[np.uint32]
 BATCH_BYTES = 1 << 20
 """Text that `tokenizers` is given at once: its results take some fifty times as much memory."""
 
-CACHE_BYTES = 256 << 20
+CACHE_BYTES = 96 << 20
 """How far the process may grow while gigatoken keeps what it has seen."""
 
 
@@ -35,12 +36,23 @@ class Reference:
     """
 
     def __init__(self, content: str, keep_control: bool):
+        self._content, self._keep_control, self._lock = content, keep_control, Lock()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, loaded when first asked for."""
+        with self._lock:
+            return self._loaded
+
+    @cached_property
+    def _loaded(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        self.tokenizer: Tokenizer = Tokenizer.from_str(content)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = not keep_control
+        loaded: Tokenizer = Tokenizer.from_str(self._content)
+        loaded.no_truncation()
+        loaded.no_padding()
+        loaded.encode_special_tokens = not self._keep_control
+        return loaded
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
         """Ids of all texts, and offsets [texts + 1]."""
