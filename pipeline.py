@@ -58,7 +58,7 @@ class DataPipeline:
             from tokenloom.loaders import open_dataset
 
             self.build().unwrap()
-            return open_dataset(self.config.dataset_name, split, self.store.root)
+            return open_dataset(self.config.dataset_name, split, self.store.address)
 
         return attempt(opened)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.store import Action, ArtifactStore, Manifest, ManifestChunk, action_key
+from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
@@ -85,6 +85,7 @@ class Build:
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress = on_progress or (lambda progress: None)
         self._manifests: dict[str, Manifest] = {}
+        self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
 
     def manifest(self, stage: str) -> Manifest:
@@ -144,16 +145,31 @@ class Build:
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
-        manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=work.notes())
+        told = {"counters": dict(counters), "notes": work.notes(), "parts": asdict(self.key_parts(stage, work))}
+        manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
         manifest = replace(manifest, facts=stage.facts(self, manifest))
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
             raise DataValidationError(f"{name}: no row is left of {self.config.dataset.name}: {self._losses(manifest)}")
-        self.store.put_manifest(manifest)
-        self._manifests[name] = manifest
+        self._publish(manifest)
         return self._report(manifest, reused, time.perf_counter() - started)
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Make a stage's manifest the latest; with that of the last stage, all of them are a version."""
+        self._manifests[manifest.stage] = manifest
+        self._published[manifest.stage] = self.store.put_manifest(manifest)
+        if manifest.stage == STAGES[-1]:
+            latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
+            stages = {name: digest for name, digest in latest.items() if digest}
+            self.store.versions.add(self.name, manifest.digest, stages)
+
+    def key_parts(self, stage: Stage, work: Work) -> KeyParts:
+        """What the keys of a stage's chunks have in common."""
+        libraries = {name: metadata.version(name) for name in stage.libraries}
+        settings = {**stage.settings(self.config), **work.settings}
+        return KeyParts(stage.name, stage.version, libraries, settings, dict(work.sides))
 
     def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], int]:
         """What became of every chunk, and how many were there already; tells of each as it is done."""
@@ -162,7 +178,7 @@ class Build:
         reused = rows = 0
         for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
-            chunks.append(ManifestChunk(**place, key=key, **action.outcome()))
+            chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
             reused += hit
             rows += action.rows_in
@@ -170,12 +186,11 @@ class Build:
         return chunks, actions, reused
 
     def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
-        libraries = {name: metadata.version(name) for name in stage.libraries}
-        settings = {**stage.settings(self.config), **work.settings}
+        parts = self.key_parts(stage, work)
         compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
 
         def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, bool]:
-            key = action_key(stage.name, stage.version, libraries, settings, dict(work.sides), chunk.digest)
+            key = parts.key(chunk.digest)
             if (action := self.store.find_action(key)) is not None:
                 return chunk, key, action, True
             output = compute(chunk.load())
@@ -187,6 +202,7 @@ class Build:
                 output.counts(),
                 output.counters,
                 stage.compressed,
+                stage.loaded,
                 output.engine,
             )
             return chunk, key, made, False

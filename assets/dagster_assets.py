@@ -27,7 +27,6 @@ from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, TokenloomError
 from tokenloom.resources.compute import ComputeEngine, keep_memory_low
-from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 
 SAMPLE_ROWS = 5
@@ -354,14 +353,10 @@ def _intact(store: ArtifactStore, digest: str) -> pa.Table:
 
     Bytes come first: kernels may crash on a damaged table.
     """
-    try:
-        with pa.memory_map(str(store.objects.path(digest))) as file:
-            found = digest_bytes(memoryview(file.read_buffer()))
-    except OSError:
-        return store.objects.get(digest)  # raises, saying why
-    if found != digest:
-        path = store.objects.path(digest)
-        raise StoreError(f"object {digest} is damaged; delete {path}, and the next build makes it again")
+    if not store.objects.is_intact(digest):
+        raise StoreError(
+            f"object {digest} is damaged; `tokenloom verify` removes it, and the next build makes it again"
+        )
     return store.objects.get(digest)
 
 

@@ -145,6 +145,8 @@ class Stage(ABC):
     libraries: ClassVar[tuple[str, ...]]
     """Distributions whose version the output depends on."""
     compressed: ClassVar[bool] = True
+    loaded: ClassVar[bool] = False
+    """Whether loaders read the output."""
     output_schema: ClassVar[Mapping[str, Sequence[pa.DataType]] | None]
     """Columns that every chunk has, with the types allowed; None: any columns. Pairs have them under
     `chosen_` and `rejected_`."""

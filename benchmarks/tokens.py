@@ -87,7 +87,7 @@ def library(content: str, chunks: list[pa.Array], workers: int) -> None:
 def forget(build: Build) -> None:
     """Remove the actions of the stage's last run."""
     for chunk in build.manifest("tokens").chunks:
-        (build.store.root / "actions" / chunk.key[:2] / f"{chunk.key}.json").unlink(missing_ok=True)
+        (Path(build.store.address) / "actions" / chunk.key[:2] / f"{chunk.key}.json").unlink(missing_ok=True)
 
 
 def shares(profile: cProfile.Profile) -> dict[str, float]:

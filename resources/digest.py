@@ -11,9 +11,21 @@ THREADED_BYTES = 64 << 20
 """Less than this is hashed sooner than threads are woken; chunks are hashed several at a time anyway."""
 
 
+BLOCK_BYTES = 1 << 20
+"""Parts of a file that are checked on their own."""
+
+BLOCK_DIGEST_BYTES = 16
+
+
 def digest_bytes(data: bytes | memoryview) -> str:
     """Hex BLAKE3 of `data`, 64 characters."""
     return blake3(data, max_threads=1 if len(data) < THREADED_BYTES else blake3.AUTO).hexdigest()
+
+
+def block_digests(data: bytes | memoryview) -> bytes:
+    """The first BLOCK_DIGEST_BYTES of the BLAKE3 of each BLOCK_BYTES of `data`, one after the other."""
+    begins = range(0, len(data), BLOCK_BYTES)
+    return b"".join(blake3(data[begin : begin + BLOCK_BYTES]).digest(BLOCK_DIGEST_BYTES) for begin in begins)
 
 
 def canonical_json(value: Any) -> bytes:

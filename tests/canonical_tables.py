@@ -100,9 +100,8 @@ def build_canonical(
         output = ChunkOutput(table, table.num_rows)
         action = store.put_action(f"{number:064x}", table, output.rejects, output.counts(), {}, True)
         counts = action.outcome()
-        chunks.append(
-            ManifestChunk(split="train", source=str(number), offset=0, unit="row", key=f"{number:064x}", **counts)
-        )
+        place = {"split": "train", "source": str(number), "offset": 0, "unit": "row"}
+        chunks.append(ManifestChunk(**place, input=f"{number:064x}", key=f"{number:064x}", **counts))
     for stage in ("raw", "columns"):
         store.put_manifest(Manifest(build.name, stage, tuple(chunks), {"mapping": {"form": form}}))
     return build, {stage: build.run(stage) for stage in ("prompts", "tokenizer", "tokens", "sequences")}

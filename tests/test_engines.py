@@ -31,6 +31,7 @@ from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.ragged import Ints
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.certificates import Certificate, CertificateStore, from_ranges, merge, to_ranges
+from tokenloom.resources.store.folder import Folder
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 LATE = "\ua7d2"
@@ -38,7 +39,7 @@ LATE = "\ua7d2"
 
 
 def certificates(folder: Path) -> CertificateStore:
-    return CertificateStore(folder / "certificates", folder / "scratch")
+    return CertificateStore(Folder(folder))
 
 
 @pytest.fixture(scope="module")

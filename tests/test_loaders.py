@@ -111,7 +111,7 @@ def test_every_row_trains_its_answer_and_eos_alone(dataset: TokenDataset) -> Non
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(dataset.tokenizer_path)
-    rows = write_rows(Path(dataset._store.root).parent / "rows.jsonl", 203)
+    rows = write_rows(Path(dataset._store.address).parent / "rows.jsonl", 203)
     answers = {f"{row['q']}\n{row['a']}</s>": f"{row['a']}</s>" for row in rows}
     whole = 0
     for ids, labels in rows_of(

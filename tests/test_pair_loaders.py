@@ -75,7 +75,7 @@ def form(request: pytest.FixtureRequest) -> str:
 def dataset(form: str, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
     store = ArtifactStore(tmp_path_factory.mktemp(form))
     build, _ = build_canonical(config(tokenizer_folder), store, form, tables_of(form))
-    return open_dataset(build.name, store=store.root)
+    return open_dataset(build.name, store=Path(store.address))
 
 
 @pytest.fixture(scope="module")

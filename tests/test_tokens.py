@@ -38,13 +38,14 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.folder import Folder
 
 
 @pytest.fixture(scope="module", params=[*NAMES, *(f"gigatoken {name}" for name in FAST)])
 def kit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     name = request.param.removeprefix("gigatoken ")
     folder = tmp_path_factory.mktemp("kit")
-    certificates = CertificateStore(folder / "certificates", folder) if name != request.param else None
+    certificates = CertificateStore(Folder(folder)) if name != request.param else None
     if name in ("phi-2", "bert-base-cased"):
         return kit_of(request.getfixturevalue("real_data") / "tokenizers" / name / "tokenizer.json", certificates)
     made(name).save(str(folder / "tokenizer.json"))

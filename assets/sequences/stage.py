@@ -58,7 +58,7 @@ class SequencesStage(Stage):
     version = 2
     upstream = ("tokens",)
     libraries = ("pyarrow",)
-    compressed = False
+    compressed, loaded = False, True
     output_schema: ClassVar = {
         "input_ids": IDS,
         "trained": (pa.list_(pa.uint8()),),

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from tokenloom.resources.digest import canonical_json, digest_json
-from tokenloom.resources.store.publication import publish
+from tokenloom.resources.store.blobs import Blobs
+
+ACTIONS = "actions"
 
 
-def action_key(
-    stage: str, version: int, libraries: dict[str, str], settings: dict[str, Any], sides: dict[str, str], chunk: str
-) -> str:
-    """The key of one action: BLAKE3 over canonical JSON.
+@dataclass(frozen=True)
+class KeyParts:
+    """What the actions of one stage of one dataset have in common.
 
     Args:
         stage, version: the stage's name and the number bumped when its code changes its output.
         libraries: versions of the libraries whose behaviour the output depends on.
-        settings: exactly the settings that the stage reads.
+        settings: exactly the settings that the stage reads, as JSON.
         sides: digests of side inputs, by name.
-        chunk: digest of the input chunk.
     """
-    return digest_json(
-        {
-            "stage": stage,
-            "version": version,
-            "libraries": libraries,
-            "settings": settings,
-            "sides": sides,
-            "chunk": chunk,
-        }
-    )
+
+    stage: str
+    version: int
+    libraries: dict[str, str]
+    settings: dict[str, Any]
+    sides: dict[str, str]
+
+    def key(self, chunk: str) -> str:
+        """The key of the action on an input chunk, named by its digest: BLAKE3 over canonical JSON."""
+        return digest_json({**asdict(self), "chunk": chunk})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,8 @@ class Outcome:
     """What became of one chunk.
 
     `output` and `rejects` are object digests (`rejects` is None where no row was rejected), `bytes` the output's size,
-    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output.
+    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output. `blocks` is
+    `block_digests` of the output in hex where loaders read it, else "".
     """
 
     output: str
@@ -51,6 +51,7 @@ class Outcome:
     rejected: int
     filtered: int
     tokens: int
+    blocks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +67,23 @@ class Action(Outcome):
 
 
 class ActionStore:
-    """Reads and writes the actions below one folder, one small JSON file each."""
+    """Reads and writes actions, one small JSON blob each."""
 
-    def __init__(self, root: Path, scratch: Path):
-        self._root, self._scratch = root, scratch
+    def __init__(self, blobs: Blobs):
+        self._blobs = blobs
 
-    def _path(self, key: str) -> Path:
-        return self._root / key[:2] / f"{key}.json"
+    @staticmethod
+    def blob(key: str) -> str:
+        """The name of an action's blob."""
+        return f"{ACTIONS}/{key[:2]}/{key}.json"
 
     def get(self, key: str) -> Action | None:
         """The action, or None where there is none or it cannot be read (it is then computed again)."""
         try:
-            action = Action(**json.loads(self._path(key).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            action = Action(**json.loads(self._blobs.read(self.blob(key))))
+        except (FileNotFoundError, ValueError, TypeError):
             return None
         return action if isinstance(action.output, str) and isinstance(action.rejects, str | None) else None
 
     def put(self, key: str, action: Action) -> None:
-        publish(self._path(key), canonical_json(asdict(action)), self._scratch)
+        self._blobs.write(self.blob(key), canonical_json(asdict(action)))

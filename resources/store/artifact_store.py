@@ -1,11 +1,12 @@
-"""The artifact store: a folder of objects, actions and dataset pointers.
+"""The artifact store: blobs in a folder or a bucket.
 
 FORMAT                              the version of this layout
 objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAKE3 of their bytes
 actions/<ab>/<key>.json             what a stage made of one chunk
-certificates/<key>/                 where two tokenizer engines agree
+certificates/<key>/<digest>.json    where two tokenizer engines agree
 datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
-tokenizers/<digest>/                tokenizer files, as `from_pretrained` reads them
+versions/<name>/<time>-<…>.json     the manifests of every state that was published
+tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 scratch/                            files being written
 """
 
@@ -19,14 +20,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
-from tokenloom.resources.digest import canonical_json
+from tokenloom.resources.digest import block_digests, canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
+from tokenloom.resources.store.blobs import Blobs
 from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.folder import Folder
 from tokenloom.resources.store.manifest import Manifest
-from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.store.publication import publish, publish_folder, sweep
+from tokenloom.resources.store.objects import ObjectStore, encode_table
+from tokenloom.resources.store.versions import VersionStore
 
-FORMAT = "tokenloom store 1\n"
+FORMAT = "tokenloom store 2\n"
 DEFAULT_STORE = ".tokenloom"
 
 
@@ -35,41 +38,57 @@ def default_store() -> str:
     return os.environ.get("TOKENLOOM_STORE") or DEFAULT_STORE
 
 
-class ArtifactStore:
-    """One store. Reading never writes; the folder is made by the first write.
+def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
+    """The place that an address names: a folder.
 
     Raises:
-        StoreError: the folder is a store of another format, or its address is a URL.
+        StoreAddressError: it is a URL of another kind.
+    """
+    named = os.fspath(address or default_store())
+    if "://" in named:
+        raise StoreAddressError(
+            f"{named.partition('://')[0]}:// stores are not available in this version; name a folder"
+        )
+    return Folder(Path(named).expanduser().resolve())
+
+
+class ArtifactStore:
+    """One store. Reading never writes; the place is made a store by the first write.
+
+    Raises:
+        StoreError: it is a store of another format.
+        StoreAddressError: its address cannot be opened.
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None):
-        address = os.fspath(root or default_store())
-        if "://" in address:
-            raise StoreAddressError(
-                f"{address.partition('://')[0]}:// stores are not available in this version; name a folder"
-            )
-        self.root = Path(address).expanduser().resolve()
-        self._scratch = self.root / "scratch"
-        self.objects = ObjectStore(self.root / "objects", self._scratch)
-        self.actions = ActionStore(self.root / "actions", self._scratch)
-        self.certificates = CertificateStore(self.root / "certificates", self._scratch)
+    def __init__(self, address: str | os.PathLike[str] | None = None):
+        self.blobs = open_blobs(address)
+        self.objects = ObjectStore(self.blobs)
+        self.actions = ActionStore(self.blobs)
+        self.certificates = CertificateStore(self.blobs)
+        self.versions = VersionStore(self.blobs)
         self._check_format()
+
+    @property
+    def address(self) -> str:
+        """What opens the same store again."""
+        return self.blobs.address
 
     def _check_format(self) -> None:
         try:
-            found = (self.root / "FORMAT").read_bytes().decode(errors="replace")
+            found = self.blobs.read("FORMAT").decode(errors="replace")
         except FileNotFoundError:
             return
-        except OSError as error:
-            raise StoreError(f"{self.root} cannot be read as a store: {error.strerror}") from error
         if found != FORMAT:
-            raise StoreError(f"{self.root} is a {found.strip()[:60]!r}; this version reads {FORMAT.strip()!r}")
+            raise StoreError(
+                f"{self.address} is a {found.strip()[:60]!r}; this version reads {FORMAT.strip()!r}: "
+                "name another place, and build there"
+            )
 
     def prepare(self) -> None:
-        """Make the folder a store, and sweep what killed processes left in scratch."""
-        if not (self.root / "FORMAT").exists():
-            publish(self.root / "FORMAT", FORMAT.encode(), self._scratch)
-        sweep(self._scratch)
+        """Make the place a store, and sweep what killed processes left half-written."""
+        if self.blobs.size("FORMAT") is None:
+            self.blobs.write("FORMAT", FORMAT.encode())
+        self.blobs.sweep()
 
     def find_action(self, key: str) -> Action | None:
         """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
@@ -91,6 +110,7 @@ class ArtifactStore:
         counts: dict[str, int],
         counters: dict[str, int],
         compressed: bool,
+        blocks: bool = False,
         engine: str = "",
     ) -> Action:
         """Store a result: objects first, then the action that names them.
@@ -98,65 +118,99 @@ class ArtifactStore:
         Args:
             counts: rows_in, rows_out, rejected, filtered and tokens.
             compressed: whether `table` is stored compressed.
+            blocks: whether loaders read `table`, and check its blocks.
             engine: key of the certificate that the result relies on, or "".
         """
-        digest = self.objects.put(table, compressed)
-        rejected = self.objects.put(rejects, compressed=True) if rejects.num_rows else None
-        size = self.objects.size(digest) or 0
-        action = Action(output=digest, bytes=size, rejects=rejected, **counts, counters=counters, engine=engine)
+        data = encode_table(table, compressed)
+        rejected = self.objects.put(encode_table(rejects, compressed=True)) if rejects.num_rows else None
+        action = Action(
+            output=self.objects.put(data),
+            bytes=data.size,
+            rejects=rejected,
+            **counts,
+            blocks=block_digests(memoryview(data)).hex() if blocks else "",
+            counters=counters,
+            engine=engine,
+        )
         self.actions.put(key, action)
         return action
 
     def put_manifest(self, manifest: Manifest) -> str:
         """Store a manifest and make it the dataset's latest for its stage; returns the manifest object's digest."""
-        digest = self.objects.put(manifest.to_table(), compressed=False)
-        pointer = self._pointer(manifest.dataset, manifest.stage)
-        if self._pointed(pointer, strict=False) != digest:
-            publish(pointer, canonical_json({"manifest": digest}), self._scratch)
+        digest = self.objects.put(encode_table(manifest.to_table(), compressed=False))
+        if self.latest(manifest.dataset, manifest.stage) != digest:
+            self.blobs.write(self._pointer(manifest.dataset, manifest.stage), canonical_json({"manifest": digest}))
         return digest
 
-    def manifest(self, dataset: str, stage: str = "sequences") -> Manifest:
-        """The latest manifest of a dataset's stage.
+    def latest(self, dataset: str, stage: str) -> str | None:
+        """The object digest of a stage's latest manifest, or None where there is none, or none that can be read."""
+        return self._pointed(self._pointer(dataset, stage), strict=False)
+
+    def manifest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> Manifest:
+        """A manifest of a dataset's stage: the latest, or that of a version (see `VersionStore.find`).
 
         Raises:
-            DatasetNotFoundError: there is none; the message lists the datasets that the store holds.
+            DatasetNotFoundError: there is none; the message lists what there is.
         """
-        digest = self._pointed(self._pointer(dataset, stage))
+        return Manifest.from_table(self.objects.get(self.manifest_digest(dataset, stage, version)))
+
+    def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
+        """The object digest of a manifest.
+
+        Raises:
+            DatasetNotFoundError: there is none; the message lists what there is.
+        """
+        pointer = self._pointer(dataset, stage)
+        if version is not None:
+            found = self.versions.find(dataset, version)
+            if stage not in found.stages:
+                raise DatasetNotFoundError(f"version {found} of dataset {dataset!r} has no {stage}")
+            return found.stages[stage]
+        digest = self._pointed(pointer)
         if digest is None:
             raise DatasetNotFoundError(self._not_found(dataset, stage))
-        return Manifest.from_table(self.objects.get(digest))
+        return digest
 
     def datasets(self) -> list[str]:
         """Names of the datasets that the store holds, sorted."""
-        folder = self.root / "datasets"
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+        return sorted({blob.name.split("/")[1] for blob in self.blobs.below("datasets")})
 
-    def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> Path:
-        """A folder holding a tokenizer's files, for `from_pretrained`."""
-        folder = self.tokenizer_folder(digest)
-        publish_folder(folder, files, self._scratch)
-        return folder
+    def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
+        """Lay a tokenizer's files side by side, for `from_pretrained`."""
+        for name, content in files.items():
+            blob = f"tokenizers/{digest}/{name}"
+            if self.blobs.size(blob) != len(content) or self.blobs.read(blob) != content:
+                self.blobs.write(blob, content)
 
     def tokenizer_folder(self, digest: str) -> Path:
-        return self.root / "tokenizers" / digest
+        """A local folder with a tokenizer's files.
 
-    def _pointer(self, dataset: str, stage: str) -> Path:
+        Raises:
+            StoreError: they are missing.
+        """
+        files = [self.blobs.local(blob.name) for blob in self.blobs.below(f"tokenizers/{digest}")]
+        if not files:
+            raise StoreError(f"tokenizer {digest} is missing; build the dataset again")
+        return files[0].parent
+
+    @staticmethod
+    def _pointer(dataset: str, stage: str) -> str:
         if dataset in ("", ".", "..") or "/" in dataset or "\\" in dataset:
             raise DatasetNotFoundError(f"{dataset!r} is not a dataset's name")
-        return self.root / "datasets" / dataset / f"{stage}.json"
+        return f"datasets/{dataset}/{stage}.json"
 
-    def _pointed(self, pointer: Path, strict: bool = True) -> str | None:
+    def _pointed(self, pointer: str, strict: bool = True) -> str | None:
         """The digest that a pointer holds, or None where there is none (or, unless `strict`, a damaged one)."""
         try:
-            digest = json.loads(pointer.read_bytes())["manifest"]
+            digest = json.loads(self.blobs.read(pointer))["manifest"]
             if isinstance(digest, str):
                 return digest
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             pass
         if strict:
-            raise StoreError(f"{pointer.relative_to(self.root)} is damaged; build the dataset again")
+            raise StoreError(f"{pointer.removeprefix('datasets/')} is damaged; build the dataset again")
         return None
 
     def _not_found(self, dataset: str, stage: str) -> str:
@@ -165,4 +219,4 @@ class ArtifactStore:
             return f"dataset {dataset!r} has no {stage} yet: run `tokenloom build` on its YAML"
         close = difflib.get_close_matches(dataset, names, n=1)
         hint = f"did you mean {close[0]!r}? It holds" if close else "it holds"
-        return f"no dataset {dataset!r} in the store {self.root}; {hint}: {', '.join(names) or 'nothing yet'}"
+        return f"no dataset {dataset!r} in the store {self.address}; {hint}: {', '.join(names) or 'nothing yet'}"

@@ -1,22 +1,21 @@
 """Certificates: what was found when two engines were compared, as facts that only grow.
 
-A certificate is a folder of small immutable files whose union counts, so that builds that add to it at the same time
-lose nothing. Whoever adds replaces the files that it has read by one that holds them all.
+A certificate is a group of small immutable blobs whose union counts, so that builds that add to it at the same time
+lose nothing. Whoever adds replaces the blobs that it has read by one that holds them all.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
 from tokenloom.resources.digest import canonical_json, digest_bytes
 from tokenloom.resources.ragged import Ints, ranges
-from tokenloom.resources.store.publication import publish
+from tokenloom.resources.store.blobs import Blobs
 
-VOID = "void.json"
+CERTIFICATES = "certificates"
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,10 @@ def merge(found: list[Certificate]) -> Certificate:
 
 
 class CertificateStore:
-    """Reads and adds to the certificates below one folder."""
+    """Reads and adds to certificates."""
 
-    def __init__(self, root: Path, scratch: Path):
-        self._root, self._scratch = root, scratch
+    def __init__(self, blobs: Blobs):
+        self._blobs = blobs
 
     def read(self, key: str) -> Certificate:
         """All that is known under `key`."""
@@ -70,34 +69,38 @@ class CertificateStore:
         """Add to what is known under `key`."""
         known = self._facts(key)
         data = canonical_json(asdict(merge([*known.values(), found])))
-        path = self._root / key / f"{digest_bytes(data)[:32]}.json"
-        publish(path, data, self._scratch)
+        name = f"{CERTIFICATES}/{key}/{digest_bytes(data)[:32]}.json"
+        self._blobs.write(name, data)
         for held in known:
-            if held != path:
-                held.unlink(missing_ok=True)
+            if held != name:
+                self._blobs.delete(held)
 
     def void(self, key: str, reason: str) -> None:
         """Withdraw everything that was made on the strength of `key`."""
-        publish(self._root / key / VOID, canonical_json({"reason": reason}), self._scratch)
+        self._blobs.write(self._void(key), canonical_json({"reason": reason}))
 
     def is_void(self, key: str) -> bool:
-        return (self._root / key / VOID).exists()
+        return self._blobs.size(self._void(key)) is not None
 
-    def _facts(self, key: str) -> dict[Path, Certificate]:
-        """Each file's content; files that vanish meanwhile are held by one that has appeared, so look again."""
+    @staticmethod
+    def _void(key: str) -> str:
+        return f"{CERTIFICATES}/{key}/void.json"
+
+    def _facts(self, key: str) -> dict[str, Certificate]:
+        """Each blob's content; blobs that vanish meanwhile are held by one that has appeared, so look again."""
         while True:
-            found: dict[Path, Certificate] = {}
+            found: dict[str, Certificate] = {}
             try:
-                for path in (self._root / key).glob("*.json"):
-                    if path.name != VOID and (facts := _parsed(path.read_bytes())):
-                        found[path] = facts
+                for blob in self._blobs.below(f"{CERTIFICATES}/{key}"):
+                    if blob.name != self._void(key) and (facts := _parsed(self._blobs.read(blob.name))):
+                        found[blob.name] = facts
                 return found
             except FileNotFoundError:
                 continue
 
 
 def _parsed(data: bytes) -> Certificate | None:
-    """A file's content, or None where it is damaged: what it held is then found anew."""
+    """A blob's content, or None where it is damaged: what it held is then found anew."""
     try:
         facts = json.loads(data)
         ranges_of = {name: tuple((int(a), int(b)) for a, b in facts[name]) for name in ("agreed", "disputed")}

@@ -14,7 +14,7 @@ from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.actions import Outcome
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 
 _SCHEMA = pa.schema(
     [
@@ -22,6 +22,7 @@ _SCHEMA = pa.schema(
         ("source", pa.string()),
         ("offset", pa.int64()),
         ("unit", pa.string()),
+        ("input", pa.string()),
         ("key", pa.string()),
         ("output", pa.string()),
         ("bytes", pa.int64()),
@@ -31,13 +32,14 @@ _SCHEMA = pa.schema(
         ("rejected", pa.int64()),
         ("filtered", pa.int64()),
         ("tokens", pa.int64()),
+        ("blocks", pa.string()),
     ]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestChunk(Outcome):
-    """One chunk of a stage's output: its outcome, where its raw rows stand, and its action's key.
+    """One chunk of a stage's output: its outcome, where its raw rows stand, the digest of its input, its action's key.
 
     `source` is the raw file, or the split of a dataset; the chunk begins `offset` lines or rows (`unit`) behind its
     begin, or at an unknown place where that is -1.
@@ -47,6 +49,7 @@ class ManifestChunk(Outcome):
     source: str
     offset: int
     unit: str
+    input: str
     key: str
 
     def place(self, position: int) -> str:
@@ -64,7 +67,8 @@ class ManifestChunk(Outcome):
 class Manifest:
     """A stage's output: chunks in order, and `facts` about it (JSON), such as the pad id of sequences.
 
-    `counters` and `notes` (JSON) tell of how it was made and are no part of its digest.
+    `parts`, `counters` and `notes` (JSON) tell of how it was made and are no part of its digest: what the keys of its
+    chunks have in common, counts, and what else is worth telling.
     """
 
     dataset: str
@@ -73,6 +77,7 @@ class Manifest:
     facts: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -93,7 +98,7 @@ class Manifest:
 
     def to_table(self) -> pa.Table:
         head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
-        head |= {"facts": self.facts, "counters": self.counters, "notes": self.notes}
+        head |= {"facts": self.facts, "counters": self.counters, "notes": self.notes, "parts": self.parts}
         table = pa.Table.from_pylist([asdict(chunk) for chunk in self.chunks], _SCHEMA)
         return table.replace_schema_metadata({"tokenloom": json.dumps(head, sort_keys=True)})
 
@@ -111,7 +116,8 @@ class Manifest:
         chunks: Sequence[dict[str, Any]] = table.to_pylist()
         try:
             found = tuple(ManifestChunk(**chunk) for chunk in chunks)
-            return cls(head["dataset"], head["stage"], found, head["facts"], head["counters"], head["notes"])
+            told = (head[name] for name in ("facts", "counters", "notes", "parts"))
+            return cls(head["dataset"], head["stage"], found, *told)
         except (TypeError, KeyError) as error:
             raise StoreError(
                 f"a manifest has another layout than this version's: {error}; build the dataset"

@@ -9,7 +9,9 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.publication import publish
+from tokenloom.resources.store.blobs import Blobs
+
+OBJECTS = "objects"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -25,36 +27,51 @@ def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
 
 
 class ObjectStore:
-    """Reads and writes the objects below one folder."""
+    """Reads and writes objects."""
 
-    def __init__(self, root: Path, scratch: Path):
-        self._root, self._scratch = root, scratch
+    def __init__(self, blobs: Blobs):
+        self._blobs = blobs
 
-    def path(self, digest: str) -> Path:
-        """Where an object lies.
+    @staticmethod
+    def blob(digest: str) -> str:
+        """The name of an object's blob.
 
         Raises:
             StoreError: `digest` is not the name of an object.
         """
         if not _DIGEST.fullmatch(digest):
             raise StoreError(f"{digest[:80]!r} is not an object's name")
-        return self._root / digest[:2] / f"{digest}.arrow"
+        return f"{OBJECTS}/{digest[:2]}/{digest}.arrow"
+
+    def path(self, digest: str) -> Path:
+        """A local file with the object's bytes.
+
+        Raises:
+            StoreError: it is missing.
+        """
+        try:
+            return self._blobs.local(self.blob(digest))
+        except FileNotFoundError:
+            raise StoreError(f"object {digest} is missing; the next build recomputes it") from None
 
     def size(self, digest: str) -> int | None:
         """Bytes of an object, or None where it is missing."""
-        try:
-            return self.path(digest).stat().st_size
-        except OSError:
-            return None
+        return self._blobs.size(self.blob(digest))
 
-    def put(self, table: pa.Table, compressed: bool) -> str:
-        """Store a table; returns its digest. An object that is there but damaged is replaced."""
-        data = memoryview(encode_table(table, compressed))
-        digest = digest_bytes(data)
-        path = self.path(digest)
-        if self.size(digest) != len(data) or path.read_bytes() != data:
-            publish(path, data, self._scratch)
+    def put(self, data: pa.Buffer) -> str:
+        """Store the bytes of a table, as `encode_table` gives them; returns their digest. An object that is there but
+        damaged is replaced."""
+        content = memoryview(data)
+        digest = digest_bytes(content)
+        if self.size(digest) != len(content) or not self._holds(digest, content):
+            self._blobs.write(self.blob(digest), content)
         return digest
+
+    def _holds(self, digest: str, content: memoryview) -> bool:
+        try:
+            return self.path(digest).read_bytes() == content
+        except (StoreError, OSError):
+            return False
 
     def get(self, digest: str) -> pa.Table:
         """Open an object from the memory map.
@@ -66,10 +83,17 @@ class ObjectStore:
         try:
             with pa.memory_map(str(path)) as source:
                 return pa.ipc.open_file(source).read_all()
-        except FileNotFoundError:
-            raise StoreError(f"object {digest} is missing; the next build recomputes it") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; build the dataset") from error
+
+    def is_intact(self, digest: str) -> bool:
+        """Whether an object's bytes are what its name says.
+
+        Raises:
+            StoreError: it is missing.
+        """
+        with pa.memory_map(str(self.path(digest))) as source:
+            return digest_bytes(memoryview(source.read_buffer())) == digest
 
     def get_verified(self, digest: str) -> pa.Table:
         """Open an object whose bytes are checked first. A damaged one is removed, so that the next build makes it anew.
@@ -77,12 +101,10 @@ class ObjectStore:
         Raises:
             StoreError: it is missing or damaged.
         """
-        path = self.path(digest)
-        try:
-            intact = digest_bytes(path.read_bytes()) == digest
-        except OSError:
-            intact = True
-        if not intact:
-            path.unlink(missing_ok=True)
+        if not self.is_intact(digest):
+            self.delete(digest)
             raise StoreError(f"object {digest} was damaged and has been removed; build again to make it anew")
         return self.get(digest)
+
+    def delete(self, digest: str) -> None:
+        self._blobs.delete(self.blob(digest))

@@ -1,0 +1,71 @@
+"""Blobs: named bytes that are there whole or not at all, in a folder or in a bucket of an object store.
+
+Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob that is there: its name, its size in bytes, and when it was last written or touched (seconds, POSIX)."""
+
+    name: str
+    size: int
+    modified: float
+
+
+class Blobs(Protocol):
+    """Where a store keeps its blobs.
+
+    All methods raise StoreError where the place cannot be reached, read or written.
+    """
+
+    @property
+    def address(self) -> str:
+        """What opens the same place again, without secrets."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """
+        Raises:
+            FileNotFoundError: there is no such blob.
+        """
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a blob, or None where it is missing."""
+        ...
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Put a blob in place whole, over one that is there."""
+        ...
+
+    def below(self, prefix: str) -> Iterator[Blob]:
+        """All blobs whose name begins with a folder's name and `/`, in order of their names."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a blob; one that is not there is no fault."""
+        ...
+
+    def touch(self, name: str) -> None:
+        """Make a blob's `modified` now, where it is there."""
+        ...
+
+    def local(self, name: str) -> Path:
+        """A local file with the blob's content, to be mapped.
+
+        Raises:
+            FileNotFoundError: there is no such blob.
+        """
+        ...
+
+    def sweep(self) -> None:
+        """Delete what killed processes left half-written a day or more ago."""
+        ...

@@ -1,0 +1,99 @@
+"""A folder of blobs. A file appears under its name whole, or not at all: it is written to `scratch`, forced to disk,
+then renamed. No locks are taken.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tokenloom.errors import StoreError
+from tokenloom.resources.store.blobs import Blob
+
+SCRATCH = "scratch"
+STALE_SECONDS = 24 * 3600
+
+
+class Folder:
+    """Blobs below a folder of a file system, which may be shared between hosts."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._scratch = root / SCRATCH
+
+    @property
+    def address(self) -> str:
+        return str(self.root)
+
+    def read(self, name: str) -> bytes:
+        with _told(name, "read"):
+            return (self.root / name).read_bytes()
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except OSError:
+            return None
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise StoreError(f"cannot write {path.name} to the store: {error.strerror or error}") from error
+
+    def below(self, prefix: str) -> Iterator[Blob]:
+        try:
+            entries = sorted(os.scandir(self.root / prefix), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self.below(f"{prefix}/{entry.name}")
+                continue
+            with suppress(FileNotFoundError):  # another process removed it
+                found = entry.stat()
+                yield Blob(f"{prefix}/{entry.name}", found.st_size, found.st_mtime)
+
+    def delete(self, name: str) -> None:
+        with _told(name, "remove"), suppress(FileNotFoundError):
+            (self.root / name).unlink()
+
+    def touch(self, name: str) -> None:
+        with suppress(OSError):
+            os.utime(self.root / name)
+
+    def local(self, name: str) -> Path:
+        path = self.root / name
+        if not path.is_file():
+            raise FileNotFoundError(name)
+        return path
+
+    def sweep(self) -> None:
+        limit = time.time() - STALE_SECONDS
+        for blob in self.below(SCRATCH):
+            if blob.modified < limit:
+                self.delete(blob.name)
+
+
+@contextmanager
+def _told(name: str, what: str) -> Iterator[None]:
+    """Turns what the file system refuses into a StoreError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot {what} {name} of the store: {error.strerror or error}") from error

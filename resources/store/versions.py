@@ -1,0 +1,101 @@
+"""Versions: every state that a dataset was published in, as the manifests of its stages, in order of time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tokenloom.errors import DatasetNotFoundError
+from tokenloom.resources.digest import canonical_json
+from tokenloom.resources.store.blobs import Blobs
+
+VERSIONS = "versions"
+
+LISTED = 5
+"""So many versions are named where none fits."""
+
+_STAMP = "%Y%m%dT%H%M%S.%fZ"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One state of a dataset.
+
+    Args:
+        digest: of the content of its last stage.
+        published: when, in UTC.
+        stages: for each stage, the object digest of its manifest.
+    """
+
+    digest: str
+    published: datetime
+    stages: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.digest[:12]} of {self.published:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class VersionStore:
+    """Reads and adds to the versions of datasets."""
+
+    def __init__(self, blobs: Blobs):
+        self._blobs = blobs
+
+    def add(self, dataset: str, digest: str, stages: dict[str, str]) -> None:
+        """Note what is published now, unless it is what was published last."""
+        known = self.of(dataset)
+        if known and (known[-1].digest, known[-1].stages) == (digest, stages):
+            return
+        stamp = datetime.now(UTC).strftime(_STAMP)
+        self._blobs.write(
+            f"{self.folder(dataset)}/{stamp}-{digest[:16]}.json", canonical_json({"digest": digest, "stages": stages})
+        )
+
+    def of(self, dataset: str) -> list[Version]:
+        """All versions of a dataset, the oldest first; unreadable ones are left out."""
+        found: list[Version] = []
+        for blob in self._blobs.below(self.folder(dataset)):
+            try:
+                entry = json.loads(self._blobs.read(blob.name))
+                stamp = blob.name.rpartition("/")[2].partition("-")[0]
+                published = datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+                found.append(Version(str(entry["digest"]), published, dict(entry["stages"])))
+            except (FileNotFoundError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def find(self, dataset: str, wanted: str) -> Version:
+        """The version that is meant by a digest's first characters (at least 4), or the latest one that was published
+        by a date (`2026-03-01`, to the end of that day, or `2026-03-01T12:00`; UTC where no zone is named).
+
+        Raises:
+            DatasetNotFoundError: there is none, or several; the message lists what there is.
+        """
+        known = self.of(dataset)
+        if (moment := _moment(wanted)) is not None:
+            fitting = [version for version in known if version.published <= moment][-1:]
+        else:
+            fitting = [version for version in known if version.digest.startswith(wanted)] if len(wanted) >= 4 else []
+        if len({version.digest for version in fitting}) == 1:
+            return fitting[-1]
+        shown = fitting or known
+        listed = ", ".join(map(str, shown[-LISTED:])) or "none"
+        problem = "several versions" if fitting else "no version"
+        raise DatasetNotFoundError(f"dataset {dataset!r} has {problem} {wanted!r}; the latest are: {listed}")
+
+    @staticmethod
+    def folder(dataset: str) -> str:
+        return f"{VERSIONS}/{dataset}"
+
+
+def _moment(text: str) -> datetime | None:
+    """The last moment that a date or time names, or None where the text is no date."""
+    if "-" not in text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment + timedelta(days=1, microseconds=-1) if len(text) == len("2026-03-01") else moment
