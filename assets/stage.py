@@ -18,7 +18,7 @@ from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
     from tokenloom.assets.raw.cut import ChunkSize
-    from tokenloom.resources.store import ArtifactStore, Manifest
+    from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
 
 
@@ -125,6 +125,10 @@ class Context(Protocol):
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """The output chunks of an upstream stage, as input."""
+        ...
+
+    def key_parts(self, stage: Stage, work: Work) -> KeyParts:
+        """What the keys of a stage's chunks have in common."""
         ...
 
     def known_facts(self, stage: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,14 @@ from tokenloom.assets.raw.tables import TableBlock, dataset_tables, parse_table,
 from tokenloom.assets.rejects import ROW
 from tokenloom.assets.stage import ChunkOutput, InputChunk
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError
+from tokenloom.errors import ConfigError, SourceError
+from tokenloom.resources.ahead import ahead
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.ragged import Ints
 from tokenloom.resources.source_file import SourceFile
 from tokenloom.resources.sources import DiskDataset, locate, open_disk_dataset
+from tokenloom.resources.store.known_files import Chunk, KnownFiles, stands
 from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tfds import TfdsDataset, open_tfds
 
@@ -43,12 +47,53 @@ class SourceNotes:
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Known:
+    """Spares reading files that have not been touched and whose chunks are all there.
+
+    Args:
+        files: what is known of files.
+        holds: whether what becomes of a chunk, named by its digest, is there.
+    """
+
+    files: KnownFiles
+    holds: Callable[[str], bool]
+
+    def chunks(
+        self, file: SourceFile, read: Callable[[], Iterator[InputChunk]], notes: SourceNotes
+    ) -> Iterator[InputChunk]:
+        """The chunks of a file, which is read where they are not all known."""
+        entry = self.files.chunks(file.path)
+        if entry is not None and all(self.holds(digest) for digest, *_ in entry[0]):
+            chunks, found = entry
+            if found:
+                notes.files[file.name] = found
+            for digest, split, offset, unit in chunks:
+                yield InputChunk(digest, split, file.name, partial(_reread, read, digest, file.name), offset, unit)
+            return
+        seen: list[Chunk] = []
+        before = stands(file.path)
+        for chunk in read():
+            seen.append((chunk.digest, chunk.split, chunk.offset, chunk.unit))
+            yield chunk
+        self.files.note(file.path, before, seen, notes.files.get(file.name, {}))
+
+
+def _reread(read: Callable[[], Iterator[InputChunk]], digest: str, name: str) -> ChunkOutput:
+    """What becomes of one chunk of a file."""
+    for chunk in read():
+        if chunk.digest == digest:
+            return chunk.load()
+    raise SourceError(f"{name} changed while it was read; build again")
+
+
 def source_chunks(
     config: PipelineConfig,
     size: ChunkSize | None = None,
     limit: int | None = None,
     notes: SourceNotes | None = None,
     heads: bool = False,
+    known: Known | None = None,
 ) -> Iterator[InputChunk]:
     """The chunks of a dataset's source; loading one parses it and returns its `ChunkOutput`.
 
@@ -56,11 +101,12 @@ def source_chunks(
         limit: only the first rows of each split, so many.
         notes: filled while the source is read.
         heads: only the first chunk of each split of each file.
+        known: files that need not be read.
     """
     size, notes = size or ChunkSize(), notes or SourceNotes()
     _compiled_filters(config)
     taken: dict[str, int] = {}
-    for split, chunks in _sources(config, size, notes):
+    for split, chunks in _sources(config, size, notes, known if limit is None and not heads else None):
         parts = _parts_of(config, split)
         seen: set[str] = set()
         for chunk in chunks:
@@ -86,14 +132,17 @@ def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
     return (TRAIN, VALIDATION) if split == TRAIN and config.dataset.val_split else (split,)
 
 
-def _sources(config: PipelineConfig, size: ChunkSize, notes: SourceNotes) -> Iterator[tuple[str, Iterator[InputChunk]]]:
+def _sources(
+    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, known: Known | None
+) -> Iterator[tuple[str, Iterator[InputChunk]]]:
     """Each file, or split of a dataset, with its chunks."""
     found, wanted = locate(config), config.dataset.splits
     if isinstance(found, list):
         if wanted and TRAIN not in wanted:
             raise config.fault("dataset.splits", f"dataset.splits: files hold only {TRAIN}, not {', '.join(wanted)}")
         for file in found:
-            yield TRAIN, _file_chunks(config, file, size, notes)
+            read = partial(_file_chunks, config, file, size, notes)
+            yield TRAIN, known.chunks(file, read, notes) if known else read()
         return
     splits = _splits(config, found, notes)
     if missing := [split for split in wanted or () if split not in splits]:
@@ -127,7 +176,7 @@ def _record_chunks(
 ) -> Iterator[InputChunk]:
     records = open_records(config.dataset, file)
     place, behind = records.first_line, 0
-    for block in cut_blocks(records.blocks, size):
+    for block in cut_blocks(ahead(records.blocks, attrgetter("hashes")), size):
         digest = digest_json([digest_bytes(block.data.data), records.facts])
         lines = records.line_ends(block.data) if records.line_ends else None
 

@@ -9,10 +9,11 @@ import difflib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_chunks
+from tokenloom.assets.raw.chunks import FILTER_LACKS, Known, SourceNotes, source_chunks
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import Context, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.store.known_files import KnownFiles
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -41,9 +42,14 @@ class RawStage(Stage):
         return {**self.settings(config), **dataset}
 
     def prepare(self, context: Context) -> Work:
-        notes = SourceNotes()
-        chunks = source_chunks(context.config, context.chunk_size, context.limit, notes)
-        return Work(chunks, lambda output: output, notes=lambda: asdict(notes))
+        notes, parts = SourceNotes(), context.key_parts(self, Work((), _as_it_is))
+        reading = [self.version, parts.settings, asdict(context.chunk_size)]
+        known = Known(
+            KnownFiles(context.store.blobs, reading),
+            lambda digest: context.store.find_action(parts.key(digest)) is not None,
+        )
+        chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, known=known)
+        return Work(chunks, _as_it_is, notes=lambda: asdict(notes))
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Nothing; but a filter must not read a column or field that is nowhere."""
@@ -62,3 +68,8 @@ class RawStage(Stage):
 
 
 STAGE = RawStage()
+
+
+def _as_it_is(output: ChunkOutput) -> ChunkOutput:
+    """A raw chunk is made while it is loaded."""
+    return output

@@ -7,6 +7,7 @@ certificates/<key>/<digest>.json    where two tokenizer engines agree
 datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
 versions/<name>/<time>-<…>.json     the manifests of every state that was published
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
+files/<…>.json                      the chunks of source files as they stood when they were read
 scratch/                            files being written
 """
 

@@ -1,0 +1,67 @@
+"""Files whose chunks are known: a local file that has not been touched since it was read is not read again.
+
+An entry says how a file stood when it was read (size, times of change, inode) and which chunks it held. It enters no
+key: a chunk that is found through it goes the same way as one that was read. A file that changed shortly before it was
+read makes no entry, since a later change might leave the same times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenloom.resources.digest import canonical_json, digest_json
+from tokenloom.resources.store.blobs import Blobs
+
+FILES = "files"
+SETTLED_SECONDS = 2.0
+"""Younger files are read each time: clocks of file systems are coarse."""
+
+Chunk = tuple[str, str, int, str]
+"""Digest, split, offset and unit."""
+
+
+class KnownFiles:
+    """Reads and adds to what is known of files.
+
+    Args:
+        reading: what the chunks depend on besides the bytes, as JSON: settings and versions.
+    """
+
+    def __init__(self, blobs: Blobs, reading: Any):
+        self._blobs, self._reading = blobs, reading
+
+    def chunks(self, path: str) -> tuple[list[Chunk], dict[str, str]] | None:
+        """The chunks of a file and what was found out about it, or None where it must be read."""
+        try:
+            entry = json.loads(self._blobs.read(self._blob(path)))
+            if entry["stands"] == stands(path):
+                return [(str(d), str(s), int(o), str(u)) for d, s, o, u in entry["chunks"]], dict(entry["found"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def note(self, path: str, before: list[int] | None, chunks: list[Chunk], found: dict[str, str]) -> None:
+        """Note what a file held, unless it may have changed meanwhile.
+
+        Args:
+            before: how it stood before it was read.
+        """
+        if before is None or before != stands(path) or time.time() - max(before[1:3]) / 1e9 < SETTLED_SECONDS:
+            return
+        self._blobs.write(self._blob(path), canonical_json({"stands": before, "chunks": chunks, "found": found}))
+
+    def _blob(self, path: str) -> str:
+        return f"{FILES}/{digest_json([str(Path(path).resolve()), self._reading])}.json"
+
+
+def stands(path: str) -> list[int] | None:
+    """Size, times of the content's and the entry's last change (ns), inode and device of a local file, or None."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  # URLs are no paths
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
