@@ -39,12 +39,13 @@ class Outcome:
     """What became of one chunk.
 
     `output` and `rejects` are object digests (`rejects` is None where no row was rejected), `bytes` the output's size,
-    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output. `blocks` is
+    `length` the rows of its table (a packed sequence holds several of those that are counted), and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output. `blocks` is
     `block_digests` of the output in hex where loaders read it, else "".
     """
 
     output: str
     bytes: int
+    length: int
     rejects: str | None
     rows_in: int
     rows_out: int
