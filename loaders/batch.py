@@ -1,16 +1,17 @@
-"""Makes padded batches of sequences with one vectorized gather a chunk."""
+"""Makes padded batches of sequences: one vectorized gather a column, whatever chunks the rows come from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.resources.ragged import Ints, list_parts, offsets_of, ranges
+from tokenloom.loaders.memory import FlatValues, RaggedLists, flat_values
+from tokenloom.resources.ragged import Ints, offsets_of, ranges
 from tokenloom.resources.sides import sides
 
 IGNORED = -100
@@ -54,45 +55,55 @@ class PaddingPolicy:
 
 
 class SequenceColumns:
-    """One sequence a row, as NumPy views of a memory map.
+    """The sequences of all chunks; of one side, where rows are pairs.
 
-    `offsets` int64 [rows + 1] into `ids` (unsigned), `trained` (uint8) and `weights` (float32, or None where they equal
-    `trained`); `document_offsets` int64 [rows + 1] into `documents` int32, the lengths of each row's documents.
+    `ids` are unsigned, `trained` uint8, `documents` int32, the lengths of the documents in each sequence. `weights` is
+    float32, or None where no chunk has any; a chunk without weights has `trained` in their place.
     """
 
-    def __init__(self, table: pa.Table):
-        self.offsets, ids = list_parts(table["input_ids"])
-        self.ids = ids.to_numpy()
-        self.trained = list_parts(table["trained"])[1].to_numpy()
-        self.weights = list_parts(table["weights"])[1].to_numpy() if "weights" in table.column_names else None
-        self.document_offsets, documents = list_parts(table["document_lengths"])
-        self.documents = documents.to_numpy()
+    def __init__(self, dtype: npt.DTypeLike, chunks: int, weighted: bool):
+        self.ids, self.documents = RaggedLists(dtype, chunks), RaggedLists(np.int32, chunks)
+        self.trained = FlatValues(np.uint8, chunks)
+        self.weights = FlatValues(np.float32, chunks) if weighted else None
 
-
-class SequenceChunk:
-    """One chunk of sequences.
-
-    `sides` holds its columns under "", those of pairs under "chosen" and "rejected"; `label` is bool [rows] or None.
-    """
-
-    def __init__(self, table: pa.Table):
-        self.rows = table.num_rows
-        self.sides = {side: SequenceColumns(columns) for side, columns in sides(table).items()}
-        self.label = table["label"].to_numpy() if "label" in table.column_names else None
+    def hold(self, chunk: int, table: pa.Table) -> None:
+        """Take a chunk's table."""
+        self.ids.hold(chunk, table["input_ids"])
+        self.documents.hold(chunk, table["document_lengths"])
+        self.trained.hold(chunk, flat_values(table["trained"]))
+        if self.weights is not None:
+            self.weights.hold(chunk, flat_values(table["weights" if "weights" in table.column_names else "trained"]))
 
 
 class SequenceReader:
-    """Reads batches from chunks; row numbers count through all chunks."""
+    """Reads batches from chunks; row numbers count through all chunks. A chunk is opened when first read.
 
-    def __init__(self, chunks: Sequence[SequenceChunk]):
-        self._chunks = list(chunks)
-        self._first_row = offsets_of(np.array([chunk.rows for chunk in self._chunks], np.int64))
-        self._sides = tuple(self._chunks[0].sides) if self._chunks else ("",)
-        self._labelled = any(chunk.label is not None for chunk in self._chunks)
-        self._weighted = any(side.weights is not None for chunk in self._chunks for side in chunk.sides.values())
+    Args:
+        lengths: rows of each chunk.
+        load: gives the table of a chunk.
+        weighted: whether any chunk has weights.
+    """
+
+    def __init__(self, lengths: npt.ArrayLike, load: Callable[[int], pa.Table], weighted: bool):
+        self._first_row = offsets_of(np.asarray(lengths, np.int64))
+        self._load, self._weighted = load, weighted
+        self._open = np.zeros(len(self._first_row) - 1, bool)
+        self._sides: dict[str, SequenceColumns] = {}
+        self._label: FlatValues | None = None
+
+    @classmethod
+    def of_tables(cls, tables: Sequence[pa.Table]) -> SequenceReader:
+        """A reader of chunks that are in memory."""
+        weighted = any(name.endswith("weights") for table in tables for name in table.column_names)
+        return cls([table.num_rows for table in tables], tables.__getitem__, weighted)
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
+
+    def lengths(self, rows: Ints) -> Ints:
+        """int64 [rows]: tokens of each row; of the longer side, where rows are pairs."""
+        chunks, local = self._places(rows)
+        return np.max([side.ids.rows(chunks, local)[1] for side in self._sides.values()], axis=0)
 
     def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
         """A batch of rows; a negative row number stands for a row of padding.
@@ -104,80 +115,135 @@ class SequenceReader:
             [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all that under `chosen_` and
             `rejected_`, each with a width of its own; labelled rows also have `label`, bool [rows].
         """
-        places = self._places(rows)
+        real = rows >= 0
+        chunks, local = self._places(np.where(real, rows, 0))
         batch: Batch = {}
-        for side in self._sides:
-            found = [(chunk.sides[side], members, local) for chunk, members, local in places]
-            made = self._padded(found, len(rows), policy)
+        for side, columns in self._sides.items():
+            made = self._padded(columns, chunks, local, real, policy)
             batch |= {f"{side}_{name}": value for name, value in made.items()} if side else made
-        if self._labelled:
-            label = batch["label"] = np.zeros(len(rows), bool)
-            for chunk, members, local in places:
-                label[members] = False if chunk.label is None else chunk.label[local]
+        if self._label is not None:
+            batch["label"] = self._label.at(chunks, local).view(bool) & real
         return batch
 
-    def _padded(self, places: Sequence[tuple[SequenceColumns, Ints, Ints]], rows: int, policy: PaddingPolicy) -> Batch:
-        lengths = np.zeros(rows, np.int64)
-        for columns, members, local in places:
-            lengths[members] = columns.offsets[local + 1] - columns.offsets[local]
-        width = policy.width(lengths)
-        begins = np.arange(rows) * width + (width - lengths if policy.side == "left" else 0)
-        input_ids = np.full((rows, width), policy.pad_token_id, np.int64)
-        labels = np.full((rows, width), IGNORED, np.int64)
-        attention_mask = np.zeros((rows, width), np.int64)
-        loss_weights = np.zeros((rows, width) if self._weighted else 0, np.float32)
-        documents: list[tuple[Ints, Ints]] = []
-        for columns, members, local in places:
-            source = ranges(columns.offsets[local], lengths[members])
-            target = ranges(begins[members], lengths[members])
-            ids = columns.ids[source].astype(np.int64)
-            input_ids.reshape(-1)[target] = ids
-            attention_mask.reshape(-1)[target] = 1
-            labels.reshape(-1)[target] = np.where(columns.trained[source] != 0, ids, IGNORED)
-            if self._weighted:
-                weights = columns.trained if columns.weights is None else columns.weights
-                loss_weights.reshape(-1)[target] = weights[source]
-            if policy.packed:
-                documents.append(_document_starts(columns, local, begins[members]))
-        batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """int64 [rows]: the chunk of each row, and the row within it; opens chunks."""
+        chunks = np.searchsorted(self._first_row, rows, side="right") - 1
+        if not self._open[chunks].all():
+            for chunk in np.unique(chunks[~self._open[chunks]]).tolist():
+                self._hold(chunk, self._load(chunk))
+        return chunks, rows - self._first_row[chunks]
+
+    def _hold(self, chunk: int, table: pa.Table) -> None:
+        count = len(self._open)
+        for side, columns in sides(table).items():
+            if side not in self._sides:
+                dtype = columns["input_ids"].type.value_type.to_pandas_dtype()
+                self._sides[side] = SequenceColumns(dtype, count, self._weighted)
+            self._sides[side].hold(chunk, columns)
+        if "label" in table.column_names:
+            self._label = self._label or FlatValues(np.uint8, count)
+            self._label.hold(chunk, table["label"].to_numpy().view(np.uint8))
+        self._open[chunk] = True
+
+    def _padded(
+        self, columns: SequenceColumns, chunks: Ints, local: Ints, real: npt.NDArray[np.bool_], policy: PaddingPolicy
+    ) -> Batch:
+        begins, lengths = columns.ids.rows(chunks, local)
+        lengths *= real
+        rows, width, longest = len(lengths), policy.width(lengths), int(lengths.max(initial=0))
+        left = policy.side == "left"
+        gather = _Gather(chunks, begins, lengths, longest, left)
+        part = np.s_[:, width - longest :] if left else np.s_[:, :longest]
+        input_ids, labels = np.empty((rows, width), np.int64), np.empty((rows, width), np.int64)
+        if width > longest:
+            input_ids.fill(policy.pad_token_id)
+            labels.fill(IGNORED)
+        input_ids[part] = gather.take(columns.ids.values)
+        if gather.beyond is not None:
+            np.copyto(input_ids[part], policy.pad_token_id, where=gather.beyond)
+        trained = gather.flags(columns.trained)
+        labels[part] = np.where(trained, input_ids[part], IGNORED)
+        batch: Batch = {"input_ids": input_ids, "attention_mask": gather.mask(width, part), "labels": labels}
         if policy.packed:
-            batch |= _keep_apart(labels, documents, begins, lengths, width)
-        if self._weighted:
+            starts = np.arange(rows) * width + (width - lengths if left else 0)
+            batch |= _keep_apart(
+                labels, _document_starts(columns.documents, chunks, local, starts, real), starts, lengths
+            )
+        if columns.weights is not None:
+            loss_weights = np.zeros((rows, width), np.float32)
+            loss_weights[part] = gather.take(columns.weights)
             loss_weights[labels == IGNORED] = 0.0
             batch["loss_weights"] = loss_weights
         return batch
 
-    def _places(self, rows: Ints) -> list[tuple[SequenceChunk, Ints, Ints]]:
-        """Each chunk met, which of `rows` it holds, and their places in it."""
-        number = np.searchsorted(self._first_row, rows, side="right") - 1
-        number[rows < 0] = -1
-        places = []
-        for found in np.unique(number[number >= 0]):
-            members = np.flatnonzero(number == found)
-            places.append((self._chunks[found], members, rows[members] - self._first_row[found]))
-        return places
+
+class _Gather:
+    """Rows as a rectangle of the longest one's width.
+
+    `beyond` is bool [rows, longest], where the rectangle holds what is no row's own, or None where nothing is.
+    """
+
+    def __init__(self, chunks: Ints, begins: Ints, lengths: Ints, longest: int, left: bool):
+        self._chunks, self._begins, self._lengths, self._longest, self._left = chunks, begins, lengths, longest, left
+        self._first = begins - (longest - lengths) if left else begins
+        self.beyond: npt.NDArray[np.bool_] | None = None
+        if int(lengths.min(initial=longest)) < longest:
+            column = np.arange(longest)
+            self.beyond = column < (longest - lengths)[:, None] if left else column >= lengths[:, None]
+
+    def take(self, values: FlatValues) -> npt.NDArray[Any]:
+        """[rows, longest] of values; what is `beyond` is arbitrary."""
+        found = values.windows(self._chunks, self._first, self._longest)
+        return self._one_by_one(values) if found is None else found
+
+    def _one_by_one(self, values: FlatValues) -> npt.NDArray[Any]:
+        """The same, reading only what is a row's own."""
+        chunks = np.repeat(self._chunks, self._lengths)
+        flat = values.at(chunks, ranges(self._begins, self._lengths))
+        found = np.zeros((len(self._lengths), self._longest), flat.dtype)
+        if self.beyond is None:
+            return flat.reshape(found.shape)
+        found[~self.beyond] = flat
+        return found
+
+    def flags(self, values: FlatValues) -> npt.NDArray[np.bool_]:
+        """bool [rows, longest]: which values are not 0, and a row's own."""
+        found = self.take(values) != 0
+        return found if self.beyond is None else found & ~self.beyond
+
+    def mask(self, width: int, part: Any) -> npt.NDArray[np.int64]:
+        """int64 [rows, width]: 1 where a row's own stands."""
+        if self.beyond is None and width == self._longest:
+            return np.ones((len(self._lengths), width), np.int64)
+        found = np.zeros((len(self._lengths), width), np.int64)
+        found[part] = 1 if self.beyond is None else ~self.beyond
+        return found
 
 
-def _document_starts(columns: SequenceColumns, local: Ints, begins: Ints) -> tuple[Ints, Ints]:
-    """Where in the flattened batch the documents of some rows begin, and their lengths."""
-    counts = columns.document_offsets[local + 1] - columns.document_offsets[local]
-    lengths = columns.documents[ranges(columns.document_offsets[local], counts)].astype(np.int64)
+def _document_starts(
+    documents: RaggedLists, chunks: Ints, local: Ints, begins: Ints, real: npt.NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
+    """Where in the flattened batch the documents of rows begin, and their lengths.
+
+    Args:
+        begins: where in it the rows begin.
+    """
+    first, counts = documents.rows(chunks, local)
+    counts *= real
+    lengths = documents.values.at(np.repeat(chunks, counts), ranges(first, counts)).astype(np.int64)
     offsets = offsets_of(counts)
     within = np.cumsum(lengths) - lengths
-    of_row = np.repeat(begins - within[np.minimum(offsets[:-1], max(len(within) - 1, 0))], counts)
-    return within + of_row, lengths
+    before = np.append(within, 0)[np.minimum(offsets[:-1], len(within))]
+    return within + np.repeat(begins - before, counts), lengths
 
 
-def _keep_apart(
-    labels: npt.NDArray[np.int64], documents: Sequence[tuple[Ints, Ints]], begins: Ints, lengths: Ints, width: int
-) -> Batch:
+def _keep_apart(labels: npt.NDArray[np.int64], documents: tuple[Ints, Ints], begins: Ints, lengths: Ints) -> Batch:
     """Positions that start anew in each document, and its bounds; no document's first token is predicted."""
-    starts = np.concatenate([found[0] for found in documents]) if documents else np.zeros(0, np.int64)
-    sizes = np.concatenate([found[1] for found in documents]) if documents else np.zeros(0, np.int64)
+    starts, sizes = documents
     labels.reshape(-1)[starts] = IGNORED
     position_ids = np.zeros_like(labels)
     position_ids.reshape(-1)[ranges(starts, sizes)] = ranges(np.zeros(len(sizes), np.int64), sizes)
-    row_begins = np.arange(len(lengths)) * width
+    row_begins = np.arange(len(lengths)) * labels.shape[1]
     bounds = np.unique(np.concatenate([starts, starts + sizes, row_begins, begins, begins + lengths, [labels.size]]))
     return {
         "position_ids": position_ids,

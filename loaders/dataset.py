@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError
-from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 
@@ -33,12 +33,14 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, store: ArtifactStore, manifest: Manifest, split: str):
         self.name, self.split = manifest.dataset, split
-        self._store, self._chunks = store, tuple(chunk.output for chunk in manifest.of_split(split))
+        chunks = manifest.of_split(split)
+        self._store, self._chunks = store, tuple(chunk.output for chunk in chunks)
+        self._lengths = tuple(chunk.length for chunk in chunks)
         self._facts = manifest.facts
         self.digest = digest_json(list(self._chunks))
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return sum(self._lengths)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         if not -len(self) <= row < len(self):
@@ -53,7 +55,8 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     @cached_property
     def reader(self) -> SequenceReader:
         """The chunks, opened when first used."""
-        return SequenceReader([SequenceChunk(self._store.objects.get(digest)) for digest in self._chunks])
+        objects, chunks = self._store.objects, self._chunks
+        return SequenceReader(self._lengths, lambda chunk: objects.get(chunks[chunk]), self._facts["weighted"])
 
     @property
     def pad_token_id(self) -> int:

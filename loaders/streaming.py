@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.order import permutation
 from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.loaders.token_loader import to_tensors
@@ -74,8 +74,8 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
                 table = table.take(pa.array(mine))
             elif index % shares != share:
                 continue
-            chunk = SequenceChunk(self._encoder.encode(table))
-            rows = chunk.rows
+            chunk = self._encoder.encode(table)
+            rows = chunk.num_rows
             order = permutation(rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(rows)
             held.add(chunk, order)
             yield from self._batches(held, self._batch_size)
@@ -83,7 +83,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             yield from self._batches(held, 1)
 
     def _batches(self, held: _Held, at_least: int) -> Iterator[dict[str, Any]]:
-        reader = SequenceReader(held.chunks)
+        reader = SequenceReader.of_tables(held.chunks)
         while len(held.rows) >= at_least:
             rows, held.rows = held.rows[: self._batch_size], held.rows[self._batch_size :]
             yield to_tensors(reader.batch(rows, self._policy))
@@ -110,17 +110,17 @@ class _Held:
     """Rows that are encoded but not yet part of a batch."""
 
     def __init__(self) -> None:
-        self.chunks: list[SequenceChunk] = []
+        self.chunks: list[pa.Table] = []
         self.rows = np.zeros(0, np.int64)
 
-    def add(self, chunk: SequenceChunk, order: np.ndarray) -> None:
-        before = sum(held.rows for held in self.chunks)
+    def add(self, chunk: pa.Table, order: np.ndarray) -> None:
+        before = sum(held.num_rows for held in self.chunks)
         self.chunks.append(chunk)
         self.rows = np.concatenate([self.rows, order + before])
 
     def forget_finished(self) -> None:
         """Let go of chunks before the first that a row is left of."""
-        first = int(self.rows.min(initial=sum(held.rows for held in self.chunks)))
-        while self.chunks and self.chunks[0].rows <= first:
-            self.rows, first = self.rows - self.chunks[0].rows, first - self.chunks[0].rows
+        first = int(self.rows.min(initial=sum(held.num_rows for held in self.chunks)))
+        while self.chunks and self.chunks[0].num_rows <= first:
+            self.rows, first = self.rows - self.chunks[0].num_rows, first - self.chunks[0].num_rows
             del self.chunks[0]

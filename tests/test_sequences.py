@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.config import LengthConfig
-from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 
 STRATEGIES = ("truncate_right", "truncate_left", "truncate_middle", "drop")
 IGNORED = -100
@@ -108,10 +107,6 @@ def test_an_empty_chunk_stays_empty(packing: str) -> None:
     assert (out.table.num_rows, out.tokens, out.rows_in) == (0, 0, 0)
 
 
-def reader_of(tables: list[pa.Table]) -> SequenceReader:
-    return SequenceReader([SequenceChunk(table) for table in tables])
-
-
 @given(
     st.lists(
         st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=8), min_size=1, max_size=3
@@ -126,7 +121,7 @@ def test_packed_batches_keep_documents_apart(
 ) -> None:
     tables = [run(documents_of(flags), longest, "truncate_right", "concat").table for flags in chunks]
     rows = [row for table in tables for row in table.to_pylist()]
-    reader = reader_of(tables)
+    reader = SequenceReader.of_tables(tables)
     assert len(reader) == len(rows)
     if not rows:
         return

@@ -89,7 +89,8 @@ class SequencesStage(Stage):
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """What a loader must know: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
+        """What a loader must know: the pad id, the tokenizer, the longest sequence, whether rows are packed, whether any
+        chunk has weights."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -98,6 +99,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
+            "weighted": manifest.counters["weighted_chunks"] > 0,
         }
 
 
@@ -161,7 +163,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
             table = lost.table
         made = pack(with_pair_lengths(table) if order else table)
         counters = {name: count + lost.counters.get(name, 0) for name, count in made.counters.items()}
-        counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
+        weighted = any(name.endswith("weights") for name in made.table.column_names)
+        counters = {**lost.counters, **counters, "tokens_in": token_count(tokens), "weighted_chunks": int(weighted)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
         rejects = join_rejects([lost.rejects, made.rejects])
         return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=lost.engine)
