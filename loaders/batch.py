@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.loaders.memory import FlatValues, RaggedLists, flat_values
+from tokenloom.loaders.memory import Flags, FlatValues, RaggedLists, Rectangle, flat_values
 from tokenloom.resources.ragged import Ints, offsets_of, ranges
 from tokenloom.resources.sides import sides
 
@@ -115,14 +115,15 @@ class SequenceReader:
             [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all that under `chosen_` and
             `rejected_`, each with a width of its own; labelled rows also have `label`, bool [rows].
         """
-        real = rows >= 0
-        chunks, local = self._places(np.where(real, rows, 0))
+        real = rows >= 0 if int(rows.min(initial=0)) < 0 else None
+        chunks, local = self._places(rows if real is None else np.where(real, rows, 0))
         batch: Batch = {}
         for side, columns in self._sides.items():
-            made = self._padded(columns, chunks, local, real, policy)
+            made = _padded(columns, chunks, local, real, policy)
             batch |= {f"{side}_{name}": value for name, value in made.items()} if side else made
         if self._label is not None:
-            batch["label"] = self._label.at(chunks, local).view(bool) & real
+            label = self._label.at(chunks, local).view(bool)
+            batch["label"] = label if real is None else label & real
         return batch
 
     def _places(self, rows: Ints) -> tuple[Ints, Ints]:
@@ -145,83 +146,52 @@ class SequenceReader:
             self._label.hold(chunk, table["label"].to_numpy().view(np.uint8))
         self._open[chunk] = True
 
-    def _padded(
-        self, columns: SequenceColumns, chunks: Ints, local: Ints, real: npt.NDArray[np.bool_], policy: PaddingPolicy
-    ) -> Batch:
-        begins, lengths = columns.ids.rows(chunks, local)
-        lengths *= real
-        rows, width, longest = len(lengths), policy.width(lengths), int(lengths.max(initial=0))
-        left = policy.side == "left"
-        gather = _Gather(chunks, begins, lengths, longest, left)
-        part = np.s_[:, width - longest :] if left else np.s_[:, :longest]
-        input_ids, labels = np.empty((rows, width), np.int64), np.empty((rows, width), np.int64)
-        if width > longest:
-            input_ids.fill(policy.pad_token_id)
-            labels.fill(IGNORED)
-        input_ids[part] = gather.take(columns.ids.values)
-        if gather.beyond is not None:
-            np.copyto(input_ids[part], policy.pad_token_id, where=gather.beyond)
-        trained = gather.flags(columns.trained)
-        labels[part] = np.where(trained, input_ids[part], IGNORED)
-        batch: Batch = {"input_ids": input_ids, "attention_mask": gather.mask(width, part), "labels": labels}
-        if policy.packed:
-            starts = np.arange(rows) * width + (width - lengths if left else 0)
-            batch |= _keep_apart(
-                labels, _document_starts(columns.documents, chunks, local, starts, real), starts, lengths
-            )
-        if columns.weights is not None:
-            loss_weights = np.zeros((rows, width), np.float32)
-            loss_weights[part] = gather.take(columns.weights)
-            loss_weights[labels == IGNORED] = 0.0
-            batch["loss_weights"] = loss_weights
-        return batch
 
+def _padded(columns: SequenceColumns, chunks: Ints, local: Ints, real: Flags | None, policy: PaddingPolicy) -> Batch:
+    """The batch of one side.
 
-class _Gather:
-    """Rows as a rectangle of the longest one's width.
-
-    `beyond` is bool [rows, longest], where the rectangle holds what is no row's own, or None where nothing is.
+    Args:
+        chunks, local: int64 [rows], where each row stands.
+        real: bool [rows], which rows are not of padding; None: all.
     """
-
-    def __init__(self, chunks: Ints, begins: Ints, lengths: Ints, longest: int, left: bool):
-        self._chunks, self._begins, self._lengths, self._longest, self._left = chunks, begins, lengths, longest, left
-        self._first = begins - (longest - lengths) if left else begins
-        self.beyond: npt.NDArray[np.bool_] | None = None
-        if int(lengths.min(initial=longest)) < longest:
-            column = np.arange(longest)
-            self.beyond = column < (longest - lengths)[:, None] if left else column >= lengths[:, None]
-
-    def take(self, values: FlatValues) -> npt.NDArray[Any]:
-        """[rows, longest] of values; what is `beyond` is arbitrary."""
-        found = values.windows(self._chunks, self._first, self._longest)
-        return self._one_by_one(values) if found is None else found
-
-    def _one_by_one(self, values: FlatValues) -> npt.NDArray[Any]:
-        """The same, reading only what is a row's own."""
-        chunks = np.repeat(self._chunks, self._lengths)
-        flat = values.at(chunks, ranges(self._begins, self._lengths))
-        found = np.zeros((len(self._lengths), self._longest), flat.dtype)
-        if self.beyond is None:
-            return flat.reshape(found.shape)
-        found[~self.beyond] = flat
-        return found
-
-    def flags(self, values: FlatValues) -> npt.NDArray[np.bool_]:
-        """bool [rows, longest]: which values are not 0, and a row's own."""
-        found = self.take(values) != 0
-        return found if self.beyond is None else found & ~self.beyond
-
-    def mask(self, width: int, part: Any) -> npt.NDArray[np.int64]:
-        """int64 [rows, width]: 1 where a row's own stands."""
-        if self.beyond is None and width == self._longest:
-            return np.ones((len(self._lengths), width), np.int64)
-        found = np.zeros((len(self._lengths), width), np.int64)
-        found[part] = 1 if self.beyond is None else ~self.beyond
-        return found
+    begins, lengths = columns.ids.rows(chunks, local)
+    if real is not None:
+        lengths *= real
+    left, rows = policy.side == "left", len(lengths)
+    found = Rectangle(columns.ids.values, chunks, begins, lengths, left)
+    width = policy.width(lengths)
+    part = np.s_[:, width - found.width :] if left else np.s_[:, : found.width]
+    input_ids, labels = np.empty((rows, width), np.int64), np.empty((rows, width), np.int64)
+    if width > found.width:
+        input_ids.fill(policy.pad_token_id)
+        labels.fill(IGNORED)
+    input_ids[part] = found.take(columns.ids.values)
+    trained = found.take(columns.trained).view(bool)
+    if found.own is None and width == found.width:
+        attention_mask = np.ones((rows, width), np.int64)
+    else:
+        attention_mask = np.zeros((rows, width), np.int64)
+        attention_mask[part] = 1 if found.own is None else found.own
+    if found.own is not None:
+        np.copyto(input_ids[part], policy.pad_token_id, where=~found.own)
+        trained = trained & found.own
+    labels[part] = np.where(trained, input_ids[part], IGNORED)
+    batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    if policy.packed:
+        blank = width - lengths
+        starts, sizes = _documents(columns.documents, chunks, local, np.arange(rows) * width + blank * left, real)
+        labels.reshape(-1)[starts] = IGNORED  # no document's first token is predicted
+        batch |= _bounds(starts, sizes, np.arange(rows) * width + lengths * (not left), blank, labels.shape)
+    if columns.weights is not None:
+        loss_weights = np.zeros((rows, width), np.float32)
+        loss_weights[part] = found.take(columns.weights)
+        loss_weights[labels == IGNORED] = 0.0
+        batch["loss_weights"] = loss_weights
+    return batch
 
 
-def _document_starts(
-    documents: RaggedLists, chunks: Ints, local: Ints, begins: Ints, real: npt.NDArray[np.bool_]
+def _documents(
+    documents: RaggedLists, chunks: Ints, local: Ints, begins: Ints, real: Flags | None
 ) -> tuple[Ints, Ints]:
     """Where in the flattened batch the documents of rows begin, and their lengths.
 
@@ -229,24 +199,31 @@ def _document_starts(
         begins: where in it the rows begin.
     """
     first, counts = documents.rows(chunks, local)
-    counts *= real
+    if real is not None:
+        counts *= real
     lengths = documents.values.at(np.repeat(chunks, counts), ranges(first, counts)).astype(np.int64)
-    offsets = offsets_of(counts)
     within = np.cumsum(lengths) - lengths
-    before = np.append(within, 0)[np.minimum(offsets[:-1], len(within))]
+    before = np.append(within, 0)[np.cumsum(counts) - counts]
     return within + np.repeat(begins - before, counts), lengths
 
 
-def _keep_apart(labels: npt.NDArray[np.int64], documents: tuple[Ints, Ints], begins: Ints, lengths: Ints) -> Batch:
-    """Positions that start anew in each document, and its bounds; no document's first token is predicted."""
-    starts, sizes = documents
-    labels.reshape(-1)[starts] = IGNORED
-    position_ids = np.zeros_like(labels)
-    position_ids.reshape(-1)[ranges(starts, sizes)] = ranges(np.zeros(len(sizes), np.int64), sizes)
-    row_begins = np.arange(len(lengths)) * labels.shape[1]
-    bounds = np.unique(np.concatenate([starts, starts + sizes, row_begins, begins, begins + lengths, [labels.size]]))
+def _bounds(starts: Ints, sizes: Ints, blank_starts: Ints, blank: Ints, shape: tuple[int, ...]) -> Batch:
+    """Positions that begin anew in each document, 0 in padding, and the bounds of documents and runs of padding.
+
+    Args:
+        starts, sizes: of the documents in the flattened batch.
+        blank_starts, blank: int64 [rows], of the runs of padding.
+    """
+    padded = np.flatnonzero(blank)
+    begins = np.concatenate([starts, blank_starts[padded]])
+    lengths = np.concatenate([sizes, blank[padded]])
+    order = np.argsort(begins, kind="stable")
+    begins, lengths = begins[order], lengths[order]
+    position_ids = np.arange(shape[0] * shape[1]) - np.repeat(begins, lengths)
+    if len(padded):
+        position_ids[ranges(blank_starts[padded], blank[padded])] = 0
     return {
-        "position_ids": position_ids,
-        "cu_seqlens": bounds.astype(np.int32),
-        "max_seqlen": int(np.diff(bounds).max(initial=0)),
+        "position_ids": position_ids.reshape(shape),
+        "cu_seqlens": np.append(begins, shape[0] * shape[1]).astype(np.int32),
+        "max_seqlen": int(lengths.max(initial=0)),
     }

@@ -10,12 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numpy.lib.stride_tricks import as_strided
 
-from tokenloom.resources.ragged import Ints, one_array
+from tokenloom.resources.ragged import Ints, one_array, ranges
+
+Flags = npt.NDArray[np.bool_]
 
 _FIRST = 64
 """The lowest address that counts: NumPy takes 0 for none."""
+
+_ROWS, WIDEST = 1 << 46, 1 << 13
+"""How many places, and numbers from each on, a view of memory has: NumPy counts their bytes in 63 bits."""
 
 
 class _Memory:
@@ -43,28 +47,28 @@ class FlatValues:
     def __init__(self, dtype: npt.DTypeLike, chunks: int):
         self._dtype = np.dtype(dtype)
         self._memory = _MEMORY.view(self._dtype)
-        self._begins, self._ends = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)
+        self._begins, self._sizes = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)
         self._held: dict[int, npt.NDArray[Any]] = {}
 
     def hold(self, chunk: int, values: npt.NDArray[Any]) -> None:
         """Take the numbers of a chunk, and keep them alive."""
         values = np.require(values, self._dtype, ["C", "ALIGNED"])
-        begin = (values.ctypes.data - _FIRST) // values.itemsize
-        self._held[chunk], self._begins[chunk], self._ends[chunk] = values, begin, begin + len(values)
+        self._held[chunk], self._sizes[chunk] = values, len(values)
+        self._begins[chunk] = (values.ctypes.data - _FIRST) // values.itemsize
 
     def at(self, chunks: Ints, positions: Ints) -> npt.NDArray[Any]:
         """The numbers at positions that are counted within chunks; both int64, of one shape."""
         return self._memory[self._begins[chunks] + positions]
 
-    def windows(self, chunks: Ints, positions: Ints, width: int) -> npt.NDArray[Any] | None:
-        """[rows, width]: the numbers from each position on, whatever they belong to; None where some lie beyond a
-        chunk."""
-        begins = self._begins[chunks]
-        places = begins + positions
-        if (places < begins).any() or (places + width > self._ends[chunks]).any():
-            return None
-        shape, step = (len(self._memory) - width, width), self._dtype.itemsize
-        return as_strided(self._memory, shape, (step, step), writeable=False)[places]
+    def lie_within(self, chunks: Ints, first: Ints, width: int) -> bool:
+        """Whether `width` numbers from each of these positions on are all of the same chunk."""
+        return int(first.min(initial=0)) >= 0 and int((self._sizes[chunks] - first).min(initial=width)) >= width
+
+    def windows(self, chunks: Ints, positions: Ints, width: int) -> npt.NDArray[Any]:
+        """[rows, width]: the numbers from each position on, which `lie_within` their chunks."""
+        step = self._dtype.itemsize
+        view = np.ndarray((_ROWS * 4 // step, width), self._dtype, self._memory, strides=(step, step))
+        return view[self._begins[chunks] + positions]
 
 
 class RaggedLists:
@@ -87,6 +91,40 @@ class RaggedLists:
         """int64 [rows]: where the lists of rows begin among the values of their chunks, and their lengths."""
         begins = self._offsets.at(chunks, rows).astype(np.int64)
         return begins, self._offsets.at(chunks, rows + 1) - begins
+
+
+class Rectangle:
+    """Where the lists of some rows stand, as a rectangle as wide as the longest: the same for all columns whose lists
+    are as long.
+
+    `own` is bool [rows, width], which places of it are a row's own; None: all.
+
+    Args:
+        values: one of those columns.
+        chunks, begins, lengths: int64 [rows].
+        left: rows end at the right border; else they begin at the left one.
+    """
+
+    def __init__(self, values: FlatValues, chunks: Ints, begins: Ints, lengths: Ints, left: bool):
+        self.width = width = int(lengths.max(initial=0))
+        self._chunks, self._begins, self._lengths = chunks, begins, lengths
+        self._first = begins - (width - lengths) if left else begins
+        self.own: Flags | None = None
+        if int(lengths.min(initial=width)) < width:
+            column = np.arange(width)
+            self.own = column >= (width - lengths)[:, None] if left else column < lengths[:, None]
+        self._whole = width <= WIDEST and values.lie_within(chunks, self._first, width)
+
+    def take(self, values: FlatValues) -> npt.NDArray[Any]:
+        """[rows, width] of a column's values; anything where they are no row's own."""
+        if self._whole:
+            return values.windows(self._chunks, self._first, self.width)
+        flat = values.at(np.repeat(self._chunks, self._lengths), ranges(self._begins, self._lengths))
+        if self.own is None:
+            return flat.reshape(len(self._lengths), self.width)
+        found = np.zeros(self.own.shape, flat.dtype)
+        found[self.own] = flat
+        return found
 
 
 def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:

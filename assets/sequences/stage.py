@@ -89,8 +89,8 @@ class SequencesStage(Stage):
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """What a loader must know: the pad id, the tokenizer, the longest sequence, whether rows are packed, whether any
-        chunk has weights."""
+        """What a loader must know: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
+        whether any chunk has weights."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
