@@ -105,6 +105,12 @@ class StoreAddressError(StoreError):
     exit_code = 2
 
 
+class LoaderStateError(TokenloomError):
+    """A loader's state is damaged, or of other data, another order or another plan."""
+
+    exit_code = 2
+
+
 class DatasetNotFoundError(StoreError):
     """The store holds no such dataset, split or stage; the message lists what it holds."""
 

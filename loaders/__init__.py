@@ -2,18 +2,17 @@
 
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
-from tokenloom.loaders.order import BatchOrder
 from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
-from tokenloom.loaders.token_loader import TokenLoader
+from tokenloom.loaders.token_loader import TokenLoader, batch_digest
 
 __all__ = [
-    "BatchOrder",
     "PaddingPolicy",
     "StreamingDataset",
     "StreamingLoader",
     "TokenDataset",
     "TokenLoader",
+    "batch_digest",
     "collate_prompts",
     "open_dataset",
 ]

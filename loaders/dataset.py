@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.row_order import RowOrder, Shuffle
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 
@@ -78,6 +79,10 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     def tokenizer_path(self) -> str:
         """A folder that `transformers.AutoTokenizer.from_pretrained` loads."""
         return str(self._store.tokenizer_folder(self._facts["tokenizer"]))
+
+    def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
+        """Which row stands at which running position."""
+        return RowOrder(max(len(self), 1), self.digest, seed, shuffle)
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
         """How batches of this dataset are padded."""

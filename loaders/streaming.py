@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
-from tokenloom.loaders.order import permutation
+from tokenloom.loaders.permutation import Permutation, key_of
 from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.loaders.token_loader import to_tensors
 
@@ -76,7 +76,9 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
                 continue
             chunk = self._encoder.encode(table)
             rows = chunk.num_rows
-            order = permutation(rows, str(index), self._seed, self.epoch) if self._shuffle else np.arange(rows)
+            order = np.arange(rows)
+            if self._shuffle and rows:
+                order = Permutation(rows, key_of("stream", index, self._seed, self.epoch))(order)
             held.add(chunk, order)
             yield from self._batches(held, self._batch_size)
         if not self._drop_last:

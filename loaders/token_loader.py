@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -11,9 +13,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from tokenloom.loaders.batch import Batch, Padding, PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.order import BatchOrder, Shuffle
+from tokenloom.loaders.plan import FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.ranks import place_among_ranks
+from tokenloom.loaders.row_order import Shuffle
+from tokenloom.loaders.state import STATE_VERSION, check_state
+from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import Ints
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class _Batches(Dataset[Batch]):
@@ -32,6 +40,19 @@ class _Batches(Dataset[Batch]):
         return self.dataset.reader.batch(rows, self.policy)
 
 
+class _Rows:
+    """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch."""
+
+    def __init__(self, loader: TokenLoader):
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Ints]:
+        return (step.rows for step in self._loader.steps())
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
 class TokenLoader(DataLoader[Any]):
     """Batches of a `TokenDataset`: dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length].
 
@@ -40,24 +61,35 @@ class TokenLoader(DataLoader[Any]):
     shape. Preference datasets have all keys twice, under `chosen_` and `rejected_`, each side padded on its own; kto
     datasets add `label`, bool [batch_size].
 
+    Each iteration is an epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
+    position: `state_dict` and `load_state_dict` resume at any step, also with another number of ranks or workers or
+    another batch size. All ranks make the same number of steps; rows of padding without loss fill the last one.
+
     Args:
-        dataset: what to read.
+        dataset: what to read; a `MixedDataset` for several.
         batch_size: rows a rank and batch.
-        shuffle: `full` or True, `none` or False.
+        token_budget: instead of `batch_size`: tokens a rank and batch, padding counted; rows of like length go
+            together.
+        shuffle: `full` or True; `block`: blocks of consecutive rows, then rows within some blocks; `none` or False.
         seed: chooses the order, together with the dataset's digest and the epoch.
         drop_last: leave out a last global batch that is not full.
         padding: `max_length`, `longest`, or a multiple.
         padding_side: which side is filled.
-        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+        rank, world_size: default: those of `mesh`, else of `torch.distributed` where it is initialized, else 0 of 1.
+        mesh: a DeviceMesh; ranks that differ only in other dimensions than `mesh_dim` get the same batches.
+        mesh_dim: the dimension of data parallelism.
         num_workers, pin_memory, prefetch_factor, persistent_workers: as in `torch.utils.data.DataLoader`; None is
-            chosen for the hardware.
+            chosen for the hardware. Without workers, batches are made in the caller's thread.
+
+    Raises:
+        ValueError: an argument is not one of these.
     """
 
     def __init__(
         self,
         dataset: TokenDataset,
         batch_size: int = 8,
-        shuffle: Shuffle = "full",
+        shuffle: Shuffle | bool = "full",
         seed: int = 0,
         drop_last: bool = False,
         padding: Padding = "max_length",
@@ -68,12 +100,32 @@ class TokenLoader(DataLoader[Any]):
         pin_memory: bool | None = None,
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
+        token_budget: int | None = None,
+        mesh: DeviceMesh | None = None,
+        mesh_dim: str = "dp",
     ):
-        rank, world_size = place_among_ranks(rank, world_size)
-        self.order = BatchOrder(len(dataset), dataset.digest, batch_size, shuffle, seed, drop_last, rank, world_size)
+        self.rank, self.world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
+        kind: Any = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
+        if batch_size < 1 or (token_budget is not None and token_budget < 1):
+            raise ValueError(f"batch_size {batch_size} and token_budget {token_budget} must be at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is not one of world_size {self.world_size}")
+        self._policy = dataset.padding(padding, padding_side)
+        order, rows = dataset.order(seed, kind), len(dataset)
+        self.plan: FixedBatches | TokenBudget
+        if token_budget is None:
+            self.plan = FixedBatches(order, rows, batch_size, drop_last)
+            planned: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
+        else:
+            lengths = partial(_lengths, dataset)
+            key = ("batches", dataset.digest, seed)
+            self.plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
+            planned = {"token_budget": token_budget, "padding": padding}
+        self._made = {"data": dataset.digest, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
+        self.place, self._resume = Place(), False
         super().__init__(
-            _Batches(dataset, dataset.padding(padding, padding_side)),
-            batch_sampler=self.order,  # pyright: ignore[reportArgumentType]
+            _Batches(dataset, self._policy),
+            batch_sampler=_Rows(self),  # pyright: ignore[reportArgumentType]
             collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
             num_workers=num_workers,
             pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
@@ -81,12 +133,80 @@ class TokenLoader(DataLoader[Any]):
             persistent_workers=num_workers > 0 and persistent_workers is not False,
         )
 
+    def __len__(self) -> int:
+        """Steps of a whole epoch."""
+        return self.plan.count(self.world_size)
+
+    def steps(self) -> Iterator[Step]:
+        """What this rank reads in the rest of the epoch."""
+        return self.plan.steps(self.place, self.rank, self.world_size)
+
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().__iter__()
+        if not self._resume:
+            self.place = Place(self.place.epoch)
+        self._resume = False
+        steps = self.steps()
+        if self.num_workers or self.pin_memory:
+            batches = super().__iter__()
+            for step, batch in zip(steps, batches, strict=True):
+                self.place = step.after
+                yield batch
+        else:
+            reader, policy = self.dataset.dataset.reader, self._policy  # pyright: ignore[reportAttributeAccessIssue]
+            for step in steps:
+                batch = to_tensors(reader.batch(step.rows, policy))
+                self.place = step.after
+                yield batch
+        self.place = Place(self.place.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration makes; a finished one moves on by itself."""
-        self.order.set_epoch(epoch)
+        if epoch != self.place.epoch:
+            self.place, self._resume = Place(epoch), False
+
+    def skip(self, begin: int, end: int) -> None:
+        """Leave out the steps [begin, end), counted from 0 on through epochs; also kept in the state.
+
+        Raises:
+            ValueError: there is no such range, or batches go by `token_budget`.
+        """
+        if not 0 <= begin < end:
+            raise ValueError(f"steps {begin} to {end} are no range")
+        if not isinstance(self.plan, FixedBatches):
+            raise ValueError("steps of a token_budget cannot be skipped")
+        self.plan = self.plan.without(begin, end, self.world_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands behind the batch that was given last, as JSON of less than 1 KB."""
+        skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
+        place = {"epoch": self.place.epoch, "position": self.place.position, "batch": self.place.batch}
+        return {"version": STATE_VERSION, **self._made, **place, "skips": skips}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state: the next iteration makes the rest of its epoch.
+
+        Raises:
+            LoaderStateError: the state is of other data, another order or another plan; names what differs.
+        """
+        check_state(state_dict, self.state_dict(), free=isinstance(self.plan, FixedBatches))
+        if isinstance(self.plan, FixedBatches):
+            self.plan = replace(self.plan, skips=tuple((int(a), int(b)) for a, b in state_dict["skips"]))
+        self.place = Place(state_dict["epoch"], state_dict["position"], state_dict["batch"])
+        self._resume = True
+
+
+def _lengths(dataset: TokenDataset, rows: Ints) -> Ints:
+    return dataset.reader.lengths(rows)
+
+
+def batch_digest(batch: Mapping[str, Any]) -> str:
+    """Hex BLAKE3 of a batch: equal for peers that hold the same one."""
+    parts = []
+    for name in sorted(batch):
+        value = batch[name]
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        parts.append([name, str(array.dtype), list(array.shape), digest_bytes(np.ascontiguousarray(array).tobytes())])
+    return digest_json(parts)
 
 
 def to_tensors(batch: Batch) -> dict[str, Any]:

@@ -1,0 +1,204 @@
+"""A loader that is stopped and resumed, anywhere and in any shape, goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loaded_rows import Row, rows_of, settings, write_rows
+
+from tokenloom import open_dataset
+from tokenloom.assets.build import Build
+from tokenloom.assets.raw.cut import ChunkSize
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import LoaderStateError
+from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
+from tokenloom.resources.store import ArtifactStore
+
+SIZE = ChunkSize(target=2048, maximum=8192)
+WORLDS, BATCHES = (1, 2, 3, 4, 8), (1, 4, 7)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
+    """A store with `data`, `packed` and `other` (the same rows, more of them)."""
+    path = tmp_path_factory.mktemp("resume")
+    store = ArtifactStore(path / "store")
+    for name, count, length in (("data", 103, {}), ("packed", 103, {"packing": "concat"}), ("other", 140, {})):
+        write_rows(path / f"{name}.jsonl", count)
+        config = write_config(
+            path, name, dataset={"name": f"{name}.jsonl"}, length=length, **settings(tokenizer_folder)
+        )
+        list(Build(PipelineConfig.from_file(config), store, chunk_size=SIZE).run_all())
+    return path / "store"
+
+
+def loaders(dataset: TokenDataset, world: int, **arguments: Any) -> list[TokenLoader]:
+    return [
+        TokenLoader(dataset, rank=rank, world_size=world, padding="longest", seed=5, **arguments)
+        for rank in range(world)
+    ]
+
+
+def walked(running: list[TokenLoader], steps: int | None = None) -> list[list[Row]]:
+    """The rows of each step of all ranks together; of the rest of the epoch, or of so many steps."""
+    found: list[list[Row]] = []
+    for batches in zip(*running, strict=steps is None):
+        if steps is not None and len(found) == steps:
+            break
+        found.append([row for batch in batches for row in rows_of([batch])])
+        if steps is not None and len(found) == steps:
+            break
+    return found
+
+
+def flat(steps: list[list[Row]]) -> list[Row]:
+    return [row for step in steps for row in step]
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
+@pytest.mark.parametrize("name", ["data", "packed"])
+@pytest.mark.parametrize(("world", "batch"), [*product(WORLDS, BATCHES)])
+def test_ranks_and_batches_only_divide_one_order(store: Path, name: str, shuffle: Any, world: int, batch: int) -> None:
+    dataset = open_dataset(name, store=store)
+    whole = flat(walked(loaders(dataset, 1, batch_size=1, shuffle=shuffle)))
+    assert Counter(whole) == Counter(flat(walked(loaders(dataset, 1, batch_size=50, shuffle="none"))))
+    running = loaders(dataset, world, batch_size=batch, shuffle=shuffle)
+    steps = walked(running)
+    assert flat(steps) == whole
+    assert len(steps) == len(running[0]) == -(-len(dataset) // (world * batch))
+    assert [len(step) for step in steps[:-1]] == [world * batch] * (len(steps) - 1)
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
+@pytest.mark.parametrize(("world", "batch"), [*product(WORLDS, BATCHES)])
+def test_a_state_resumes_at_any_step_in_any_shape(store: Path, shuffle: Any, world: int, batch: int) -> None:
+    dataset = open_dataset("data", store=store)
+    whole = flat(walked(loaders(dataset, 1, batch_size=10, shuffle=shuffle)))
+    running = loaders(dataset, world, batch_size=batch, shuffle=shuffle)
+    last = len(running[0]) - 1
+    for stop in sorted({0, 1, last // 2, last}):
+        stopped = loaders(dataset, world, batch_size=batch, shuffle=shuffle)
+        before = walked(stopped, stop) if stop else []
+        states = [loader.state_dict() for loader in stopped]
+        assert all(state == states[0] for state in states)
+        text = json.dumps(states[0])
+        assert len(text) < 1024
+        for other_world, other_batch in ((world, batch), (1, 5), (3, 2)):
+            resumed = loaders(dataset, other_world, batch_size=other_batch, shuffle=shuffle)
+            for loader in resumed:
+                loader.load_state_dict(json.loads(text))
+            assert flat(before) + flat(walked(resumed)) == whole
+            following = flat(walked(resumed))
+            assert Counter(following) == Counter(whole)
+            assert following == whole if shuffle == "none" else following != whole
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_tells_of_batches_given_not_of_those_prefetched(store: Path, workers: int) -> None:
+    dataset = open_dataset("data", store=store)
+    right = [batch_digest(batch) for batch in TokenLoader(dataset, batch_size=7, seed=5)]
+    loader = TokenLoader(dataset, batch_size=7, seed=5, num_workers=workers, persistent_workers=False)
+    batches = iter(loader)
+    found = [batch_digest(next(batches)) for _ in range(3)]
+    state = loader.state_dict()
+    assert state["position"] == 21
+    for resumed_workers in (0, workers):
+        resumed = TokenLoader(dataset, batch_size=7, seed=5, num_workers=resumed_workers, persistent_workers=False)
+        resumed.load_state_dict(state)
+        assert found + [batch_digest(batch) for batch in resumed] == right
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("budget", [64, 200])
+def test_a_token_budget_holds_and_resumes(
+    store: Path, world: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenloom.loaders.plan.WINDOW_ROWS", 40)
+    dataset = open_dataset("data", store=store)
+    whole = flat(walked(loaders(dataset, 1, batch_size=10)))
+    running = loaders(dataset, world, token_budget=budget)
+    steps, sizes = [], []
+    for batches in zip(*running, strict=True):
+        sizes += [batch["input_ids"].numel() for batch in batches]
+        steps.append([row for batch in batches for row in rows_of([batch])])
+    assert max(sizes) <= budget
+    assert sum(sizes) < 1.35 * sum(len(ids) for ids, _ in whole) + world * len(steps)
+    assert Counter(flat(steps)) == Counter(whole)
+    assert len(steps) == len(running[0])
+    for stop in (1, len(steps) // 2, len(steps) - 1):
+        stopped = loaders(dataset, world, token_budget=budget)
+        before = walked(stopped, stop)
+        for other in (world, 2):
+            resumed = loaders(dataset, other, token_budget=budget)
+            for loader in resumed:
+                loader.load_state_dict(stopped[0].state_dict())
+            after = walked(resumed)
+            assert Counter(flat(before) + flat(after)) == Counter(whole)
+            if other == world:
+                assert before + after == steps
+
+
+def test_skipped_steps_are_left_out_in_any_shape(store: Path) -> None:
+    dataset = open_dataset("data", store=store)
+    whole = flat(walked(loaders(dataset, 1, batch_size=8)))
+    left = whole[:16] + whole[40:]
+    for world, batch in ((1, 8), (2, 4), (3, 5)):
+        first = loaders(dataset, 1, batch_size=8)[0]
+        first.skip(2, 5)
+        resumed = loaders(dataset, world, batch_size=batch)
+        for loader in resumed:
+            loader.load_state_dict(first.state_dict())
+        assert flat(walked(resumed)) == left
+        assert Counter(flat(walked(resumed))) == Counter(whole)
+
+
+def test_breaking_off_begins_the_epoch_anew_and_a_state_goes_on(store: Path) -> None:
+    dataset = open_dataset("data", store=store)
+    loader = loaders(dataset, 1, batch_size=8)[0]
+    first = batch_digest(next(iter(loader)))
+    assert batch_digest(next(iter(loader))) == first
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    loader.set_epoch(0)
+    assert batch_digest(next(iter(loader))) != first
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 6}, "seed is 5 in the state, 6 here"),
+        ({"shuffle": "none"}, "shuffle is full in the state, none here"),
+        ({"token_budget": 99}, "it lacks token_budget"),
+    ],
+)
+def test_a_state_of_another_run_is_refused(store: Path, change: dict[str, Any], told: str) -> None:
+    dataset = open_dataset("data", store=store)
+    state = loaders(dataset, 1)[0].state_dict()
+    arguments = {"rank": 0, "world_size": 1, "padding": "longest", "seed": 5} | change
+    with pytest.raises(LoaderStateError, match=told):
+        TokenLoader(dataset, **arguments).load_state_dict(state)
+
+
+def test_a_state_of_other_data_is_refused(store: Path) -> None:
+    state = loaders(open_dataset("other", store=store), 1)[0].state_dict()
+    with pytest.raises(LoaderStateError, match="the state is of another run: data is"):
+        loaders(open_dataset("data", store=store), 1)[0].load_state_dict(state)
+    for damaged, told in (({}, "no version"), ({**state, "version": 9}, "version 9"), ({"version": 1}, "lacks data")):
+        with pytest.raises(LoaderStateError, match=told):
+            loaders(open_dataset("other", store=store), 1)[0].load_state_dict(damaged)
+    with pytest.raises(LoaderStateError, match="damaged"):
+        loaders(open_dataset("other", store=store), 1)[0].load_state_dict({**state, "position": -1})
+
+
+def test_peers_get_identical_batches_and_other_ranks_get_others(store: Path) -> None:
+    dataset = open_dataset("packed", store=store)
+    one, same = ([batch_digest(b) for b in TokenLoader(dataset, rank=0, world_size=2)] for _ in range(2))
+    other = [batch_digest(b) for b in TokenLoader(dataset, rank=1, world_size=2)]
+    assert one == same
+    assert not {*one} & {*other}
