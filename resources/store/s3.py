@@ -67,22 +67,23 @@ class S3:
         """
         from fsspec.asyn import sync
 
-        for attempt in range(ATTEMPTS):
+        asked: dict[str, Any] = {"Bucket": self.bucket, **arguments}
+        failures = 0
+        while True:
             try:
                 system = self._system()
-                return sync(system.loop, _answer, system, method, {"Bucket": self.bucket, **arguments})
+                answer: Any = sync(system.loop, _answer, system, method, asked)
+                return answer
             except Exception as error:
-                if (told := self._told(error, blob, bool(arguments.get("IfNoneMatch")))) is not None:
-                    raise told from error
-                failed = error
-            if attempt + 1 < ATTEMPTS:
-                time.sleep(min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * random.uniform(0.5, 1))
-        said = _refusal(failed)
-        reason = f"answers {said[0]} {said[1]}".rstrip() if said else f"is cut off ({type(failed).__name__})"
-        raise StoreUnavailableError(
-            f"{blob}: {self.address} {reason}, {ATTEMPTS} times in a row; "
-            "check the network and AWS_ENDPOINT_URL, and try again"
-        ) from failed
+                failures += 1
+                told = self._told(error, blob, "IfNoneMatch" in asked)
+                if told is None and failures == ATTEMPTS:
+                    told = self._gave_up(error, blob)
+                if told is error:
+                    raise
+                if told is not None:
+                    raise told from None  # what the libraries say may name the endpoint with its password
+            time.sleep(min(FIRST_WAIT * 2 ** (failures - 1), LONGEST_WAIT) * random.uniform(0.5, 1))
 
     def _system(self) -> Any:
         """The file system of this process; it connects when it is first asked."""
@@ -116,12 +117,20 @@ class S3:
             remedy = "the bucket is in another region; set AWS_DEFAULT_REGION"
         elif status in (401, 403) or any(name in code for name in _TOKEN):
             remedy = (
-                "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and that they may list the bucket"
-                " and read, write and delete in it"
+                "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, "
+                "and that they may list the bucket, and read, write and delete in it"
             )
         else:
             remedy = "check AWS_ENDPOINT_URL, and what the service allows"
         return StoreUnavailableError(f"{blob}: {self.address} answers {status} {code}: {remedy}")
+
+    def _gave_up(self, error: Exception, blob: str) -> StoreUnavailableError:
+        said = _refusal(error)
+        reason = f"answers {said[0]} {said[1]}".rstrip() if said else f"is cut off ({type(error).__name__})"
+        return StoreUnavailableError(
+            f"{blob}: {self.address} {reason}, {ATTEMPTS} times in a row; "
+            "check the network and AWS_ENDPOINT_URL, and try again"
+        )
 
     def _no_request(self, error: Exception) -> Exception:
         """What kept a request from being made; an error that is none of the library's is a fault of ours."""
@@ -163,8 +172,8 @@ def _is_cut_off(error: Exception) -> bool:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
-    lost = (ClientError, exceptions.HTTPClientError, exceptions.IncompleteReadError, exceptions.FlexibleChecksumError)
-    lost += (ResponseParserError, TimeoutError, ConnectionError)
+    lost = (ClientError, exceptions.HTTPClientError, exceptions.ConnectionError, TimeoutError, ConnectionError)
+    lost += (exceptions.IncompleteReadError, exceptions.FlexibleChecksumError, ResponseParserError)
     return any(isinstance(cause, lost) and not isinstance(cause, InvalidURL) for cause in _causes(error))
 
 
