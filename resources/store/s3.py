@@ -126,7 +126,7 @@ class S3:
 
     def _gave_up(self, error: Exception, blob: str) -> StoreUnavailableError:
         said = _refusal(error)
-        reason = f"answers {said[0]} {said[1]}".rstrip() if said else f"is cut off ({type(error).__name__})"
+        reason = f"answers {said[0]} {said[1]}".rstrip() if said else f"cannot be reached ({type(error).__name__})"
         return StoreUnavailableError(
             f"{blob}: {self.address} {reason}, {ATTEMPTS} times in a row; "
             "check the network and AWS_ENDPOINT_URL, and try again"
