@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from moto.server import ThreadedMotoServer
 
 SECRET = "sEcReTsEcReT"
 BUCKET = "stores"
+
+_MADE = count()  # all of moto's servers in a process serve the same buckets
 
 
 @dataclass
@@ -30,11 +32,10 @@ class ObjectService:
 
     proxy: FaultProxy
     client: Any
-    _made: Iterator[int] = field(default_factory=count)
 
     def address(self) -> str:
         """A new place in the bucket."""
-        return f"s3://{BUCKET}/stores/{next(self._made)}"
+        return f"s3://{BUCKET}/stores/{next(_MADE)}"
 
     def contents(self, address: str) -> dict[str, bytes]:
         """All that lies below an address now, by name."""
