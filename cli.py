@@ -23,7 +23,7 @@ EXIT_CODES = (
     "4 the store is damaged; 1 anything else"
 )
 
-STORE_HELP = "default: $TOKENLOOM_STORE, else .tokenloom"
+STORE_HELP = "a folder, or s3://bucket/prefix; default: $TOKENLOOM_STORE, else .tokenloom"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--split", metavar="S", help="only this split")
     inspect.add_argument("--root", metavar="PATH", help="nested JSON: the path to the rows, e.g. data[].qas[]")
     inspect.add_argument("--limit", metavar="N", type=_positive, help="only the first N rows of each split")
-    inspect.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    inspect.add_argument("--store", metavar="STORE", help=STORE_HELP)
     inspect.add_argument(
         "--json", action="store_true", help="print the facts as one JSON object; no YAML without --out"
     )
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
-    parser.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    parser.add_argument("--store", metavar="STORE", help=STORE_HELP)
     parser.add_argument(
         "--limit", metavar="N", type=_positive, help="only the first N rows of each split, published as NAME@N"
     )

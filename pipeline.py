@@ -35,7 +35,7 @@ class DataPipeline:
         """A pipeline from a YAML file, a mapping of the same settings, or a `PipelineConfig`.
 
         Args:
-            store: the store's folder; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+            store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
         """
 
         def opened() -> DataPipeline:

@@ -16,7 +16,7 @@ from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
 from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, StoreError
+from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
@@ -98,6 +98,8 @@ class Build:
         """The facts of the stage's latest manifest in the store, or none."""
         try:
             return self.store.manifest(self.name, stage).facts
+        except StoreUnavailableError:
+            raise
         except StoreError:
             return {}
 
@@ -139,7 +141,7 @@ class Build:
         stage = stage_named(name)
         work = stage.prepare(self)
         chunks, actions, reused = self._results(stage, work)
-        if any(map(self.store.is_void, actions)):  # what made them was found wrong on a later chunk
+        if self.store.voids(actions):  # what made them was found wrong on a later chunk
             work = stage.prepare(self)
             chunks, actions, reused = self._results(stage, work)
         counters: Counter[str] = Counter()

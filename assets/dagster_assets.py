@@ -42,13 +42,14 @@ class StoreResource(dg.ConfigurableResource):
 
     root: str | None = Field(
         default=None,
-        description="The store's folder; default: $TOKENLOOM_STORE, else .tokenloom in the working directory.",
+        description="The store's folder, or s3://bucket/prefix; "
+        "default: $TOKENLOOM_STORE, else .tokenloom in the working directory.",
     )
 
     def open(self) -> ArtifactStore:
         """
         Raises:
-            StoreError: the folder is no store of this version.
+            StoreError: it is no store of this version.
         """
         return ArtifactStore(self.root)
 

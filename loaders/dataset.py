@@ -53,6 +53,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     @cached_property
     def reader(self) -> SequenceReader:
         """The chunks, opened when first used."""
+        self._store.objects.fetch(self._chunks)
         return SequenceReader([SequenceChunk(self._store.objects.get(digest)) for digest in self._chunks])
 
     @property
@@ -89,7 +90,7 @@ def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] 
 
     Args:
         name: the dataset's name: its YAML's stem, or the YAML's `name`.
-        store: the store's folder; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+        store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
 
     Raises:
         DatasetNotFoundError: no such dataset or split; the message lists those there are.

@@ -16,6 +16,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +35,8 @@ from tokenloom.resources.store.versions import VersionStore
 FORMAT = "tokenloom store 2\n"
 DEFAULT_STORE = ".tokenloom"
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
+
 
 def default_store() -> str:
     """`$TOKENLOOM_STORE`, else `.tokenloom` in the working directory."""
@@ -40,16 +44,19 @@ def default_store() -> str:
 
 
 def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
-    """The place that an address names: a folder.
+    """The place that an address names: a folder, or a bucket's prefix as `s3://bucket/prefix`.
 
     Raises:
-        StoreAddressError: it is a URL of another kind.
+        StoreAddressError: it is a URL of another kind, or none that a bucket has.
     """
     named = os.fspath(address or default_store())
-    if "://" in named:
-        raise StoreAddressError(
-            f"{named.partition('://')[0]}:// stores are not available in this version; name a folder"
-        )
+    if kind := _URL.match(named):
+        if kind[1] != "s3" or kind[2] != "//":  # `Path` makes one slash of two
+            known = "name a folder, or as text s3://bucket/prefix"
+            raise StoreAddressError(f"{kind[1]}:{kind[2]} is no address of a store; {known}")
+        from tokenloom.resources.store.bucket import Bucket
+
+        return Bucket(named)
     return Folder(Path(named).expanduser().resolve())
 
 
@@ -95,13 +102,13 @@ class ArtifactStore:
         """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
         compute it."""
         action = self.actions.get(key)
-        if action is None or self.is_void(action) or self.objects.size(action.output) != action.bytes:
+        if action is None or self.objects.size(action.output) != action.bytes or self.voids([action]):
             return None
         return action if action.rejects is None or self.objects.size(action.rejects) else None
 
-    def is_void(self, action: Action) -> bool:
-        """Whether the certificate that an action relied on was withdrawn."""
-        return bool(action.engine) and self.certificates.is_void(action.engine)
+    def voids(self, actions: Iterable[Action]) -> bool:
+        """Whether a certificate that one of the actions relied on was withdrawn."""
+        return any(map(self.certificates.is_void, {action.engine for action in actions if action.engine}))
 
     def put_action(
         self,
@@ -181,7 +188,11 @@ class ArtifactStore:
         """Lay a tokenizer's files side by side, for `from_pretrained`."""
         for name, content in files.items():
             blob = f"tokenizers/{digest}/{name}"
-            if self.blobs.size(blob) != len(content) or self.blobs.read(blob) != content:
+            try:
+                held = self.blobs.read(blob) == content
+            except FileNotFoundError:
+                held = False
+            if not held:
                 self.blobs.write(blob, content)
 
     def tokenizer_folder(self, digest: str) -> Path:

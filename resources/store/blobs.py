@@ -5,7 +5,7 @@ Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -46,6 +46,10 @@ class Blobs(Protocol):
         """Put a blob in place whole, over one that is there."""
         ...
 
+    def create(self, name: str, data: bytes | memoryview) -> None:
+        """Put a blob that is named by its bytes in place whole, unless it is there with them."""
+        ...
+
     def below(self, prefix: str) -> Iterator[Blob]:
         """All blobs whose name begins with a folder's name and `/`, in order of their names."""
         ...
@@ -64,6 +68,10 @@ class Blobs(Protocol):
         Raises:
             FileNotFoundError: there is no such blob.
         """
+        ...
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Make `local` quick for these, where they are there."""
         ...
 
     def sweep(self) -> None:

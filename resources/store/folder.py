@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -54,9 +54,17 @@ class Folder:
                 temporary.unlink(missing_ok=True)
             raise StoreError(f"cannot write {path.name} to the store: {error.strerror or error}") from error
 
+    def create(self, name: str, data: bytes | memoryview) -> None:
+        try:
+            held = self.size(name) == len(data) and (self.root / name).read_bytes() == data
+        except OSError:
+            held = False
+        if not held:
+            self.write(name, data)
+
     def below(self, prefix: str) -> Iterator[Blob]:
         try:
-            entries = sorted(os.scandir(self.root / prefix), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(self.root / prefix), key=_place)
         except (FileNotFoundError, NotADirectoryError):
             return
         for entry in entries:
@@ -81,11 +89,19 @@ class Folder:
             raise FileNotFoundError(name)
         return path
 
+    def fetch(self, names: Iterable[str]) -> None:
+        """They are here."""
+
     def sweep(self) -> None:
         limit = time.time() - STALE_SECONDS
         for blob in self.below(SCRATCH):
             if blob.modified < limit:
                 self.delete(blob.name)
+
+
+def _place(entry: os.DirEntry[str]) -> str:
+    """What sorts an entry where the names below it belong."""
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 @contextmanager

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import DamagedObjectError, StoreError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs import Blobs
 
 OBJECTS = "objects"
 
+MAP_ATTEMPTS = 5
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+
+
+def object_digest(blob: str) -> str | None:
+    """The digest of the object that a blob's name stands for, or None where it stands for none."""
+    return found[2] if (found := _BLOB.fullmatch(blob)) else None
 
 
 def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
@@ -63,15 +73,12 @@ class ObjectStore:
         damaged is replaced."""
         content = memoryview(data)
         digest = digest_bytes(content)
-        if self.size(digest) != len(content) or not self._holds(digest, content):
-            self._blobs.write(self.blob(digest), content)
+        self._blobs.create(self.blob(digest), content)
         return digest
 
-    def _holds(self, digest: str, content: memoryview) -> bool:
-        try:
-            return self.path(digest).read_bytes() == content
-        except (StoreError, OSError):
-            return False
+    def fetch(self, digests: Iterable[str]) -> None:
+        """Make opening these quick: from an object store, several are fetched at a time."""
+        self._blobs.fetch(map(self.blob, digests))
 
     def get(self, digest: str) -> pa.Table:
         """Open an object from the memory map.
@@ -79,9 +86,8 @@ class ObjectStore:
         Raises:
             StoreError: it is missing, or not an Arrow file.
         """
-        path = self.path(digest)
         try:
-            with pa.memory_map(str(path)) as source:
+            with self._map(digest) as source:
                 return pa.ipc.open_file(source).read_all()
         except (pa.ArrowInvalid, OSError) as error:
             raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; build the dataset") from error
@@ -92,8 +98,11 @@ class ObjectStore:
         Raises:
             StoreError: it is missing.
         """
-        with pa.memory_map(str(self.path(digest))) as source:
-            return digest_bytes(memoryview(source.read_buffer())) == digest
+        try:
+            with self._map(digest) as source:
+                return digest_bytes(memoryview(source.read_buffer())) == digest
+        except DamagedObjectError:
+            return False
 
     def get_verified(self, digest: str) -> pa.Table:
         """Open an object whose bytes are checked first. A damaged one is removed, so that the next build makes it anew.
@@ -105,6 +114,12 @@ class ObjectStore:
             self.delete(digest)
             raise StoreError(f"object {digest} was damaged and has been removed; build again to make it anew")
         return self.get(digest)
+
+    def _map(self, digest: str) -> pa.MemoryMappedFile:
+        for _ in range(MAP_ATTEMPTS):
+            with suppress(FileNotFoundError):  # it made room for another before it was mapped
+                return pa.memory_map(str(self.path(digest)))
+        raise StoreError(f"object {digest} leaves the cache as soon as it comes; set TOKENLOOM_CACHE_SIZE to more")
 
     def delete(self, digest: str) -> None:
         self._blobs.delete(self.blob(digest))

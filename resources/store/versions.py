@@ -44,8 +44,9 @@ class VersionStore:
 
     def add(self, dataset: str, digest: str, stages: dict[str, str]) -> None:
         """Note what is published now, unless it is what was published last."""
-        known = self.of(dataset)
-        if known and (known[-1].digest, known[-1].stages) == (digest, stages):
+        names = [blob.name for blob in self._blobs.below(self.folder(dataset))]
+        last = next(filter(None, map(self._read, reversed(names))), None)
+        if last is not None and (last.digest, last.stages) == (digest, stages):
             return
         stamp = datetime.now(UTC).strftime(_STAMP)
         self._blobs.write(
@@ -54,16 +55,16 @@ class VersionStore:
 
     def of(self, dataset: str) -> list[Version]:
         """All versions of a dataset, the oldest first; unreadable ones are left out."""
-        found: list[Version] = []
-        for blob in self._blobs.below(self.folder(dataset)):
-            try:
-                entry = json.loads(self._blobs.read(blob.name))
-                stamp = blob.name.rpartition("/")[2].partition("-")[0]
-                published = datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
-                found.append(Version(str(entry["digest"]), published, dict(entry["stages"])))
-            except (FileNotFoundError, ValueError, KeyError, TypeError):
-                continue
-        return found
+        return [found for blob in self._blobs.below(self.folder(dataset)) if (found := self._read(blob.name))]
+
+    def _read(self, name: str) -> Version | None:
+        """The version in a blob, or None where it cannot be read."""
+        try:
+            entry = json.loads(self._blobs.read(name))
+            published = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _STAMP).replace(tzinfo=UTC)
+            return Version(str(entry["digest"]), published, dict(entry["stages"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
 
     def find(self, dataset: str, wanted: str) -> Version:
         """The version that is meant by a digest's first characters (at least 4), or the latest one that was published
