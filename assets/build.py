@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
+from tokenloom.assets.probe import library_versions, probe_digest
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
 from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
@@ -167,9 +168,15 @@ class Build:
 
     def key_parts(self, stage: Stage, work: Work) -> KeyParts:
         """What the keys of a stage's chunks have in common."""
-        libraries = {name: metadata.version(name) for name in stage.libraries}
-        settings = {**stage.settings(self.config), **work.settings}
-        return KeyParts(stage.name, stage.version, libraries, settings, dict(work.sides))
+        return KeyParts(
+            stage.name,
+            stage.version,
+            probe_digest(stage, self.store),
+            {**stage.settings(self.config), **work.settings},
+            dict(work.sides),
+            library_versions(stage),
+            stage.shaping(self.config),
+        )
 
     def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], int]:
         """What became of every chunk, and how many were there already; tells of each as it is done."""
