@@ -1,4 +1,4 @@
-"""What a stage makes of fixed rows, as a digest: an upgrade of libraries that changes nothing leaves every key as it is."""
+"""What a stage makes of fixed rows, as a digest: an upgrade of libraries that changes nothing leaves all keys alone."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ _OPAQUE = (
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}"
     "{% else %}{{ m.content | trim }}{% endif %}{% endfor %}{{ [1.5, none, 'é'] | tojson }}"
 )
-_JINJA = "{{ question | trim }} {{ 'été ıß' | title }} {{ ['a<é', none] | tojson }}: {% generation %}{{ answer }}{% endgeneration %}"
+_JINJA = (
+    "{{ question | trim }} {{ 'été ıß' | title }} {{ ['a<é', none] | tojson }}: "
+    "{% generation %}{{ answer }}{% endgeneration %}"
+)
 _FIELDS = {"form": "fields", "roles": {"question": "question", "answer": "answer"}, "answer": "answer"}
 _CUSTOM = {"template": "Q: {question}\n\nA: {answer}\n", "label_column": "answer"}
 
