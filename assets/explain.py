@@ -173,9 +173,9 @@ class _Foresight(Build):
         self._known[stage.name] = _Known.SURE
         facts = self._try(lambda: stage.facts(self, manifest))
         known = min(self._known[name] for name in self._asked)
-        if facts is None and previous is not None:
+        if facts is None and previous and any(chunk.output for chunk in manifest.chunks):
             self._borrowed.add(stage.name)
-            facts, known = previous.facts, _Known(any(chunk.output for chunk in manifest.chunks))
+            facts, known = previous.facts, _Known.BEFORE
         elif facts is None:
             facts, known = _NoFacts(), _Known.NOT
         self._known[stage.name] = known
