@@ -144,8 +144,10 @@ class _Foresight(Build):
         for chunk in listed:
             awaited = chunk.awaited if isinstance(chunk, _Foreseen) else not all(map(self._is_whole, self._asked))
             key = "" if awaited or vague else parts.key(chunk.digest)
-            found.append(self._found(key))
-            action = self.store.actions.get(key) if found[-1] in ("hit", "lost") else None
+            action = self.store.find_action(key) if key else None
+            found.append("hit" if action else self.store.why_missed(key) if key else "awaited")
+            if found[-1] == "lost":  # what it made is known all the same
+                action = self.store.actions.get(key)
             counters.update(action.counters if action else {})
             rows = chunk.rows if isinstance(chunk, _Foreseen) else 0
             outcome = action.outcome() if action else {**_NO_COUNTS, "rows_in": rows, "rows_out": rows, "output": ""}
@@ -153,11 +155,6 @@ class _Foresight(Build):
             digest = "" if awaited else chunk.digest
             chunks.append(ManifestChunk(**place, **{"rejects": None, **outcome}, input=digest, key=key))
         return Manifest(self.name, stage.name, tuple(chunks), counters=dict(counters)), found
-
-    def _found(self, key: str) -> Found:
-        if not key:
-            return "awaited"
-        return "hit" if self.store.find_action(key) else self.store.why_missed(key)
 
     def _waiting(self, stage: Stage, waits: int, count: int) -> list[str]:
         """What a stage waits for."""
