@@ -1,4 +1,4 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `schema`."""
 
 from __future__ import annotations
 
@@ -85,6 +85,17 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--stage", metavar="S", help="stop after this stage")
     build.add_argument("--json", action="store_true", help="print one JSON object on stdout, everything else on stderr")
     build.set_defaults(command=_build)
+
+    explain = commands.add_parser(
+        "explain", help="say what a build would compute, and why; computes nothing", epilog=EXIT_CODES
+    )
+    explain.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+    explain.add_argument("--limit", metavar="N", type=_positive, help="of the build with this --limit")
+    explain.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    explain.add_argument(
+        "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
+    )
+    explain.set_defaults(command=_explain)
 
     preview = commands.add_parser(
         "preview", help="show rows with trained and masked tokens in colour", epilog=EXIT_CODES
@@ -230,6 +241,26 @@ def _build(parsed: argparse.Namespace) -> int:
     console.print(summary(reports), highlight=False)
     if parsed.json:
         print(json.dumps(stage_json(build.name, reports, build.config.tokenizer.max_length)))
+    return 0
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tokenloom.assets.build import Build
+    from tokenloom.assets.explain import explain
+    from tokenloom.console.explanation import explanation_json, explanation_lines, explanation_table
+    from tokenloom.resources.store import ArtifactStore
+
+    config, store = PipelineConfig.from_file(parsed.config), ArtifactStore(parsed.store, read_only=True)
+    build = Build(config, store, limit=parsed.limit)
+    stages = explain(build)
+    console = Console(stderr=parsed.json)
+    console.print(explanation_table(build.name, stages))
+    for line in explanation_lines(stages):
+        _say(console, line)
+    if parsed.json:
+        print(json.dumps(explanation_json(build.name, stages), ensure_ascii=False))
     return 0
 
 

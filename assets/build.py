@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
+from tokenloom.assets.changes import Found, reasons
+from tokenloom.assets.probe import library_versions, probe_digest
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
 from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
@@ -33,7 +35,10 @@ def stage_named(name: str) -> Stage:
 
 @dataclass(frozen=True)
 class StageReport:
-    """What one stage did: rows and tokens in counts, chunks made and reused, seconds, and the output's digest."""
+    """What one stage did: rows and tokens in counts, chunks made and reused, seconds, and the output's digest.
+
+    `explanation` says in sentences what had changed since the build before.
+    """
 
     name: str
     rows_in: int
@@ -46,6 +51,7 @@ class StageReport:
     seconds: float
     digest: str
     counters: dict[str, int]
+    explanation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,14 +100,19 @@ class Build:
             self._manifests[stage] = self.store.manifest(self.name, stage)
         return self._manifests[stage]
 
-    def known_facts(self, stage: str) -> dict[str, Any]:
-        """The facts of the stage's latest manifest in the store, or none."""
+    def known_manifest(self, stage: str) -> Manifest | None:
+        """The stage's latest manifest in the store, or None where there is none, or none that can be read."""
         try:
-            return self.store.manifest(self.name, stage).facts
+            return self.store.manifest(self.name, stage)
         except StoreUnavailableError:
             raise
         except StoreError:
-            return {}
+            return None
+
+    def known_facts(self, stage: str) -> dict[str, Any]:
+        """The facts of the stage's latest manifest in the store, or none."""
+        known = self.known_manifest(stage)
+        return known.facts if known else {}
 
     @property
     def tokenizer(self) -> TokenizerSpec:
@@ -140,14 +151,15 @@ class Build:
         self.store.prepare()
         stage = stage_named(name)
         work = stage.prepare(self)
-        chunks, actions, reused = self._results(stage, work)
+        chunks, actions, found = self._results(stage, work)
         if self.store.voids(actions):  # what made them was found wrong on a later chunk
             work = stage.prepare(self)
-            chunks, actions, reused = self._results(stage, work)
+            chunks, actions, found = self._results(stage, work)
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
-        told = {"counters": dict(counters), "notes": work.notes(), "parts": asdict(self.key_parts(stage, work))}
+        parts, previous = self.key_parts(stage, work), self.known_manifest(name)
+        told = {"counters": dict(counters), "notes": work.notes(), "parts": asdict(parts)}
         manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
@@ -156,7 +168,8 @@ class Build:
         if not manifest.total("rows_out"):
             raise DataValidationError(f"{name}: no row is left of {self.config.dataset.name}: {self._losses(manifest)}")
         self._publish(manifest)
-        return self._report(manifest, reused, time.perf_counter() - started)
+        explanation = reasons(self.config, previous, parts, chunks, found)
+        return self._report(manifest, found, time.perf_counter() - started, explanation)
 
     def _publish(self, manifest: Manifest) -> None:
         """Make a stage's manifest the latest; with that of the last stage, all of them are a version."""
@@ -169,32 +182,41 @@ class Build:
 
     def key_parts(self, stage: Stage, work: Work) -> KeyParts:
         """What the keys of a stage's chunks have in common."""
-        libraries = {name: metadata.version(name) for name in stage.libraries}
-        settings = {**stage.settings(self.config), **work.settings}
-        return KeyParts(stage.name, stage.version, libraries, settings, dict(work.sides))
+        return KeyParts(
+            stage.name,
+            stage.version,
+            probe_digest(stage, self.store),
+            {**stage.settings(self.config), **work.settings},
+            dict(work.sides),
+            library_versions(stage),
+            stage.shaping(self.config),
+        )
 
-    def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], int]:
-        """What became of every chunk, and how many were there already; tells of each as it is done."""
+    def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], list[Found]]:
+        """What became of every chunk, and whether it was there already; tells of each as it is done."""
         chunks: list[ManifestChunk] = []
         actions: list[Action] = []
+        found: list[Found] = []
         reused = rows = 0
-        for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
+        for chunk, key, action, what in self.engine.map(self._step(stage, work), work.chunks):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
-            reused += hit
+            found.append(what)
+            reused += what == "hit"
             rows += action.rows_in
             self._on_progress(Progress(stage.name, len(chunks), reused, rows))
-        return chunks, actions, reused
+        return chunks, actions, found
 
-    def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
+    def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, Found]]:
         parts = self.key_parts(stage, work)
         compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
 
-        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, bool]:
+        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, Found]:
             key = parts.key(chunk.digest)
             if (action := self.store.find_action(key)) is not None:
-                return chunk, key, action, True
+                return chunk, key, action, "hit"
+            why = self.store.why_missed(key)
             output = compute(chunk.load())
             _verify(stage, output)
             made = self.store.put_action(
@@ -207,7 +229,7 @@ class Build:
                 stage.loaded,
                 output.engine,
             )
-            return chunk, key, made, False
+            return chunk, key, made, why
 
         return step
 
@@ -233,7 +255,7 @@ class Build:
         return f"{rejected:,} were rejected{reasons}, {filtered:,} filtered"
 
     @staticmethod
-    def _report(manifest: Manifest, reused: int, seconds: float) -> StageReport:
+    def _report(manifest: Manifest, found: Sequence[Found], seconds: float, explanation: Sequence[str]) -> StageReport:
         return StageReport(
             name=manifest.stage,
             rows_in=manifest.total("rows_in"),
@@ -242,10 +264,11 @@ class Build:
             filtered=manifest.total("filtered"),
             tokens=manifest.total("tokens"),
             chunks=len(manifest.chunks),
-            chunks_reused=reused,
+            chunks_reused=found.count("hit"),
             seconds=round(seconds, 4),
             digest=manifest.digest,
             counters=manifest.counters,
+            explanation=tuple(explanation),
         )
 
 

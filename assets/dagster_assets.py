@@ -198,6 +198,8 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         "seconds": report.seconds,
         **{f"counters/{name}": count for name, count in sorted(report.counters.items()) if "/" not in name},
     }
+    if report.explanation:
+        metadata["explanation"] = "\n".join(report.explanation)
     if manifest.chunks:
         first = _intact(store, manifest.chunks[0].output)
         metadata["dagster/column_schema"] = _column_schema(first.schema)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
+from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.rejects import no_rejects
 from tokenloom.config import PipelineConfig
@@ -139,6 +142,11 @@ class Context(Protocol):
 Check = Callable[[pa.Table], bool]
 
 
+def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
+    """Settings of the YAML as JSON, by their dotted names."""
+    return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
+
+
 class Stage(ABC):
     """One stage of the pipeline."""
 
@@ -147,7 +155,7 @@ class Stage(ABC):
     """Bumped by hand when the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
     libraries: ClassVar[tuple[str, ...]]
-    """Distributions whose version the output depends on."""
+    """Distributions whose behaviour the output may depend on; another version of one has the probe run again."""
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""
@@ -161,7 +169,16 @@ class Stage(ABC):
 
     @abstractmethod
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Exactly the settings that the stage reads, as JSON; they are part of every key."""
+        """Exactly the settings that the stage reads, as JSON by their dotted names; they are part of every key."""
+
+    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
+        """Settings that say which chunks there are. The chunks' digests stand for them in keys."""
+        return {}
+
+    def probe(self) -> Sequence[pa.Table]:
+        """What the stage makes of fixed rows: its digest tells library versions apart. It covers what the stage leaves
+        to libraries."""
+        return import_module(f"tokenloom.assets.{self.name}.probe").probe()
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         """Everything in the YAML that may change the output; wider than `settings` where those are resolved later."""

@@ -24,7 +24,7 @@ from tokenloom.assets.rejects import join_rejects
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
-from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.tokens.stage import IDS
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.config import PipelineConfig
@@ -57,7 +57,7 @@ class SequencesStage(Stage):
     name = "sequences"
     version = 2
     upstream = ("tokens",)
-    libraries = ("pyarrow",)
+    libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
     output_schema: ClassVar = {
         "input_ids": IDS,
@@ -69,14 +69,13 @@ class SequencesStage(Stage):
     checks: ClassVar = {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        length = config.length
-        own = {"smart": {"give_up": list(length.give_up)}, "split": {"stride": length.stride}}
-        return {
-            "strategy": length.strategy,
-            "packing": length.packing,
-            "max_length": config.tokenizer.max_length,
-            **own.get(length.strategy, {}),
-        }
+        stride = ("length.stride",) if config.length.strategy == "split" else ()
+        return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        """Of `give_up` keys hold what it comes to."""
+        order = ("length.give_up",) if config.length.strategy == "smart" else ()
+        return {**self.settings(config), **read_settings(config, *order)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]

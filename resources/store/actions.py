@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -18,20 +19,30 @@ class KeyParts:
 
     Args:
         stage, version: the stage's name and the number bumped when its code changes its output.
-        libraries: versions of the libraries whose behaviour the output depends on.
-        settings: exactly the settings that the stage reads, as JSON.
+        probe: digest of what the stage makes of fixed rows; libraries that change it change every key.
+        settings: exactly the settings that the stage reads, as JSON; those of the YAML by their dotted names.
         sides: digests of side inputs, by name.
+        libraries: versions of the libraries that the stage calls. For people: no part of any key.
+        shaping: settings that say which chunks there are, whose digests stand for them. For people as well.
     """
 
     stage: str
     version: int
-    libraries: dict[str, str]
+    probe: str
     settings: dict[str, Any]
     sides: dict[str, str]
+    libraries: dict[str, str] = field(default_factory=dict)
+    shaping: dict[str, Any] = field(default_factory=dict)
 
     def key(self, chunk: str) -> str:
         """The key of the action on an input chunk, named by its digest: BLAKE3 over canonical JSON."""
-        return digest_json({**asdict(self), "chunk": chunk})
+        common = {"stage": self.stage, "version": self.version, "probe": self.probe}
+        return digest_json({**common, "settings": self.settings, "sides": self.sides, "chunk": chunk})
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> KeyParts | None:
+        """The parts that a manifest holds, or None where they are of another version."""
+        return cls(**found) if {field.name for field in fields(cls)} == set(found) else None
 
 
 @dataclass(frozen=True, kw_only=True)

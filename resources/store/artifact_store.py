@@ -5,6 +5,7 @@ objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAK
 actions/<ab>/<key>.json             what a stage made of one chunk
 certificates/<key>/<digest>.json    where two tokenizer engines agree
 datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
+probes/<stage>-<digest>.json        what a stage makes of fixed rows, as a digest
 versions/<name>/<time>-<…>.json     the manifests of every state that was published
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      the chunks of source files as they stood when they were read
@@ -19,6 +20,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 
@@ -30,12 +32,16 @@ from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.folder import Folder
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
+from tokenloom.resources.store.probes import ProbeStore
+from tokenloom.resources.store.read_only import ReadOnly
 from tokenloom.resources.store.versions import VersionStore
 
 FORMAT = "tokenloom store 2\n"
 DEFAULT_STORE = ".tokenloom"
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
+Missed = Literal["new", "lost", "void"]
+"""Why an action does not count: there is none, its objects are missing, or the certificate it relies on is void."""
 
 
 def default_store() -> str:
@@ -63,16 +69,22 @@ def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
 class ArtifactStore:
     """One store. Reading never writes; the place is made a store by the first write.
 
+    Args:
+        address: a folder; default: `default_store()`.
+        read_only: what would write to it does nothing.
+
     Raises:
         StoreError: it is a store of another format.
         StoreAddressError: its address cannot be opened.
     """
 
-    def __init__(self, address: str | os.PathLike[str] | None = None):
-        self.blobs = open_blobs(address)
+    def __init__(self, address: str | os.PathLike[str] | None = None, read_only: bool = False):
+        opened = open_blobs(address)
+        self.blobs: Blobs = ReadOnly(opened) if read_only else opened
         self.objects = ObjectStore(self.blobs)
         self.actions = ActionStore(self.blobs)
         self.certificates = CertificateStore(self.blobs)
+        self.probes = ProbeStore(self.blobs)
         self.versions = VersionStore(self.blobs)
         self._check_format()
 
@@ -102,9 +114,19 @@ class ArtifactStore:
         """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
         compute it."""
         action = self.actions.get(key)
-        if action is None or self.objects.size(action.output) != action.bytes or self.voids([action]):
-            return None
-        return action if action.rejects is None or self.objects.size(action.rejects) else None
+        return None if action is None or not self._holds(action) or self.voids([action]) else action
+
+    def why_missed(self, key: str) -> Missed:
+        """Why there is no action under `key` that counts."""
+        action = self.actions.get(key)
+        if action is None:
+            return "new"
+        return "void" if self.voids([action]) else "lost"
+
+    def _holds(self, action: Action) -> bool:
+        """Whether the objects of an action are there and whole."""
+        whole = self.objects.size(action.output) == action.bytes
+        return whole and (action.rejects is None or bool(self.objects.size(action.rejects)))
 
     def voids(self, actions: Iterable[Action]) -> bool:
         """Whether a certificate that one of the actions relied on was withdrawn."""
