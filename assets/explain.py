@@ -20,7 +20,7 @@ from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, Manifes
 
 T = TypeVar("T")
 
-_NO_COUNTS = {"bytes": 0, "length": 0, "rejected": 0, "filtered": 0, "tokens": 0}
+_NO_COUNTS = {"bytes": 0, "table_rows": 0, "rejected": 0, "filtered": 0, "tokens": 0}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
         key="k" * 64,
         output=output,
         bytes=9,
-        length=3,
         rejects=None,
         blocks="",
         **COUNTS,

@@ -50,14 +50,12 @@ class Outcome:
     """What became of one chunk.
 
     `output` and `rejects` are object digests (`rejects` is None where no row was rejected), `bytes` the output's size,
-    `length` the rows of its table (a packed sequence holds several of those that are counted). rows_in = rows_out +
-    rejected + filtered; `tokens` counts those of the output. `blocks` is the hex of the output's `block_digests` where
-    loaders read it, else "".
+    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output. `blocks` is
+    `block_digests` of the output in hex where loaders read it, else "".
     """
 
     output: str
     bytes: int
-    length: int
     rejects: str | None
     rows_in: int
     rows_out: int

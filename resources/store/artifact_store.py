@@ -156,7 +156,6 @@ class ArtifactStore:
         action = Action(
             output=self.objects.put(data),
             bytes=data.size,
-            length=table.num_rows,
             rejects=rejected,
             **counts,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",

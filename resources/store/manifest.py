@@ -26,7 +26,6 @@ _SCHEMA = pa.schema(
         ("key", pa.string()),
         ("output", pa.string()),
         ("bytes", pa.int64()),
-        ("length", pa.int64()),
         ("rejects", pa.string()),
         ("rows_in", pa.int64()),
         ("rows_out", pa.int64()),
