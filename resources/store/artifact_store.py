@@ -128,6 +128,7 @@ class ArtifactStore:
             bytes=data.size,
             rejects=rejected,
             **counts,
+            table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",
             counters=counters,
             engine=engine,
@@ -151,8 +152,14 @@ class ArtifactStore:
 
         Raises:
             DatasetNotFoundError: there is none; the message lists what there is.
+            StoreError: it is damaged.
         """
-        return Manifest.from_table(self.objects.get(self.manifest_digest(dataset, stage, version)))
+        digest = self.manifest_digest(dataset, stage, version)
+        if not self.objects.is_intact(digest):
+            raise StoreError(
+                f"object {digest}, the manifest of {dataset}/{stage}, is damaged; build again to make it anew"
+            )
+        return Manifest.from_table(self.objects.get(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
         """The object digest of a manifest.
