@@ -154,12 +154,15 @@ class ArtifactStore:
             DatasetNotFoundError: there is none; the message lists what there is.
             StoreError: it is damaged.
         """
-        digest = self.manifest_digest(dataset, stage, version)
-        if not self.objects.is_intact(digest):
-            raise StoreError(
-                f"object {digest}, the manifest of {dataset}/{stage}, is damaged; build again to make it anew"
-            )
-        return Manifest.from_table(self.objects.get(digest))
+        return self.manifest_at(self.manifest_digest(dataset, stage, version))
+
+    def manifest_at(self, digest: str) -> Manifest:
+        """The manifest whose object has that digest.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        return Manifest.from_table(self.objects.get_intact(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
         """The object digest of a manifest.
@@ -168,7 +171,7 @@ class ArtifactStore:
             DatasetNotFoundError: there is none; the message lists what there is.
         """
         pointer = self._pointer(dataset, stage)
-        if version is not None:
+        if version is not None and dataset in self.datasets():
             found = self.versions.find(dataset, version)
             if stage not in found.stages:
                 raise DatasetNotFoundError(f"version {found} of dataset {dataset!r} has no {stage}")
