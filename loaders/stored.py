@@ -31,8 +31,8 @@ class StoredChunk:
     """
 
     def __init__(self, objects: ObjectStore, chunk: ManifestChunk, dataset: str, verify: bool = True):
-        self.rows, self.unchecked = chunk.table_rows, verify
-        self._objects, self._chunk, self._dataset = objects, chunk, dataset
+        self.rows, self.unchecked = chunk.table_rows, verify and chunk.table_rows > 0
+        self._objects, self._chunk, self._dataset, self._verify = objects, chunk, dataset, verify
 
     def touch(self, rows: Ints) -> None:
         """Check what the batch of these rows will read.
@@ -56,7 +56,7 @@ class StoredChunk:
 
     @cached_property
     def _mapped(self) -> MappedObject:
-        return MappedObject(self._objects, self._chunk, self._dataset, DEFERRED, self.unchecked)
+        return MappedObject(self._objects, self._chunk, self._dataset, DEFERRED, self._verify)
 
     @cached_property
     def _opened(self) -> SequenceChunk:

@@ -36,7 +36,7 @@ def write_sequences(folder: Path, name: str, tokens: list[int], mean: int = 500,
     store.prepare()
     chunks, rows = [], []
     for number, count in enumerate(tokens):
-        lengths = draw.integers(1, 2 * mean, max(count // mean, 1))
+        lengths = draw.integers(1, 2 * mean, -(-count // mean))
         offsets = offsets_of(lengths)
         ids = draw.integers(1, 60_000, offsets[-1]).astype(np.uint16)
         trained = draw.integers(0, 2, offsets[-1]).astype(np.uint8)

@@ -37,6 +37,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return write_sequences(tmp_path_factory.mktemp("tiny"), "tiny", [200], 20)
 
 
+def test_empty_objects_hide_no_others(tmp_path: Path) -> None:
+    written = write_sequences(tmp_path, "hollow", [0, 3_000, 0, 3_000])
+    first, second, *_ = written.objects()
+    assert read(written) == len(written.rows)
+    for path in (first, second):
+        for position in range(0, path.stat().st_size, 61):
+            with flipped(path, position, 255), pytest.raises(StoreError, match=path.stem):
+                read(written)
+
+
 @contextmanager
 def flipped(path: Path, position: int, mask: int) -> Iterator[None]:
     """The file with one byte changed."""
