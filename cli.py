@@ -1,4 +1,4 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `versions`, `diff`, `schema`."""
 
 from __future__ import annotations
 

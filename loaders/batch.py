@@ -115,7 +115,7 @@ class SequenceReader:
     def __init__(self, chunks: Sequence[Chunk], weighted: bool | None = None):
         self._chunks = list(chunks)
         self._first_row = offsets_of(np.array([chunk.rows for chunk in self._chunks], np.int64))
-        self._unchecked = sum(chunk.unchecked for chunk in self._chunks)
+        self._unchecked = {chunk for chunk in self._chunks if chunk.unchecked}
         if weighted is None:
             weighted = any(side.weights is not None for chunk in self._chunks for side in chunk.sides.values())
         self._weighted = weighted
@@ -193,7 +193,8 @@ class SequenceReader:
         for chunk, _, local in places:
             if chunk.unchecked:
                 chunk.touch(local)
-                self._unchecked -= not chunk.unchecked
+            if not chunk.unchecked:
+                self._unchecked.discard(chunk)
 
     def _places(self, rows: Ints) -> list[tuple[Chunk, Ints, Ints]]:
         """Each chunk met, which of `rows` it holds, and their places in it."""

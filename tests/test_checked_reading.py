@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,16 @@ def test_a_damaged_manifest_is_told_before_it_is_read(tmp_path: Path) -> None:
         ):
             open_dataset("listed", store=tmp_path)
     assert read(written) == len(written.rows)
+
+
+def test_threads_that_share_a_dataset_leave_nothing_unchecked(large: Written) -> None:
+    path = large.objects()[1]
+    dataset = open_dataset("large", store=large.folder)
+    parts = np.array_split(np.arange(len(dataset)), 4)
+    with flipped(path, path.stat().st_size // 2, 1), ThreadPoolExecutor(4) as pool:
+        for _ in range(2):
+            with pytest.raises(StoreError, match=path.stem):
+                list(pool.map(lambda rows: [dataset[row] for row in rows.tolist()], parts))
 
 
 def test_worker_processes_tell_of_damage_too(large: Written) -> None:

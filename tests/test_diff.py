@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -28,6 +29,7 @@ from tokenloom.resources.store import ArtifactStore, Manifest
 
 SIZE = ChunkSize(target=1024, maximum=4096)
 Rows = list[dict[str, str]]
+EDITS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 12
 
 
 def side(values: list[int]) -> Side:
@@ -106,7 +108,7 @@ def edited(rows: Rows, draw: random.Random) -> Rows:
     return made
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(EDITS))
 def test_random_edits_of_a_file_are_what_multisets_say(tmp_path: Path, seed: int) -> None:
     draw, store = random.Random(seed), ArtifactStore(tmp_path / "store")
     a = write_rows(tmp_path / "rows.jsonl", 200, seed)

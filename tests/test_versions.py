@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def test_a_moment_finds_the_last_version_until_then(
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     states = [((begin + timedelta(seconds=at)).strftime("%Y%m%dT%H%M%S.%fZ"), f"{at:064x}") for at in seconds]
     store = published(tmp_path_factory.mktemp("moments"), states)
-    moment = (begin + timedelta(seconds=asked)).astimezone(__import__("datetime").timezone(zone))
+    moment = (begin + timedelta(seconds=asked)).astimezone(timezone(zone))
     expected = max((at for at in seconds if at <= asked), default=None)
     if expected is None:
         with pytest.raises(DatasetNotFoundError):
