@@ -1,4 +1,4 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `schema`."""
 
 from __future__ import annotations
 
@@ -109,6 +109,19 @@ def _parser() -> argparse.ArgumentParser:
         "--inference", action="store_true", help="show the prompts that the model is given when it is to answer"
     )
     preview.set_defaults(command=_preview)
+
+    versions = commands.add_parser("versions", help="list every state in which a dataset was built", epilog=EXIT_CODES)
+    versions.add_argument("dataset", metavar="NAME|CONFIG", help="a dataset's name, or its YAML")
+    versions.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    versions.add_argument("--json", action="store_true", help="print one JSON object")
+    versions.set_defaults(command=_versions)
+
+    diff = commands.add_parser("diff", help="tell what differs between two datasets or versions", epilog=EXIT_CODES)
+    diff.add_argument("a", metavar="A", help="a dataset's name, or name@version: the begin of a digest, or a date")
+    diff.add_argument("b", metavar="B", help="the same; what only B holds is told as added")
+    diff.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    diff.add_argument("--json", action="store_true", help="print one JSON object")
+    diff.set_defaults(command=_diff)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
     schema.set_defaults(command=_schema)
@@ -315,6 +328,43 @@ def _preview(parsed: argparse.Namespace) -> int:
         print(f"wrote {parsed.html}")
     else:
         print_preview(Console(), build.name, rows)
+    return 0
+
+
+def _versions(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tokenloom.console.version_table import dataset_of, version_facts, version_table
+    from tokenloom.resources.store import ArtifactStore
+
+    name = dataset_of(parsed.dataset)
+    versions = version_facts(ArtifactStore(parsed.store), name)
+    if parsed.json:
+        print(json.dumps({"dataset": name, "versions": versions}))
+    else:
+        Console().print(version_table(visible(name), versions), highlight=False)
+    return 0
+
+
+def _diff(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tokenloom.assets.diff import diff_datasets
+    from tokenloom.console.diff_table import diff_lines, setting_table, split_table
+    from tokenloom.resources.store import ArtifactStore
+
+    found = diff_datasets(ArtifactStore(parsed.store), parsed.a, parsed.b)
+    if parsed.json:
+        print(json.dumps(found.to_json(), ensure_ascii=False))
+        return 0
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    for name, side in (("A", found.a), ("B", found.b)):
+        _say(console, f"{name}: {side.dataset}, version {side.version}")
+    console.print(split_table(found.splits), highlight=False)
+    if found.settings:
+        console.print(setting_table(found.settings), highlight=False)
+    for line in diff_lines(found):
+        _say(console, line)
     return 0
 
 

@@ -25,7 +25,7 @@ from tokenloom.assets.schema.cells import column_cells, format_cells
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, StoreError, TokenloomError
+from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.compute import ComputeEngine, keep_memory_low
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 
@@ -201,7 +201,7 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
     if report.explanation:
         metadata["explanation"] = "\n".join(report.explanation)
     if manifest.chunks:
-        first = _intact(store, manifest.chunks[0].output)
+        first = store.objects.get_intact(manifest.chunks[0].output)
         metadata["dagster/column_schema"] = _column_schema(first.schema)
         metadata["sample"] = _sample(first)
     if manifest.stage == "sequences":
@@ -319,11 +319,11 @@ def _check_chunk(stage: Stage, store: ArtifactStore, chunk: ManifestChunk) -> Ch
 
     rows = 0
     try:
-        table = _intact(store, chunk.output)
+        table = store.objects.get_intact(chunk.output)
         rows = table.num_rows
         validate(stage, table)
         if chunk.rejects:
-            rejects = _intact(store, chunk.rejects)
+            rejects = store.objects.get_intact(chunk.rejects)
             validate_rejects(rejects)
             _require_count("rejects", rejects.num_rows, chunk.rejected)
         _require_count("rows that came in", chunk.rows_out + chunk.rejected + chunk.filtered, chunk.rows_in)
@@ -349,18 +349,6 @@ def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetChec
         description="; ".join(wrong) or "the stop is trained, BOS stands at most once",
         metadata={"certificate": _cells(found)},
     )
-
-
-def _intact(store: ArtifactStore, digest: str) -> pa.Table:
-    """An object whose bytes still are what its name says.
-
-    Bytes come first: kernels may crash on a damaged table.
-    """
-    if not store.objects.is_intact(digest):
-        raise StoreError(
-            f"object {digest} is damaged; `tokenloom verify` removes it, and the next build makes it again"
-        )
-    return store.objects.get(digest)
 
 
 def _require_count(what: str, found: int, recorded: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -69,27 +70,63 @@ class SequenceColumns:
         self.documents = documents.to_numpy()
 
 
-class SequenceChunk:
+class Chunk(Protocol):
     """One chunk of sequences.
 
     `sides` holds its columns under "", those of pairs under "chosen" and "rejected"; `label` is bool [rows] or None.
+    While `unchecked` is true, rows are handed to `touch` before they are read.
     """
+
+    rows: int
+    unchecked: bool
+
+    @property
+    def sides(self) -> Mapping[str, SequenceColumns]: ...
+
+    @property
+    def label(self) -> npt.NDArray[np.bool_] | None: ...
+
+    def touch(self, rows: Ints) -> None: ...
+
+
+class SequenceChunk:
+    """A chunk of sequences in memory."""
+
+    unchecked = False
 
     def __init__(self, table: pa.Table):
         self.rows = table.num_rows
-        self.sides = {side: SequenceColumns(columns) for side, columns in sides(table).items()}
+        self.sides: Mapping[str, SequenceColumns] = {
+            side: SequenceColumns(columns) for side, columns in sides(table).items()
+        }
         self.label = table["label"].to_numpy() if "label" in table.column_names else None
+
+    def touch(self, rows: Ints) -> None:
+        """Nothing: what is in memory is whole."""
 
 
 class SequenceReader:
-    """Reads batches from chunks; row numbers count through all chunks."""
+    """Reads batches from chunks; row numbers count through all chunks.
 
-    def __init__(self, chunks: Sequence[SequenceChunk]):
+    Args:
+        weighted: whether any chunk has weights; None: all chunks are looked at.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], weighted: bool | None = None):
         self._chunks = list(chunks)
         self._first_row = offsets_of(np.array([chunk.rows for chunk in self._chunks], np.int64))
-        self._sides = tuple(self._chunks[0].sides) if self._chunks else ("",)
-        self._labelled = any(chunk.label is not None for chunk in self._chunks)
-        self._weighted = any(side.weights is not None for chunk in self._chunks for side in chunk.sides.values())
+        self._unchecked = {chunk for chunk in self._chunks if chunk.unchecked}
+        if weighted is None:
+            weighted = any(side.weights is not None for chunk in self._chunks for side in chunk.sides.values())
+        self._weighted = weighted
+
+    @cached_property
+    def _sides(self) -> tuple[str, ...]:
+        return tuple(self._chunks[0].sides) if self._chunks else ("",)
+
+    @cached_property
+    def _labelled(self) -> bool:
+        return bool(self._chunks) and self._chunks[0].label is not None
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
@@ -103,8 +140,13 @@ class SequenceReader:
             (runs of padding count as documents), and the int `max_seqlen`. Where any chunk has weights, float32
             [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all that under `chosen_` and
             `rejected_`, each with a width of its own; labelled rows also have `label`, bool [rows].
+
+        Raises:
+            StoreError: bytes that are read are missing or damaged.
         """
         places = self._places(rows)
+        if self._unchecked:
+            self._touch(places)
         batch: Batch = {}
         for side in self._sides:
             found = [(chunk.sides[side], members, local) for chunk, members, local in places]
@@ -147,7 +189,14 @@ class SequenceReader:
             batch["loss_weights"] = loss_weights
         return batch
 
-    def _places(self, rows: Ints) -> list[tuple[SequenceChunk, Ints, Ints]]:
+    def _touch(self, places: Sequence[tuple[Chunk, Ints, Ints]]) -> None:
+        for chunk, _, local in places:
+            if chunk.unchecked:
+                chunk.touch(local)
+            if not chunk.unchecked:
+                self._unchecked.discard(chunk)
+
+    def _places(self, rows: Ints) -> list[tuple[Chunk, Ints, Ints]]:
         """Each chunk met, which of `rows` it holds, and their places in it."""
         number = np.searchsorted(self._first_row, rows, side="right") - 1
         number[rows < 0] = -1

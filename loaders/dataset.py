@@ -12,9 +12,11 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError
-from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.stored import StoredChunk
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.manifest import WEIGHTED
 
 
 class TokenDataset(Dataset[dict[str, torch.Tensor]]):
@@ -27,18 +29,19 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     Attributes:
         name, split: what was opened.
         digest: hex BLAKE3 of the content, in order; equal digests mean equal rows.
+        version: hex digest of the content of all splits; `open_dataset(…, version=…)` opens the same again.
         pad_token_id, vocab_size, max_length: of the tokenizer in force.
         packed: whether rows hold several documents.
     """
 
-    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str):
-        self.name, self.split = manifest.dataset, split
-        self._store, self._chunks = store, tuple(chunk.output for chunk in manifest.of_split(split))
-        self._facts = manifest.facts
-        self.digest = digest_json(list(self._chunks))
+    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True):
+        self.name, self.split, self.version = manifest.dataset, split, manifest.digest
+        self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
+        self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
+        self.digest = digest_json([chunk.output for chunk in self._chunks])
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return sum(chunk.table_rows for chunk in self._chunks)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         if not -len(self) <= row < len(self):
@@ -52,9 +55,10 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     @cached_property
     def reader(self) -> SequenceReader:
-        """The chunks, opened when first used."""
-        self._store.objects.fetch(self._chunks)
-        return SequenceReader([SequenceChunk(self._store.objects.get(digest)) for digest in self._chunks])
+        """The chunks, each opened when first used."""
+        objects, verify = self._store.objects, self._verify
+        chunks = [StoredChunk(objects, chunk, self.name, verify) for chunk in self._chunks]
+        return SequenceReader(chunks, self._weighted)
 
     @property
     def pad_token_id(self) -> int:
@@ -85,22 +89,33 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         return {name: value for name, value in self.__dict__.items() if name != "reader"}
 
 
-def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] | None = None) -> TokenDataset:
+def open_dataset(
+    name: str,
+    split: str = "train",
+    store: str | os.PathLike[str] | None = None,
+    version: str | None = None,
+    verify: bool = True,
+) -> TokenDataset:
     """Open a built dataset by name. Reads the store, nothing else.
 
     Args:
         name: the dataset's name: its YAML's stem, or the YAML's `name`.
         store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+        version: an older state of the dataset: the first characters of its digest, at least 4, or a date, which names
+            the last state published by then (`2026-03-01`, `2026-03-01T12:00+02:00`; UTC where no zone is named).
+        verify: hold the bytes of the dataset, when they are first read, against digests that the build took; rows
+            that are damaged raise a StoreError instead of being returned.
 
     Raises:
-        DatasetNotFoundError: no such dataset or split; the message lists those there are.
+        DatasetNotFoundError: no such dataset, split or version; the message lists those there are.
+        StoreError: the store is damaged.
     """
     opened = ArtifactStore(store)
-    manifest = opened.manifest(name)
+    manifest = opened.manifest(name, version=version)
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise DatasetNotFoundError(
             f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
         )
-    return TokenDataset(opened, manifest, split)
+    return TokenDataset(opened, manifest, split, verify)

@@ -43,6 +43,7 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
         output=output,
         bytes=9,
         rejects=None,
+        table_rows=3,
         blocks="",
         **COUNTS,
     )

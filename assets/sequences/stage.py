@@ -5,7 +5,7 @@ hold weights other than 0 and 1; `rows` and `document_lengths`, the raw row and 
 sequence. Pairs have all but `rows` twice, under `chosen_` and `rejected_`.
 
 Counters account for every token: tokens_in + tokens_repeated = those stored + tokens_cut + tokens_dropped +
-tokens_rejected + tokens_left_out; and they hold the histograms of lengths.
+tokens_rejected + tokens_left_out; they hold the histograms of lengths, and say whether loaders will find weights.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import list_parts, sum_rows
+from tokenloom.resources.store.manifest import WEIGHTED
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -162,6 +163,7 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         counters = {name: count + lost.counters.get(name, 0) for name, count in made.counters.items()}
         counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
+        counters[WEIGHTED] = int(any(name.endswith("weights") for name in made.table.column_names))
         rejects = join_rejects([lost.rejects, made.rejects])
         return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=lost.engine)
 

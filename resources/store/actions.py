@@ -50,8 +50,8 @@ class Outcome:
     """What became of one chunk.
 
     `output` and `rejects` are object digests (`rejects` is None where no row was rejected), `bytes` the output's size,
-    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output. `blocks` is
-    `block_digests` of the output in hex where loaders read it, else "".
+    and rows_in = rows_out + rejected + filtered; `tokens` counts those of the output, `table_rows` the rows of its
+    table. `blocks` is `block_digests` of the output in hex where loaders read it, else "".
     """
 
     output: str
@@ -62,6 +62,7 @@ class Outcome:
     rejected: int
     filtered: int
     tokens: int
+    table_rows: int
     blocks: str = ""
 
 

@@ -158,6 +158,7 @@ class ArtifactStore:
             bytes=data.size,
             rejects=rejected,
             **counts,
+            table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",
             counters=counters,
             engine=engine,
@@ -181,8 +182,17 @@ class ArtifactStore:
 
         Raises:
             DatasetNotFoundError: there is none; the message lists what there is.
+            StoreError: it is damaged.
         """
-        return Manifest.from_table(self.objects.get(self.manifest_digest(dataset, stage, version)))
+        return self.manifest_at(self.manifest_digest(dataset, stage, version))
+
+    def manifest_at(self, digest: str) -> Manifest:
+        """The manifest whose object has that digest.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        return Manifest.from_table(self.objects.get_intact(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
         """The object digest of a manifest.
@@ -191,7 +201,7 @@ class ArtifactStore:
             DatasetNotFoundError: there is none; the message lists what there is.
         """
         pointer = self._pointer(dataset, stage)
-        if version is not None:
+        if version is not None and dataset in self.datasets():
             found = self.versions.find(dataset, version)
             if stage not in found.stages:
                 raise DatasetNotFoundError(f"version {found} of dataset {dataset!r} has no {stage}")

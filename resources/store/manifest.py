@@ -16,6 +16,9 @@ from tokenloom.resources.store.actions import Outcome
 
 MANIFEST_VERSION = 3
 
+WEIGHTED = "weighted_chunks"
+"""Counter of `sequences`: chunks that hold weights."""
+
 _SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -32,6 +35,7 @@ _SCHEMA = pa.schema(
         ("rejected", pa.int64()),
         ("filtered", pa.int64()),
         ("tokens", pa.int64()),
+        ("table_rows", pa.int64()),
         ("blocks", pa.string()),
     ]
 )

@@ -104,6 +104,18 @@ class ObjectStore:
         except DamagedObjectError:
             return False
 
+    def get_intact(self, digest: str) -> pa.Table:
+        """Open an object whose bytes are checked first, for kernels may crash on a damaged table.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        if not self.is_intact(digest):
+            raise StoreError(
+                f"object {digest} is damaged; `tokenloom verify` removes it, and the next build makes it again"
+            )
+        return self.get(digest)
+
     def get_verified(self, digest: str) -> pa.Table:
         """Open an object whose bytes are checked first. A damaged one is removed, so that the next build makes it anew.
 

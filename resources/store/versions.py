@@ -77,7 +77,9 @@ class VersionStore:
         if (moment := _moment(wanted)) is not None:
             fitting = [version for version in known if version.published <= moment][-1:]
         else:
-            fitting = [version for version in known if version.digest.startswith(wanted)] if len(wanted) >= 4 else []
+            fitting = (
+                [version for version in known if version.digest.startswith(wanted.lower())] if len(wanted) >= 4 else []
+            )
         if len({version.digest for version in fitting}) == 1:
             return fitting[-1]
         shown = fitting or known
