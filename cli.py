@@ -278,6 +278,7 @@ def _preview(parsed: argparse.Namespace) -> int:
         raise ConfigError(
             [Fault("--row", f"{outside[0]} is outside of the {len(reader)} rows, 0 to {len(reader) - 1}")]
         )
+    build.restore(build.manifest("raw"), reader.raw_outputs(wanted, parsed.inference))
     rows = list(reader.read_prompts(build.config, wanted)) if parsed.inference else [reader.read(row) for row in wanted]
     if parsed.html:
         _write("--html", parsed.html, html_preview(build.name, rows))

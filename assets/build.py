@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any
 
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
-from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
+from tokenloom.assets.restore import restore, restore_inputs
+from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work, stage_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError
 from tokenloom.resources.compute import ComputeEngine
@@ -24,11 +25,6 @@ from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
 """The stages, in the order in which a build runs them."""
-
-
-def stage_named(name: str) -> Stage:
-    """The stage of that name; its package is imported when first asked for."""
-    return import_module(f"tokenloom.assets.{name}.stage").STAGE
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,16 @@ class Build:
                 lambda digest=chunk.output: self.store.objects.get_verified(digest),
                 chunk.offset,
                 chunk.unit,
+                ((stage, chunk.output),),
             )
+
+    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
+        """Make anew what is missing of some outputs of an intermediate stage.
+
+        Raises:
+            StoreError: it cannot be made as it was.
+        """
+        restore(self, manifest, digests)
 
     def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
         """Run every stage up to `last`, yielding each one's report."""
@@ -145,7 +150,8 @@ class Build:
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
-        told = {"counters": dict(counters), "notes": work.notes(), "parts": asdict(self.key_parts(stage, work))}
+        notes = work.notes() | ({} if self.config.keep == "all" else {"keep": self.config.keep})
+        told = {"counters": dict(counters), "notes": notes, "parts": asdict(self.key_parts(stage, work))}
         manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
@@ -176,22 +182,47 @@ class Build:
         chunks: list[ManifestChunk] = []
         actions: list[Action] = []
         reused = rows = 0
-        for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
+        listed, known = work.chunks, {}
+        if stage.upstream:
+            listed = list(listed)
+            known = self._known(stage, work, listed)
+        for chunk, key, action, hit in self.engine.map(self._step(stage, work, known), listed):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
             reused += hit
             rows += action.rows_in
-            self._on_progress(Progress(stage.name, len(chunks), reused, rows))
+            self.tell(stage.name, len(chunks), reused, rows)
         return chunks, actions, reused
 
-    def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
+    def tell(self, what: str, chunks: int, reused: int, rows: int) -> None:
+        """Tell of finished chunks."""
+        self._on_progress(Progress(what, chunks, reused, rows))
+
+    def computing(self, work: Work) -> Callable[[Any], ChunkOutput]:
+        """What computes chunks, to be handed to the next `engine.map`."""
+        return self.engine.apart(work.compute) if work.holds_lock else work.compute
+
+    def _known(self, stage: Stage, work: Work, chunks: Collection[InputChunk]) -> dict[str, Action]:
+        """The actions that cover chunks, by key; what all others are loaded from is there then."""
         parts = self.key_parts(stage, work)
-        compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
+        keys = [parts.key(chunk.digest) for chunk in chunks]
+        found = zip(keys, self.engine.map(lambda key: self._find(stage, key), keys), strict=True)
+        known = {key: action for key, action in found if action is not None}
+        restore_inputs(self, (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in known))
+        return known
+
+    def _find(self, stage: Stage, key: str) -> Action | None:
+        return self.store.find_action(key, dropped=stage.droppable and self.config.keep == "sequences")
+
+    def _step(
+        self, stage: Stage, work: Work, known: dict[str, Action]
+    ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
+        parts, compute = self.key_parts(stage, work), self.computing(work)
 
         def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, bool]:
             key = parts.key(chunk.digest)
-            if (action := self.store.find_action(key)) is not None:
+            if (action := known.get(key) or self._find(stage, key)) is not None:
                 return chunk, key, action, True
             output = compute(chunk.load())
             _verify(stage, output)

@@ -7,8 +7,9 @@ of other chunks, or of what runs it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -27,7 +28,8 @@ class InputChunk:
     """One unit of work: `digest` identifies its content, `load` brings it when it must be computed.
 
     The others are handed on to the output: the split, the file or split of the source, and where in it the chunk
-    begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known.
+    begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known. `reads` names what `load`
+    reads from the store: the stage and the digest of each object.
     """
 
     digest: str
@@ -36,6 +38,7 @@ class InputChunk:
     load: Callable[[], Any]
     offset: int = -1
     unit: str = "row"
+    reads: tuple[tuple[str, str], ...] = ()
 
     def loading(self, load: Callable[[], Any], digest: str | None = None, split: str | None = None) -> InputChunk:
         """The same chunk with other content."""
@@ -127,6 +130,10 @@ class Context(Protocol):
         """The output chunks of an upstream stage, as input."""
         ...
 
+    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
+        """Make anew what is missing of some outputs of an intermediate stage."""
+        ...
+
     def known_facts(self, stage: str) -> dict[str, Any]:
         """The facts of the stage's latest manifest in the store, or none."""
         ...
@@ -144,6 +151,8 @@ class Stage(ABC):
     upstream: ClassVar[tuple[str, ...]]
     libraries: ClassVar[tuple[str, ...]]
     """Distributions whose version the output depends on."""
+    droppable: ClassVar[bool] = False
+    """Whether `keep: sequences` lets its output go."""
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""
@@ -174,3 +183,8 @@ class Stage(ABC):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """What a reader of the output must know; kept in its manifest."""
         return {}
+
+
+def stage_named(name: str) -> Stage:
+    """The stage of that name; its package is imported when first asked for."""
+    return import_module(f"tokenloom.assets.{name}.stage").STAGE

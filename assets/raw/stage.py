@@ -23,6 +23,7 @@ class RawStage(Stage):
     version = 2
     upstream = ()
     libraries = ("pyarrow",)
+    droppable = True
     output_schema = None
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class RawStage(Stage):
         for counter, chunks in manifest.counters.items():
             if counter.startswith(FILTER_LACKS) and chunks == len(manifest.chunks):
                 name = counter.removeprefix(FILTER_LACKS)
+                context.restore(manifest, [manifest.chunks[0].output])
                 first = context.store.objects.get(manifest.chunks[0].output)
                 columns = [column for column in first.column_names if column != ROW]
                 close = difflib.get_close_matches(name, columns, n=1)

@@ -65,7 +65,8 @@ class TokenizerStage(Stage):
                 tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
                 return train((content_segments(table) for table in tables), settings, spec)
 
-            chunk = InputChunk(digest_json(prompts), "all", "trained", trained)
+            reads = tuple(("prompts", digest) for digest in prompts)
+            chunk = InputChunk(digest_json(prompts), "all", "trained", trained, reads=reads)
         return Work([chunk], lambda tokenizer: _files(tokenizer, spec), side_inputs)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:

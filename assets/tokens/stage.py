@@ -46,6 +46,7 @@ class TokensStage(Stage):
     version = 1
     upstream = ("prompts", "tokenizer")
     libraries = ("pyarrow", "tokenizers")
+    droppable = True
     compressed = False
     output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
     optional_columns: ClassVar = {LABEL: (pa.bool_(),)}

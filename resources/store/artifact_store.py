@@ -22,7 +22,7 @@ import pyarrow as pa
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import block_digests, canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blobs, renew
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.folder import Folder
 from tokenloom.resources.store.manifest import Manifest
@@ -90,13 +90,21 @@ class ArtifactStore:
             self.blobs.write("FORMAT", FORMAT.encode())
         self.blobs.sweep()
 
-    def find_action(self, key: str) -> Action | None:
+    def find_action(self, key: str, dropped: bool = False) -> Action | None:
         """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
-        compute it."""
+        compute it. What is found `gc` leaves for a day.
+
+        Args:
+            dropped: the action counts without its output as well.
+        """
         action = self.actions.get(key)
-        if action is None or self.is_void(action) or self.objects.size(action.output) != action.bytes:
+        if action is None or self.is_void(action):
             return None
-        return action if action.rejects is None or self.objects.size(action.rejects) else None
+        size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
+        lost = action.rejects is not None and not self.objects.renew(action.rejects)
+        if lost or not (size == action.bytes or (dropped and size is None)):
+            return None
+        return action if renew(self.blobs, self.actions.blob(key)) else None
 
     def is_void(self, action: Action) -> bool:
         """Whether the certificate that an action relied on was withdrawn."""
@@ -179,7 +187,7 @@ class ArtifactStore:
         """Lay a tokenizer's files side by side, for `from_pretrained`."""
         for name, content in files.items():
             blob = f"tokenizers/{digest}/{name}"
-            if self.blobs.size(blob) != len(content) or self.blobs.read(blob) != content:
+            if self.blobs.size(blob) != len(content) or self.blobs.read(blob) != content or not renew(self.blobs, blob):
                 self.blobs.write(blob, content)
 
     def tokenizer_folder(self, digest: str) -> Path:

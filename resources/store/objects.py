@@ -9,11 +9,17 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blobs, renew
 
 OBJECTS = "objects"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+
+
+def object_digest(blob: str) -> str | None:
+    """The digest of the object that a blob's name stands for, or None where it stands for none."""
+    return found[2] if (found := _BLOB.fullmatch(blob)) else None
 
 
 def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
@@ -63,9 +69,13 @@ class ObjectStore:
         damaged is replaced."""
         content = memoryview(data)
         digest = digest_bytes(content)
-        if self.size(digest) != len(content) or not self._holds(digest, content):
+        if self.size(digest) != len(content) or not self._holds(digest, content) or not self.renew(digest):
             self._blobs.write(self.blob(digest), content)
         return digest
+
+    def renew(self, digest: str) -> int | None:
+        """Bytes of an object that is to be relied on, so that `gc` leaves it, or None where it is missing."""
+        return found.size if (found := renew(self._blobs, self.blob(digest))) else None
 
     def _holds(self, digest: str, content: memoryview) -> bool:
         try:
