@@ -1,4 +1,4 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `verify`, `gc`, `schema`."""
 
 from __future__ import annotations
 
@@ -98,6 +98,30 @@ def _parser() -> argparse.ArgumentParser:
         "--inference", action="store_true", help="show the prompts that the model is given when it is to answer"
     )
     preview.set_defaults(command=_preview)
+
+    verify = commands.add_parser(
+        "verify", help="reread what is stored, and find what is damaged or missing", epilog=EXIT_CODES
+    )
+    verify.add_argument("target", metavar="CONFIG|NAME", nargs="?", help="a dataset; default: the whole store")
+    verify.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    verify.add_argument(
+        "--keep-damaged", action="store_true", help="only report; default: remove it, so that a build makes it anew"
+    )
+    verify.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    verify.set_defaults(command=_verify)
+
+    gc = commands.add_parser("gc", help="show what no dataset needs any more, or remove it", epilog=EXIT_CODES)
+    gc.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    gc.add_argument("--keep", metavar="N", type=_positive, default=3, help="latest states of each dataset; default: 3")
+    gc.add_argument(
+        "--older-than",
+        metavar="AGE",
+        default="1d",
+        help="leave what is younger, such as 12h; below 1d only while nothing builds; default: 1d",
+    )
+    gc.add_argument("--delete", action="store_true", help="remove it; default: only say what would go")
+    gc.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    gc.set_defaults(command=_gc)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
     schema.set_defaults(command=_schema)
@@ -286,6 +310,18 @@ def _preview(parsed: argparse.Namespace) -> int:
     else:
         print_preview(Console(), build.name, rows)
     return 0
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.verification import run_verify
+
+    return run_verify(parsed.target, parsed.store, parsed.keep_damaged, parsed.json)
+
+
+def _gc(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.collection import run_gc
+
+    return run_gc(parsed.store, parsed.keep, parsed.older_than, parsed.delete, parsed.json)
 
 
 def _schema(parsed: argparse.Namespace) -> int:

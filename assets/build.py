@@ -150,7 +150,7 @@ class Build:
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
-        notes = work.notes() | ({} if self.config.keep == "all" else {"keep": self.config.keep})
+        notes = work.notes() | ({"keep": "sequences"} if self._drops(stage) else {})
         told = {"counters": dict(counters), "notes": notes, "parts": asdict(self.key_parts(stage, work))}
         manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
@@ -213,7 +213,11 @@ class Build:
         return known
 
     def _find(self, stage: Stage, key: str) -> Action | None:
-        return self.store.find_action(key, dropped=stage.droppable and self.config.keep == "sequences")
+        return self.store.find_action(key, dropped=self._drops(stage))
+
+    def _drops(self, stage: Stage) -> bool:
+        """Whether `gc` may drop the stage's outputs."""
+        return stage.droppable and self.config.keep == "sequences"
 
     def _step(
         self, stage: Stage, work: Work, known: dict[str, Action]

@@ -6,20 +6,37 @@ read in one pass. Every chunk must come out as it was.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenloom.assets.stage import InputChunk, stage_named
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work, stage_named
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.objects import encode_table
 
 if TYPE_CHECKING:
-    from tokenloom.assets.build import Build
-    from tokenloom.resources.store import Manifest
+    from tokenloom.resources.compute import ComputeEngine
+    from tokenloom.resources.store import KeyParts, Manifest
 
 
-def restore_inputs(build: Build, chunks: Iterable[InputChunk]) -> None:
+class Builder(Context, Protocol):
+    """A build, as far as it is needed here."""
+
+    @property
+    def engine(self) -> ComputeEngine: ...
+
+    def key_parts(self, stage: Stage, work: Work) -> KeyParts: ...
+
+    def computing(self, work: Work) -> Callable[[Any], ChunkOutput]:
+        """What computes chunks, to be handed to the next `engine.map`."""
+        ...
+
+    def tell(self, what: str, chunks: int, reused: int, rows: int) -> None:
+        """Tell of finished chunks."""
+        ...
+
+
+def restore_inputs(build: Builder, chunks: Iterable[InputChunk]) -> None:
     """Make anew what is missing of what the chunks are loaded from.
 
     Raises:
@@ -33,7 +50,7 @@ def restore_inputs(build: Build, chunks: Iterable[InputChunk]) -> None:
         restore(build, build.manifest(stage), digests)
 
 
-def restore(build: Build, manifest: Manifest, digests: Collection[str]) -> None:
+def restore(build: Builder, manifest: Manifest, digests: Collection[str]) -> None:
     """Make anew what is missing of some of a stage's outputs.
 
     Raises:

@@ -15,6 +15,7 @@ from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders.batch import PaddingPolicy, SequenceChunk, SequenceReader
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.hold import Hold
 
 
 class TokenDataset(Dataset[dict[str, torch.Tensor]]):
@@ -31,7 +32,8 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         packed: whether rows hold several documents.
     """
 
-    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str):
+    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str, hold: Hold | None = None):
+        self._hold = hold  # as long as this lives
         self.name, self.split = manifest.dataset, split
         self._store, self._chunks = store, tuple(chunk.output for chunk in manifest.of_split(split))
         self._facts = manifest.facts
@@ -85,7 +87,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
 
 def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] | None = None) -> TokenDataset:
-    """Open a built dataset by name. Reads the store, nothing else.
+    """Open a built dataset by name. Reads the store, nothing else; what is open in a folder `gc` leaves.
 
     Args:
         name: the dataset's name: its YAML's stem, or the YAML's `name`.
@@ -95,11 +97,13 @@ def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] 
         DatasetNotFoundError: no such dataset or split; the message lists those there are.
     """
     opened = ArtifactStore(store)
-    manifest = opened.manifest(name)
+    digest = opened.manifest_digest(name)
+    hold = opened.hold(digest)
+    manifest = Manifest.from_table(opened.objects.get(digest))
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise DatasetNotFoundError(
             f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
         )
-    return TokenDataset(opened, manifest, split)
+    return TokenDataset(opened, manifest, split, hold)

@@ -25,6 +25,7 @@ from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs import Blobs, renew
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.folder import Folder
+from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
 from tokenloom.resources.store.versions import VersionStore
@@ -182,6 +183,19 @@ class ArtifactStore:
     def datasets(self) -> list[str]:
         """Names of the datasets that the store holds, sorted."""
         return sorted({blob.name.split("/")[1] for blob in self.blobs.below("datasets")})
+
+    def stages(self, dataset: str) -> list[str]:
+        """Names of the stages that have a latest manifest, or should."""
+        names = (blob.name.rpartition("/")[2] for blob in self.blobs.below(f"datasets/{dataset}"))
+        return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+    def hold(self, digest: str) -> Hold | None:
+        """What keeps `gc` from a manifest, and from all that it names, as long as it lives; only folders have holds.
+
+        Raises:
+            StoreError: the manifest is gone.
+        """
+        return Hold(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
 
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
         """Lay a tokenizer's files side by side, for `from_pretrained`."""

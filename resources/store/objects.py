@@ -17,6 +17,11 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
 
 
+def is_digest(text: str) -> bool:
+    """Whether an object could have that name."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def object_digest(blob: str) -> str | None:
     """The digest of the object that a blob's name stands for, or None where it stands for none."""
     return found[2] if (found := _BLOB.fullmatch(blob)) else None
@@ -45,7 +50,7 @@ class ObjectStore:
         Raises:
             StoreError: `digest` is not the name of an object.
         """
-        if not _DIGEST.fullmatch(digest):
+        if not is_digest(digest):
             raise StoreError(f"{digest[:80]!r} is not an object's name")
         return f"{OBJECTS}/{digest[:2]}/{digest}.arrow"
 
