@@ -19,7 +19,6 @@ from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.integrity import Finding, Verification, verify
 
-
 TOLD_IN_TENTHS = 1000
 """Of so many objects the progress is told where there is no terminal."""
 

@@ -140,24 +140,24 @@ class _Reading:
 
     def _dataset(self, name: str) -> None:
         """Check a dataset's pointers, versions and manifests, and expect what they name."""
-        store, latest, versions = self._store, dict[str, str](), dict[str, Version]()
+        store, latest, versions = self._store, set[tuple[str, str]](), dict[str, Version]()
         for stage in store.stages(name):
             if (digest := store.latest(name, stage)) is None:
                 self._report(Finding("pointer", "damaged", f"datasets/{name}/{stage}.json", name, stage))
             else:
-                latest[digest] = stage
+                latest.add((stage, digest))
         for blob in store.versions.blobs(name):
             if (version := store.versions.read(blob.name)) is None:
                 self._report(Finding("version", "damaged", blob.name, name))
             else:
                 versions[blob.name] = version
-        earlier = {digest: stage for version in versions.values() for stage, digest in version.stages.items()}
-        whole: dict[str, Manifest] = {}
-        for digest, stage in (latest | earlier).items():
-            if manifest := self._manifest(_Expected(digest, "manifest", name, stage, latest=digest in latest)):
-                whole[digest] = manifest
-        for digest, manifest in sorted(whole.items(), key=lambda item: item[0] not in latest):
-            self._expect(manifest, digest in latest)
+        named = latest.union(*(version.stages.items() for version in versions.values()))
+        whole: dict[tuple[str, str], Manifest] = {}
+        for stage, digest in sorted(named, key=lambda one: (one not in latest, one)):
+            is_latest = (stage, digest) in latest
+            if manifest := self._manifest(_Expected(digest, "manifest", name, stage, latest=is_latest)):
+                whole[stage, digest] = manifest
+                self._expect(manifest, is_latest)
         for blob, version in versions.items():
             self._version(name, blob, version, whole, latest)
 
@@ -178,11 +178,18 @@ class _Reading:
         return manifest
 
     def _version(
-        self, name: str, blob: str, version: Version, whole: dict[str, Manifest], latest: dict[str, str]
+        self,
+        name: str,
+        blob: str,
+        version: Version,
+        whole: dict[tuple[str, str], Manifest],
+        latest: set[tuple[str, str]],
     ) -> None:
         """Leave a version with the stages that can be opened, or will be after the next build."""
-        kept = {stage: digest for stage, digest in version.stages.items() if digest in whole or digest in latest}
-        last = whole.get(kept.get(LOADED, ""))
+        kept = {
+            stage: digest for stage, digest in version.stages.items() if {(stage, digest)} & (whole.keys() | latest)
+        }
+        last = whole.get((LOADED, kept.get(LOADED, "")))
         if LOADED not in kept or (last is not None and last.digest != version.digest):
             self._report(Finding("version", "damaged", blob, name, place=str(version), latest=False))
         elif len(kept) < len(version.stages) and self._remove:
