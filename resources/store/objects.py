@@ -72,7 +72,7 @@ class ObjectStore:
     def put(self, data: pa.Buffer) -> str:
         """Store the bytes of a table, as `encode_table` gives them; returns their digest. An object that is there but
         damaged is replaced."""
-        content = memoryview(data)
+        content = memoryview(data).cast("B")  # of signed bytes it equals no `bytes`
         digest = digest_bytes(content)
         if self.size(digest) != len(content) or not self._holds(digest, content) or not self.renew(digest):
             self._blobs.write(self.blob(digest), content)
