@@ -1,4 +1,5 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `verify`, `gc` and
+`schema`."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
     explain.add_argument("--limit", metavar="N", type=_positive, help="of the build with this --limit")
-    explain.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    explain.add_argument("--store", metavar="STORE", help=STORE_HELP)
     explain.add_argument(
         "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
     )
@@ -112,16 +113,40 @@ def _parser() -> argparse.ArgumentParser:
 
     versions = commands.add_parser("versions", help="list every state in which a dataset was built", epilog=EXIT_CODES)
     versions.add_argument("dataset", metavar="NAME|CONFIG", help="a dataset's name, or its YAML")
-    versions.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    versions.add_argument("--store", metavar="STORE", help=STORE_HELP)
     versions.add_argument("--json", action="store_true", help="print one JSON object")
     versions.set_defaults(command=_versions)
 
     diff = commands.add_parser("diff", help="tell what differs between two datasets or versions", epilog=EXIT_CODES)
     diff.add_argument("a", metavar="A", help="a dataset's name, or name@version: the begin of a digest, or a date")
     diff.add_argument("b", metavar="B", help="the same; what only B holds is told as added")
-    diff.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    diff.add_argument("--store", metavar="STORE", help=STORE_HELP)
     diff.add_argument("--json", action="store_true", help="print one JSON object")
     diff.set_defaults(command=_diff)
+
+    verify = commands.add_parser(
+        "verify", help="reread what is stored, and find what is damaged or missing", epilog=EXIT_CODES
+    )
+    verify.add_argument("target", metavar="CONFIG|NAME", nargs="?", help="a dataset; default: the whole store")
+    verify.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    verify.add_argument(
+        "--keep-damaged", action="store_true", help="only report; default: remove it, so that a build makes it anew"
+    )
+    verify.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    verify.set_defaults(command=_verify)
+
+    gc = commands.add_parser("gc", help="show what no dataset needs any more, or remove it", epilog=EXIT_CODES)
+    gc.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    gc.add_argument("--keep", metavar="N", type=_positive, default=3, help="latest states of each dataset; default: 3")
+    gc.add_argument(
+        "--older-than",
+        metavar="AGE",
+        default="1d",
+        help="leave what is younger, such as 12h; below 1d only while nothing builds; default: 1d",
+    )
+    gc.add_argument("--delete", action="store_true", help="remove it; default: only say what would go")
+    gc.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    gc.set_defaults(command=_gc)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
     schema.set_defaults(command=_schema)
@@ -322,6 +347,7 @@ def _preview(parsed: argparse.Namespace) -> int:
         raise ConfigError(
             [Fault("--row", f"{outside[0]} is outside of the {len(reader)} rows, 0 to {len(reader) - 1}")]
         )
+    build.restore(build.manifest("raw"), reader.raw_outputs(wanted, parsed.inference))
     rows = list(reader.read_prompts(build.config, wanted)) if parsed.inference else [reader.read(row) for row in wanted]
     if parsed.html:
         _write("--html", parsed.html, html_preview(build.name, rows))
@@ -332,40 +358,27 @@ def _preview(parsed: argparse.Namespace) -> int:
 
 
 def _versions(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    from tokenloom.console.version_table import run_versions
 
-    from tokenloom.console.version_table import dataset_of, version_facts, version_table
-    from tokenloom.resources.store import ArtifactStore
-
-    name = dataset_of(parsed.dataset)
-    versions = version_facts(ArtifactStore(parsed.store), name)
-    if parsed.json:
-        print(json.dumps({"dataset": name, "versions": versions}))
-    else:
-        Console().print(version_table(visible(name), versions), highlight=False)
-    return 0
+    return run_versions(parsed.dataset, parsed.store, parsed.json)
 
 
 def _diff(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    from tokenloom.console.diff_table import run_diff
 
-    from tokenloom.assets.diff import diff_datasets
-    from tokenloom.console.diff_table import diff_lines, setting_table, split_table
-    from tokenloom.resources.store import ArtifactStore
+    return run_diff(parsed.a, parsed.b, parsed.store, parsed.json)
 
-    found = diff_datasets(ArtifactStore(parsed.store), parsed.a, parsed.b)
-    if parsed.json:
-        print(json.dumps(found.to_json(), ensure_ascii=False))
-        return 0
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    for name, side in (("A", found.a), ("B", found.b)):
-        _say(console, f"{name}: {side.dataset}, version {side.version}")
-    console.print(split_table(found.splits), highlight=False)
-    if found.settings:
-        console.print(setting_table(found.settings), highlight=False)
-    for line in diff_lines(found):
-        _say(console, line)
-    return 0
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.verification import run_verify
+
+    return run_verify(parsed.target, parsed.store, parsed.keep_damaged, parsed.json)
+
+
+def _gc(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.collection import run_gc
+
+    return run_gc(parsed.store, parsed.keep, parsed.older_than, parsed.delete, parsed.json)
 
 
 def _schema(parsed: argparse.Namespace) -> int:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from typing import Any
 
 from tokenloom.assets.changes import Found, reasons
 from tokenloom.assets.probe import library_versions, probe_digest
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
-from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
+from tokenloom.assets.restore import restore, restore_inputs
+from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work, stage_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
 from tokenloom.resources.compute import ComputeEngine
@@ -26,11 +26,6 @@ from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
 """The stages, in the order in which a build runs them."""
-
-
-def stage_named(name: str) -> Stage:
-    """The stage of that name; its package is imported when first asked for."""
-    return import_module(f"tokenloom.assets.{name}.stage").STAGE
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,7 @@ class Build:
         self.chunk_size = chunk_size or ChunkSize()
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress = on_progress or (lambda progress: None)
+        self.rereading = False
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
@@ -131,7 +127,16 @@ class Build:
                 lambda digest=chunk.output: self.store.objects.get_verified(digest),
                 chunk.offset,
                 chunk.unit,
+                ((stage, chunk.output),),
             )
+
+    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
+        """Make anew what is missing of some outputs of an intermediate stage.
+
+        Raises:
+            StoreError: it cannot be made as it was.
+        """
+        restore(self, manifest, digests)
 
     def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
         """Run every stage up to `last`, yielding each one's report."""
@@ -158,8 +163,9 @@ class Build:
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
+        notes = work.notes() | ({"keep": "sequences"} if self._drops(stage) else {})
         parts, previous = self.key_parts(stage, work), self.known_manifest(name)
-        told = {"counters": dict(counters), "notes": work.notes(), "parts": asdict(parts)}
+        told = {"counters": dict(counters), "notes": notes, "parts": asdict(parts)}
         manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
@@ -198,23 +204,57 @@ class Build:
         actions: list[Action] = []
         found: list[Found] = []
         reused = rows = 0
-        for chunk, key, action, what in self.engine.map(self._step(stage, work), work.chunks):
+        listed, known = work.chunks, {}
+        if stage.upstream:
+            listed = list(listed)
+            known = self._covered(stage, work, listed)
+        for chunk, key, action, what in self.engine.map(self._step(stage, work, known), listed):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
             found.append(what)
             reused += what == "hit"
             rows += action.rows_in
-            self._on_progress(Progress(stage.name, len(chunks), reused, rows))
+            self.tell(stage.name, len(chunks), reused, rows)
         return chunks, actions, found
 
-    def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, Found]]:
+    def reread(self, rereading: bool) -> None:
+        """Have sources read even where their chunks are known, or no more."""
+        self.rereading = rereading
+
+    def tell(self, what: str, chunks: int, reused: int, rows: int) -> None:
+        """Tell of finished chunks."""
+        self._on_progress(Progress(what, chunks, reused, rows))
+
+    def computing(self, work: Work) -> Callable[[Any], ChunkOutput]:
+        """What computes chunks, to be handed to the next `engine.map`."""
+        return self.engine.apart(work.compute) if work.holds_lock else work.compute
+
+    def _covered(self, stage: Stage, work: Work, chunks: Collection[InputChunk]) -> dict[str, Action]:
+        """The actions that cover chunks, by key; what all others are loaded from is there then."""
         parts = self.key_parts(stage, work)
-        compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
+        keys = [parts.key(chunk.digest) for chunk in chunks]
+        found = zip(keys, self.engine.map(lambda key: self.find_action(stage, key), keys), strict=True)
+        known = {key: action for key, action in found if action is not None}
+        restore_inputs(self, (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in known))
+        return known
+
+    def find_action(self, stage: Stage, key: str) -> Action | None:
+        """What covers a chunk of a stage, by its key."""
+        return self.store.find_action(key, dropped=self._drops(stage))
+
+    def _drops(self, stage: Stage) -> bool:
+        """Whether `gc` may drop the stage's outputs."""
+        return stage.droppable and self.config.keep == "sequences"
+
+    def _step(
+        self, stage: Stage, work: Work, known: dict[str, Action]
+    ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, Found]]:
+        parts, compute = self.key_parts(stage, work), self.computing(work)
 
         def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, Found]:
             key = parts.key(chunk.digest)
-            if (action := self.store.find_action(key)) is not None:
+            if (action := known.get(key) or self.find_action(stage, key)) is not None:
                 return chunk, key, action, "hit"
             why = self.store.why_missed(key)
             output = compute(chunk.load())

@@ -144,7 +144,7 @@ class _Foresight(Build):
         for chunk in listed:
             awaited = chunk.awaited if isinstance(chunk, _Foreseen) else not all(map(self._is_whole, self._asked))
             key = "" if awaited or vague else parts.key(chunk.digest)
-            action = self.store.find_action(key) if key else None
+            action = self.find_action(stage, key) if key else None
             found.append("hit" if action else self.store.why_missed(key) if key else "awaited")
             if found[-1] == "lost":  # what it made is known all the same
                 action = self.store.actions.get(key)

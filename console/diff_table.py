@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tokenloom.assets.diff import DatasetDiff, SettingDiff, SplitDiff
+from tokenloom.assets.diff import DatasetDiff, SettingDiff, SplitDiff, diff_datasets
 from tokenloom.console.visible import visible
+from tokenloom.resources.store import ArtifactStore
 
 _SHOWN = 60
 """Characters of a setting's value that are shown."""
+
+
+def run_diff(a: str, b: str, store: str | None, as_json: bool) -> int:
+    """Print what differs between two datasets or versions; returns the exit code."""
+    found = diff_datasets(ArtifactStore(store), a, b)
+    if as_json:
+        print(json.dumps(found.to_json(), ensure_ascii=False))
+        return 0
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+
+    def say(line: str) -> None:
+        console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+
+    for name, side in (("A", found.a), ("B", found.b)):
+        say(f"{name}: {side.dataset}, version {side.version}")
+    console.print(split_table(found.splits), highlight=False)
+    if found.settings:
+        console.print(setting_table(found.settings), highlight=False)
+    for line in diff_lines(found):
+        say(line)
+    return 0
 
 
 def split_table(splits: list[SplitDiff]) -> Table:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from tokenloom.config import PipelineConfig
+from tokenloom.console.visible import visible
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import ArtifactStore
+
+
+def run_versions(named: str, store: str | None, as_json: bool) -> int:
+    """Print the versions of a dataset; returns the exit code."""
+    dataset = dataset_of(named)
+    versions = version_facts(ArtifactStore(store), dataset)
+    if as_json:
+        print(json.dumps({"dataset": dataset, "versions": versions}))
+    else:
+        Console().print(version_table(visible(dataset), versions), highlight=False)
+    return 0
 
 
 def dataset_of(named: str) -> str:

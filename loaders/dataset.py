@@ -16,6 +16,7 @@ from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.stored import StoredChunk
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import WEIGHTED
 
 
@@ -34,7 +35,10 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         packed: whether rows hold several documents.
     """
 
-    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True):
+    def __init__(
+        self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True, hold: Hold | None = None
+    ):
+        self._hold = hold  # as long as this lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
         self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
         self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
@@ -96,7 +100,7 @@ def open_dataset(
     version: str | None = None,
     verify: bool = True,
 ) -> TokenDataset:
-    """Open a built dataset by name. Reads the store, nothing else.
+    """Open a built dataset by name. Reads the store, nothing else; what is open in a folder `gc` leaves.
 
     Args:
         name: the dataset's name: its YAML's stem, or the YAML's `name`.
@@ -111,11 +115,13 @@ def open_dataset(
         StoreError: the store is damaged.
     """
     opened = ArtifactStore(store)
-    manifest = opened.manifest(name, version=version)
+    digest = opened.manifest_digest(name, version=version)
+    hold = opened.hold(digest)
+    manifest = opened.manifest_at(digest)
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise DatasetNotFoundError(
             f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
         )
-    return TokenDataset(opened, manifest, split, verify)
+    return TokenDataset(opened, manifest, split, verify, hold)

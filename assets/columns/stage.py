@@ -55,6 +55,7 @@ class ColumnsStage(Stage):
     version = 3
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy")
+    droppable = True
     output_schema = None
     checks: ClassVar = {
         "one canonical form": _is_canonical,

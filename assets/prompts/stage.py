@@ -33,6 +33,7 @@ class PromptsStage(Stage):
     version = 3
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
+    droppable = True
     output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
     optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
     checks: ClassVar = {"spans partition the text": partition_text}

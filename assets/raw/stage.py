@@ -24,6 +24,7 @@ class RawStage(Stage):
     version = 2
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer")
+    droppable = True
     output_schema = None
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class RawStage(Stage):
         reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
         known = Known(
             KnownFiles(context.store.blobs, reading),
-            lambda digest: context.store.find_action(parts.key(digest)) is not None,
+            lambda digest: not context.rereading and context.find_action(self, parts.key(digest)) is not None,
         )
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, known=known)
         return Work(chunks, _as_it_is, notes=lambda: asdict(notes))
@@ -51,6 +52,7 @@ class RawStage(Stage):
         for counter, chunks in manifest.counters.items():
             if counter.startswith(FILTER_LACKS) and chunks == len(manifest.chunks):
                 name = counter.removeprefix(FILTER_LACKS)
+                context.restore(manifest, [manifest.chunks[0].output])
                 first = context.store.objects.get(manifest.chunks[0].output)
                 columns = [column for column in first.column_names if column != ROW]
                 close = difflib.get_close_matches(name, columns, n=1)

@@ -121,7 +121,8 @@ def _with_columns(context: Context) -> Iterator[InputChunk]:
     loaded = zip(context.input_chunks("columns"), context.input_chunks("tokens"), prompts, tokens, strict=True)
     for rows, chunk, rendered, tokenized in loaded:
         digest = digest_json([chunk.digest, rendered.key, tokenized.key])
-        yield chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
+        made = chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
+        yield replace(made, reads=(*chunk.reads, *rows.reads))
 
 
 def in_turn(render: Encode, tokenize: Encode) -> Encode:

@@ -61,7 +61,8 @@ class TokenizerStage(Stage):
                 tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
                 return train((content_segments(table) for table in tables), settings, spec)
 
-            chunk = InputChunk(digest_json(prompts), "all", "trained", trained)
+            reads = tuple(("prompts", digest) for digest in prompts)
+            chunk = InputChunk(digest_json(prompts), "all", "trained", trained, reads=reads)
         control = {"control": list(spec.control)} if settings is not None else {}
         resolved = {"special_tokens": spec.tokens(), **control}
         return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved)

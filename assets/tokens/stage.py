@@ -47,6 +47,7 @@ class TokensStage(Stage):
     version = 1
     upstream = ("prompts", "tokenizer")
     libraries = ("pyarrow", "numpy", "tokenizers")
+    droppable = True
     compressed = False
     output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
     optional_columns: ClassVar = {LABEL: (pa.bool_(),)}

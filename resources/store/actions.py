@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -11,6 +12,8 @@ from tokenloom.resources.digest import canonical_json, digest_json
 from tokenloom.resources.store.blobs import Blobs
 
 ACTIONS = "actions"
+
+_BLOB = re.compile(rf"{ACTIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.json")
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,27 @@ class ActionStore:
     def get(self, key: str) -> Action | None:
         """The action, or None where there is none or it cannot be read (it is then computed again)."""
         try:
-            action = Action(**json.loads(self._blobs.read(self.blob(key))))
-        except (FileNotFoundError, ValueError, TypeError):
+            return read_action(self._blobs.read(self.blob(key)))
+        except FileNotFoundError:
             return None
-        return action if isinstance(action.output, str) and isinstance(action.rejects, str | None) else None
 
     def put(self, key: str, action: Action) -> None:
-        self._blobs.write(self.blob(key), canonical_json(asdict(action)))
+        found = asdict(action)
+        self._blobs.write(self.blob(key), canonical_json({"action": found, "digest": digest_json(found)}))
+
+    def delete(self, key: str) -> None:
+        self._blobs.delete(self.blob(key))
+
+
+def action_key(blob: str) -> str | None:
+    """The key of the action that a blob's name stands for, or None where it stands for none."""
+    return found[2] if (found := _BLOB.fullmatch(blob)) else None
+
+
+def read_action(data: bytes) -> Action | None:
+    """The action in a blob's bytes, or None where they are damaged."""
+    try:
+        found = json.loads(data)
+        return Action(**found["action"]) if digest_json(found["action"]) == found["digest"] else None
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -27,9 +27,10 @@ import pyarrow as pa
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import block_digests, canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blobs, renew
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.folder import Folder
+from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
 from tokenloom.resources.store.probes import ProbeStore
@@ -110,11 +111,21 @@ class ArtifactStore:
             self.blobs.write("FORMAT", FORMAT.encode())
         self.blobs.sweep()
 
-    def find_action(self, key: str) -> Action | None:
+    def find_action(self, key: str, dropped: bool = False) -> Action | None:
         """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
-        compute it."""
+        compute it. What is found `gc` leaves for a day.
+
+        Args:
+            dropped: the action counts without its output as well.
+        """
         action = self.actions.get(key)
-        return None if action is None or not self._holds(action) or self.voids([action]) else action
+        if action is None or self.voids([action]):
+            return None
+        size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
+        lost = action.rejects is not None and not self.objects.renew(action.rejects)
+        if lost or not (size == action.bytes or (dropped and size is None)):
+            return None
+        return action if renew(self.blobs, self.actions.blob(key)) else None
 
     def why_missed(self, key: str) -> Missed:
         """Why there is no action under `key` that counts."""
@@ -122,11 +133,6 @@ class ArtifactStore:
         if action is None:
             return "new"
         return "void" if self.voids([action]) else "lost"
-
-    def _holds(self, action: Action) -> bool:
-        """Whether the objects of an action are there and whole."""
-        whole = self.objects.size(action.output) == action.bytes
-        return whole and (action.rejects is None or bool(self.objects.size(action.rejects)))
 
     def voids(self, actions: Iterable[Action]) -> bool:
         """Whether a certificate that one of the actions relied on was withdrawn."""
@@ -215,12 +221,25 @@ class ArtifactStore:
         """Names of the datasets that the store holds, sorted."""
         return sorted({blob.name.split("/")[1] for blob in self.blobs.below("datasets")})
 
+    def stages(self, dataset: str) -> list[str]:
+        """Names of the stages that have a latest manifest, or should."""
+        names = (blob.name.rpartition("/")[2] for blob in self.blobs.below(f"datasets/{dataset}"))
+        return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+    def hold(self, digest: str) -> Hold | None:
+        """What keeps `gc` from a manifest, and from all that it names, as long as it lives; only folders have holds.
+
+        Raises:
+            StoreError: the manifest is gone.
+        """
+        return Hold(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
+
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
         """Lay a tokenizer's files side by side, for `from_pretrained`."""
         for name, content in files.items():
             blob = f"tokenizers/{digest}/{name}"
             try:
-                held = self.blobs.read(blob) == content
+                held = self.blobs.read(blob) == content and renew(self.blobs, blob) is not None
             except FileNotFoundError:
                 held = False
             if not held:

@@ -51,10 +51,14 @@ class Bucket:
         return self._s3.ask(name, "get_object", Key=self._key(name))["Body"]
 
     def size(self, name: str) -> int | None:
+        return found.size if (found := self.stat(name)) else None
+
+    def stat(self, name: str) -> Blob | None:
         try:
-            return self._s3.ask(name, "head_object", Key=self._key(name))["ContentLength"]
+            found = self._s3.ask(name, "head_object", Key=self._key(name))
         except FileNotFoundError:
             return None
+        return Blob(name, found["ContentLength"], found["LastModified"].timestamp())
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         self._s3.ask(name, "put_object", Key=self._key(name), Body=bytes(data))

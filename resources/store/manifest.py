@@ -93,6 +93,11 @@ class Manifest:
         return sum(getattr(chunk, count) for chunk in self.chunks)
 
     @property
+    def droppable(self) -> bool:
+        """Whether `gc` may drop the outputs, since they can be made anew where they are needed."""
+        return self.notes.get("keep") == "sequences"
+
+    @property
     def splits(self) -> list[str]:
         """The splits, in the order in which they first occur."""
         return list(dict.fromkeys(chunk.split for chunk in self.chunks))

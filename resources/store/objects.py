@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tokenloom.errors import DamagedObjectError, StoreError
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blobs, renew
 
 OBJECTS = "objects"
 
@@ -19,6 +19,11 @@ MAP_ATTEMPTS = 5
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+
+
+def is_digest(text: str) -> bool:
+    """Whether an object could have that name."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def object_digest(blob: str) -> str | None:
@@ -49,7 +54,7 @@ class ObjectStore:
         Raises:
             StoreError: `digest` is not the name of an object.
         """
-        if not _DIGEST.fullmatch(digest):
+        if not is_digest(digest):
             raise StoreError(f"{digest[:80]!r} is not an object's name")
         return f"{OBJECTS}/{digest[:2]}/{digest}.arrow"
 
@@ -71,14 +76,20 @@ class ObjectStore:
     def put(self, data: pa.Buffer) -> str:
         """Store the bytes of a table, as `encode_table` gives them; returns their digest. An object that is there but
         damaged is replaced."""
-        content = memoryview(data)
+        content = memoryview(data).cast("B")  # of signed bytes it equals no `bytes`
         digest = digest_bytes(content)
         self._blobs.create(self.blob(digest), content)
+        if self.renew(digest) is None:  # gc was quicker
+            self._blobs.write(self.blob(digest), content)
         return digest
 
     def fetch(self, digests: Iterable[str]) -> None:
         """Make opening these quick: from an object store, several are fetched at a time."""
         self._blobs.fetch(map(self.blob, digests))
+
+    def renew(self, digest: str) -> int | None:
+        """Bytes of an object that is to be relied on, so that `gc` leaves it, or None where it is missing."""
+        return found.size if (found := renew(self._blobs, self.blob(digest))) else None
 
     def get(self, digest: str) -> pa.Table:
         """Open an object from the memory map.

@@ -24,6 +24,9 @@ class ReadOnly:
     def size(self, name: str) -> int | None:
         return self._blobs.size(name)
 
+    def stat(self, name: str) -> Blob | None:
+        return self._blobs.stat(name)
+
     def below(self, prefix: str) -> Iterator[Blob]:
         return self._blobs.below(prefix)
 
