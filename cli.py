@@ -1,4 +1,5 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `preview`, `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `verify`, `gc` and
+`schema`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ EXIT_CODES = (
     "4 the store is damaged; 1 anything else"
 )
 
-STORE_HELP = "default: $TOKENLOOM_STORE, else .tokenloom"
+STORE_HELP = "a folder, or s3://bucket/prefix; default: $TOKENLOOM_STORE, else .tokenloom"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--split", metavar="S", help="only this split")
     inspect.add_argument("--root", metavar="PATH", help="nested JSON: the path to the rows, e.g. data[].qas[]")
     inspect.add_argument("--limit", metavar="N", type=_positive, help="only the first N rows of each split")
-    inspect.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    inspect.add_argument("--store", metavar="STORE", help=STORE_HELP)
     inspect.add_argument(
         "--json", action="store_true", help="print the facts as one JSON object; no YAML without --out"
     )
@@ -85,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--stage", metavar="S", help="stop after this stage")
     build.add_argument("--json", action="store_true", help="print one JSON object on stdout, everything else on stderr")
     build.set_defaults(command=_build)
+
+    explain = commands.add_parser(
+        "explain", help="say what a build would compute, and why; computes nothing", epilog=EXIT_CODES
+    )
+    explain.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+    explain.add_argument("--limit", metavar="N", type=_positive, help="of the build with this --limit")
+    explain.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    explain.add_argument(
+        "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
+    )
+    explain.set_defaults(command=_explain)
 
     preview = commands.add_parser(
         "preview", help="show rows with trained and masked tokens in colour", epilog=EXIT_CODES
@@ -99,6 +111,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     preview.set_defaults(command=_preview)
 
+    versions = commands.add_parser("versions", help="list every state in which a dataset was built", epilog=EXIT_CODES)
+    versions.add_argument("dataset", metavar="NAME|CONFIG", help="a dataset's name, or its YAML")
+    versions.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    versions.add_argument("--json", action="store_true", help="print one JSON object")
+    versions.set_defaults(command=_versions)
+
+    diff = commands.add_parser("diff", help="tell what differs between two datasets or versions", epilog=EXIT_CODES)
+    diff.add_argument("a", metavar="A", help="a dataset's name, or name@version: the begin of a digest, or a date")
+    diff.add_argument("b", metavar="B", help="the same; what only B holds is told as added")
+    diff.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    diff.add_argument("--json", action="store_true", help="print one JSON object")
+    diff.set_defaults(command=_diff)
+
+    verify = commands.add_parser(
+        "verify", help="reread what is stored, and find what is damaged or missing", epilog=EXIT_CODES
+    )
+    verify.add_argument("target", metavar="CONFIG|NAME", nargs="?", help="a dataset; default: the whole store")
+    verify.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    verify.add_argument(
+        "--keep-damaged", action="store_true", help="only report; default: remove it, so that a build makes it anew"
+    )
+    verify.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    verify.set_defaults(command=_verify)
+
+    gc = commands.add_parser("gc", help="show what no dataset needs any more, or remove it", epilog=EXIT_CODES)
+    gc.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    gc.add_argument("--keep", metavar="N", type=_positive, default=3, help="latest states of each dataset; default: 3")
+    gc.add_argument(
+        "--older-than",
+        metavar="AGE",
+        default="1d",
+        help="leave what is younger, such as 12h; below 1d only while nothing builds; default: 1d",
+    )
+    gc.add_argument("--delete", action="store_true", help="remove it; default: only say what would go")
+    gc.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    gc.set_defaults(command=_gc)
+
     schema = commands.add_parser("schema", help="print the JSON Schema of the YAML")
     schema.set_defaults(command=_schema)
     return parser
@@ -106,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
-    parser.add_argument("--store", metavar="DIR", help=STORE_HELP)
+    parser.add_argument("--store", metavar="STORE", help=STORE_HELP)
     parser.add_argument(
         "--limit", metavar="N", type=_positive, help="only the first N rows of each split, published as NAME@N"
     )
@@ -233,6 +282,26 @@ def _build(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tokenloom.assets.build import Build
+    from tokenloom.assets.explain import explain
+    from tokenloom.console.explanation import explanation_json, explanation_lines, explanation_table
+    from tokenloom.resources.store import ArtifactStore
+
+    config, store = PipelineConfig.from_file(parsed.config), ArtifactStore(parsed.store, read_only=True)
+    build = Build(config, store, limit=parsed.limit)
+    stages = explain(build)
+    console = Console(stderr=parsed.json)
+    console.print(explanation_table(build.name, stages))
+    for line in explanation_lines(stages):
+        _say(console, line)
+    if parsed.json:
+        print(json.dumps(explanation_json(build.name, stages), ensure_ascii=False))
+    return 0
+
+
 def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") -> tuple[Build, list[StageReport]]:
     """Build what a command asks for, with progress on `console`."""
     from tokenloom.assets.build import STAGES, Build
@@ -278,6 +347,7 @@ def _preview(parsed: argparse.Namespace) -> int:
         raise ConfigError(
             [Fault("--row", f"{outside[0]} is outside of the {len(reader)} rows, 0 to {len(reader) - 1}")]
         )
+    build.restore(build.manifest("raw"), reader.raw_outputs(wanted, parsed.inference))
     rows = list(reader.read_prompts(build.config, wanted)) if parsed.inference else [reader.read(row) for row in wanted]
     if parsed.html:
         _write("--html", parsed.html, html_preview(build.name, rows))
@@ -285,6 +355,30 @@ def _preview(parsed: argparse.Namespace) -> int:
     else:
         print_preview(Console(), build.name, rows)
     return 0
+
+
+def _versions(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.version_table import run_versions
+
+    return run_versions(parsed.dataset, parsed.store, parsed.json)
+
+
+def _diff(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.diff_table import run_diff
+
+    return run_diff(parsed.a, parsed.b, parsed.store, parsed.json)
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.verification import run_verify
+
+    return run_verify(parsed.target, parsed.store, parsed.keep_damaged, parsed.json)
+
+
+def _gc(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.collection import run_gc
+
+    return run_gc(parsed.store, parsed.keep, parsed.older_than, parsed.delete, parsed.json)
 
 
 def _schema(parsed: argparse.Namespace) -> int:

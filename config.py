@@ -347,7 +347,7 @@ class PipelineConfig(Section):
     schedule: str | None = None
     """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
     keep: Literal["all", "sequences"] = "all"
-    """What garbage collection may drop: nothing, or intermediate stages' objects."""
+    """What `tokenloom gc` may drop of what is in use: nothing, or the outputs of stages before sequences."""
     training: dict[str, Any] | None = None
     """The trainer's settings, handed on unread."""
 

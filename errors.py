@@ -99,6 +99,16 @@ class StoreError(TokenloomError):
     exit_code = 4
 
 
+class DamagedObjectError(StoreError):
+    """An object's bytes are not those that its name says."""
+
+
+class StoreUnavailableError(StoreError):
+    """The object store that holds the store refuses, or does not answer; what is in it may be whole."""
+
+    exit_code = 1
+
+
 class StoreAddressError(StoreError):
     """The store's address is none that this version can open."""
 

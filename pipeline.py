@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.assets.build import Build, StageReport
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DatasetNotFoundError, Result, TokenloomError, attempt
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, Version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ class DataPipeline:
         """A pipeline from a YAML file, a mapping of the same settings, or a `PipelineConfig`.
 
         Args:
-            store: the store's folder; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+            store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
         """
 
         def opened() -> DataPipeline:
@@ -51,25 +51,44 @@ class DataPipeline:
         """Run every stage, computing only what no earlier build did."""
         return attempt(lambda: list(Build(self.config, self.store, limit=limit).run_all()))
 
-    def get_dataset(self, split: str = "train") -> Result[TokenDataset, TokenloomError]:
-        """The sequences of a split, building what is missing."""
+    def versions(self) -> list[Version]:
+        """Every state in which the dataset was published, the oldest first."""
+        return self.store.versions.of(self.config.dataset_name)
+
+    def get_dataset(
+        self, split: str = "train", version: str | None = None, verify: bool = True
+    ) -> Result[TokenDataset, TokenloomError]:
+        """The sequences of a split, building what is missing.
+
+        Args:
+            version: an older state, as `open_dataset` takes it; nothing is built then.
+            verify: check the dataset's bytes when they are first read, as `open_dataset` does.
+        """
 
         def opened() -> TokenDataset:
             from tokenloom.loaders import open_dataset
 
-            self.build().unwrap()
-            return open_dataset(self.config.dataset_name, split, self.store.address)
+            if version is None:
+                self.build().unwrap()
+            return open_dataset(self.config.dataset_name, split, self.store.address, version, verify)
 
         return attempt(opened)
 
     def get_dataloader(
-        self, split: str = "train", shuffle: bool | None = None, rank: int | None = None, world_size: int | None = None
+        self,
+        split: str = "train",
+        shuffle: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        version: str | None = None,
+        verify: bool = True,
     ) -> Result[DataLoader[Any], TokenloomError]:
         """A DataLoader over a split, building what is missing; with `streaming: true`, straight from the source.
 
         Args:
             shuffle: default: what the YAML says for splits named `train…`, and no shuffling for others.
             rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+            version, verify: as in `get_dataset`.
         """
         settings, tokenizer = self.config.dataloader, self.config.tokenizer
         wanted = shuffle if shuffle is not None else split.startswith("train") and settings.shuffle != "none"
@@ -80,7 +99,7 @@ class DataPipeline:
             if self.config.dataset.streaming:
                 return self._streaming(split, wanted, rank, world_size)
             return TokenLoader(
-                self.get_dataset(split).unwrap(),
+                self.get_dataset(split, version, verify).unwrap(),
                 batch_size=settings.batch_size,
                 shuffle="full" if wanted else "none",
                 seed=settings.seed,

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module, metadata
 from typing import Any
 
+from tokenloom.assets.changes import Found, reasons
+from tokenloom.assets.probe import library_versions, probe_digest
 from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.assets.rejects import summarize
-from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work
+from tokenloom.assets.restore import restore, restore_inputs
+from tokenloom.assets.stage import ChunkOutput, InputChunk, Stage, Work, stage_named
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, StoreError
+from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
@@ -26,14 +28,12 @@ STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequenc
 """The stages, in the order in which a build runs them."""
 
 
-def stage_named(name: str) -> Stage:
-    """The stage of that name; its package is imported when first asked for."""
-    return import_module(f"tokenloom.assets.{name}.stage").STAGE
-
-
 @dataclass(frozen=True)
 class StageReport:
-    """What one stage did: rows and tokens in counts, chunks made and reused, seconds, and the output's digest."""
+    """What one stage did: rows and tokens in counts, chunks made and reused, seconds, and the output's digest.
+
+    `explanation` says in sentences what had changed since the build before.
+    """
 
     name: str
     rows_in: int
@@ -46,6 +46,7 @@ class StageReport:
     seconds: float
     digest: str
     counters: dict[str, int]
+    explanation: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Build:
         self.chunk_size = chunk_size or ChunkSize()
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress = on_progress or (lambda progress: None)
+        self.rereading = False
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
@@ -94,12 +96,19 @@ class Build:
             self._manifests[stage] = self.store.manifest(self.name, stage)
         return self._manifests[stage]
 
+    def known_manifest(self, stage: str) -> Manifest | None:
+        """The stage's latest manifest in the store, or None where there is none, or none that can be read."""
+        try:
+            return self.store.manifest(self.name, stage)
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            return None
+
     def known_facts(self, stage: str) -> dict[str, Any]:
         """The facts of the stage's latest manifest in the store, or none."""
-        try:
-            return self.store.manifest(self.name, stage).facts
-        except StoreError:
-            return {}
+        known = self.known_manifest(stage)
+        return known.facts if known else {}
 
     @property
     def tokenizer(self) -> TokenizerSpec:
@@ -118,7 +127,16 @@ class Build:
                 lambda digest=chunk.output: self.store.objects.get_verified(digest),
                 chunk.offset,
                 chunk.unit,
+                ((stage, chunk.output),),
             )
+
+    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
+        """Make anew what is missing of some outputs of an intermediate stage.
+
+        Raises:
+            StoreError: it cannot be made as it was.
+        """
+        restore(self, manifest, digests)
 
     def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
         """Run every stage up to `last`, yielding each one's report."""
@@ -138,14 +156,16 @@ class Build:
         self.store.prepare()
         stage = stage_named(name)
         work = stage.prepare(self)
-        chunks, actions, reused = self._results(stage, work)
-        if any(map(self.store.is_void, actions)):  # what made them was found wrong on a later chunk
+        chunks, actions, found = self._results(stage, work)
+        if self.store.voids(actions):  # what made them was found wrong on a later chunk
             work = stage.prepare(self)
-            chunks, actions, reused = self._results(stage, work)
+            chunks, actions, found = self._results(stage, work)
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
-        told = {"counters": dict(counters), "notes": work.notes(), "parts": asdict(self.key_parts(stage, work))}
+        notes = work.notes() | ({"keep": "sequences"} if self._drops(stage) else {})
+        parts, previous = self.key_parts(stage, work), self.known_manifest(name)
+        told = {"counters": dict(counters), "notes": notes, "parts": asdict(parts)}
         manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
@@ -154,7 +174,8 @@ class Build:
         if not manifest.total("rows_out"):
             raise DataValidationError(f"{name}: no row is left of {self.config.dataset.name}: {self._losses(manifest)}")
         self._publish(manifest)
-        return self._report(manifest, reused, time.perf_counter() - started)
+        explanation = reasons(self.config, previous, parts, chunks, found)
+        return self._report(manifest, found, time.perf_counter() - started, explanation)
 
     def _publish(self, manifest: Manifest) -> None:
         """Make a stage's manifest the latest; with that of the last stage, all of them are a version."""
@@ -167,32 +188,75 @@ class Build:
 
     def key_parts(self, stage: Stage, work: Work) -> KeyParts:
         """What the keys of a stage's chunks have in common."""
-        libraries = {name: metadata.version(name) for name in stage.libraries}
-        settings = {**stage.settings(self.config), **work.settings}
-        return KeyParts(stage.name, stage.version, libraries, settings, dict(work.sides))
+        return KeyParts(
+            stage.name,
+            stage.version,
+            probe_digest(stage, self.store),
+            {**stage.settings(self.config), **work.settings},
+            dict(work.sides),
+            library_versions(stage),
+            stage.shaping(self.config),
+        )
 
-    def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], int]:
-        """What became of every chunk, and how many were there already; tells of each as it is done."""
+    def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], list[Found]]:
+        """What became of every chunk, and whether it was there already; tells of each as it is done."""
         chunks: list[ManifestChunk] = []
         actions: list[Action] = []
+        found: list[Found] = []
         reused = rows = 0
-        for chunk, key, action, hit in self.engine.map(self._step(stage, work), work.chunks):
+        listed, known = work.chunks, {}
+        if stage.upstream:
+            listed = list(listed)
+            known = self._covered(stage, work, listed)
+        for chunk, key, action, what in self.engine.map(self._step(stage, work, known), listed):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
-            reused += hit
+            found.append(what)
+            reused += what == "hit"
             rows += action.rows_in
-            self._on_progress(Progress(stage.name, len(chunks), reused, rows))
-        return chunks, actions, reused
+            self.tell(stage.name, len(chunks), reused, rows)
+        return chunks, actions, found
 
-    def _step(self, stage: Stage, work: Work) -> Callable[[InputChunk], tuple[InputChunk, str, Action, bool]]:
+    def reread(self, rereading: bool) -> None:
+        """Have sources read even where their chunks are known, or no more."""
+        self.rereading = rereading
+
+    def tell(self, what: str, chunks: int, reused: int, rows: int) -> None:
+        """Tell of finished chunks."""
+        self._on_progress(Progress(what, chunks, reused, rows))
+
+    def computing(self, work: Work) -> Callable[[Any], ChunkOutput]:
+        """What computes chunks, to be handed to the next `engine.map`."""
+        return self.engine.apart(work.compute) if work.holds_lock else work.compute
+
+    def _covered(self, stage: Stage, work: Work, chunks: Collection[InputChunk]) -> dict[str, Action]:
+        """The actions that cover chunks, by key; what all others are loaded from is there then."""
         parts = self.key_parts(stage, work)
-        compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
+        keys = [parts.key(chunk.digest) for chunk in chunks]
+        found = zip(keys, self.engine.map(lambda key: self.find_action(stage, key), keys), strict=True)
+        known = {key: action for key, action in found if action is not None}
+        restore_inputs(self, (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in known))
+        return known
 
-        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, bool]:
+    def find_action(self, stage: Stage, key: str) -> Action | None:
+        """What covers a chunk of a stage, by its key."""
+        return self.store.find_action(key, dropped=self._drops(stage))
+
+    def _drops(self, stage: Stage) -> bool:
+        """Whether `gc` may drop the stage's outputs."""
+        return stage.droppable and self.config.keep == "sequences"
+
+    def _step(
+        self, stage: Stage, work: Work, known: dict[str, Action]
+    ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, Found]]:
+        parts, compute = self.key_parts(stage, work), self.computing(work)
+
+        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, Found]:
             key = parts.key(chunk.digest)
-            if (action := self.store.find_action(key)) is not None:
-                return chunk, key, action, True
+            if (action := known.get(key) or self.find_action(stage, key)) is not None:
+                return chunk, key, action, "hit"
+            why = self.store.why_missed(key)
             output = compute(chunk.load())
             _verify(stage, output)
             made = self.store.put_action(
@@ -205,7 +269,7 @@ class Build:
                 stage.loaded,
                 output.engine,
             )
-            return chunk, key, made, False
+            return chunk, key, made, why
 
         return step
 
@@ -231,7 +295,7 @@ class Build:
         return f"{rejected:,} were rejected{reasons}, {filtered:,} filtered"
 
     @staticmethod
-    def _report(manifest: Manifest, reused: int, seconds: float) -> StageReport:
+    def _report(manifest: Manifest, found: Sequence[Found], seconds: float, explanation: Sequence[str]) -> StageReport:
         return StageReport(
             name=manifest.stage,
             rows_in=manifest.total("rows_in"),
@@ -240,10 +304,11 @@ class Build:
             filtered=manifest.total("filtered"),
             tokens=manifest.total("tokens"),
             chunks=len(manifest.chunks),
-            chunks_reused=reused,
+            chunks_reused=found.count("hit"),
             seconds=round(seconds, 4),
             digest=manifest.digest,
             counters=manifest.counters,
+            explanation=tuple(explanation),
         )
 
 

@@ -25,7 +25,7 @@ from tokenloom.assets.schema.cells import column_cells, format_cells
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage import Stage
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, StoreError, TokenloomError
+from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.compute import ComputeEngine, keep_memory_low
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 
@@ -42,13 +42,14 @@ class StoreResource(dg.ConfigurableResource):
 
     root: str | None = Field(
         default=None,
-        description="The store's folder; default: $TOKENLOOM_STORE, else .tokenloom in the working directory.",
+        description="The store's folder, or s3://bucket/prefix; "
+        "default: $TOKENLOOM_STORE, else .tokenloom in the working directory.",
     )
 
     def open(self) -> ArtifactStore:
         """
         Raises:
-            StoreError: the folder is no store of this version.
+            StoreError: it is no store of this version.
         """
         return ArtifactStore(self.root)
 
@@ -105,7 +106,7 @@ def _asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.Assets
         with _clear_failures():
             build = Build(config, store.open(), on_progress=_log_progress(context.log.info))
             report = build.run(stage.name)
-            metadata = _metadata(build.store, build.manifest(stage.name), report)
+            metadata = _metadata(build, build.manifest(stage.name), report)
         return dg.MaterializeResult(data_version=dg.DataVersion(report.digest), metadata=metadata)
 
     return materialize
@@ -183,7 +184,8 @@ def _log_progress(log: Callable[[str], None]) -> Callable[[Progress], None]:
 # What the UI shows of a materialization.
 
 
-def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> dict[str, Any]:
+def _metadata(build: Build, manifest: Manifest, report: StageReport) -> dict[str, Any]:
+    store = build.store
     metadata: dict[str, Any] = {
         # A packed sequence holds several rows, so that the table has fewer than went on.
         "dagster/row_count": report.counters.get("sequences", report.rows_out),
@@ -197,8 +199,11 @@ def _metadata(store: ArtifactStore, manifest: Manifest, report: StageReport) -> 
         "seconds": report.seconds,
         **{f"counters/{name}": count for name, count in sorted(report.counters.items()) if "/" not in name},
     }
+    if report.explanation:
+        metadata["explanation"] = "\n".join(report.explanation)
     if manifest.chunks:
-        first = _intact(store, manifest.chunks[0].output)
+        build.restore(manifest, [manifest.chunks[0].output])
+        first = store.objects.get_intact(manifest.chunks[0].output)
         metadata["dagster/column_schema"] = _column_schema(first.schema)
         metadata["sample"] = _sample(first)
     if manifest.stage == "sequences":
@@ -285,14 +290,16 @@ def _cell(value: Any) -> str | int | float | bool | None:
 
 @dataclass(frozen=True)
 class CheckedChunk:
-    """One chunk held against its contract: rows read, and what does not hold, or None."""
+    """One chunk held against its contract: rows read, and what does not hold, or None; or its output was dropped."""
 
     rows: int
     failure: str | None
+    dropped: bool = False
 
 
 def check_contract(config: PipelineConfig, stage: Stage, store: StoreResource) -> dg.AssetCheckResult:
-    """Read every chunk of the stage's latest output and hold it against the stage's contract."""
+    """Read every chunk of the stage's latest output and hold it against the stage's contract. What `keep: sequences`
+    dropped was held against it when it was made."""
     try:
         opened = store.open()
         chunks = opened.manifest(config.dataset_name, stage.name).chunks
@@ -300,33 +307,37 @@ def check_contract(config: PipelineConfig, stage: Stage, store: StoreResource) -
         return dg.AssetCheckResult(passed=False, description=str(error))
     keep_memory_low()
     engine = ComputeEngine(config.compute.workers)
-    checked = list(engine.map(lambda chunk: _check_chunk(stage, opened, chunk), chunks))
+    droppable = stage.droppable and config.keep == "sequences"
+    checked = list(engine.map(lambda chunk: _check_chunk(stage, opened, chunk, droppable), chunks))
     failures = [f"chunk {number}: {chunk.failure}" for number, chunk in enumerate(checked) if chunk.failure]
     rows = sum(chunk.rows for chunk in checked)
     metadata: dict[str, Any] = {"chunks": len(checked), "rows": rows, "failed_chunks": len(failures)}
+    dropped = sum(chunk.dropped for chunk in checked)
+    told = f"gc dropped {dropped:,} of {len(checked):,} chunks, as keep: sequences lets it" if dropped else None
     if not failures:
-        return dg.AssetCheckResult(passed=True, metadata=metadata)
+        return dg.AssetCheckResult(passed=True, metadata=metadata, description=told)
     more = f"\n… and {len(failures) - SHOWN_FAILURES} more chunks" if len(failures) > SHOWN_FAILURES else ""
-    text = "\n".join(failures[:SHOWN_FAILURES]) + more
+    text = "\n".join(failures[:SHOWN_FAILURES]) + more + (f"\n{told}" if told else "")
     return dg.AssetCheckResult(passed=False, description=text, metadata={**metadata, "failures": text})
 
 
-def _check_chunk(stage: Stage, store: ArtifactStore, chunk: ManifestChunk) -> CheckedChunk:
+def _check_chunk(stage: Stage, store: ArtifactStore, chunk: ManifestChunk, droppable: bool) -> CheckedChunk:
     from tokenloom.assets.contract import validate, validate_rejects
 
-    rows = 0
+    rows, dropped = 0, droppable and store.objects.size(chunk.output) is None
     try:
-        table = _intact(store, chunk.output)
-        rows = table.num_rows
-        validate(stage, table)
+        if not dropped:
+            table = store.objects.get_intact(chunk.output)
+            rows = table.num_rows
+            validate(stage, table)
         if chunk.rejects:
-            rejects = _intact(store, chunk.rejects)
+            rejects = store.objects.get_intact(chunk.rejects)
             validate_rejects(rejects)
             _require_count("rejects", rejects.num_rows, chunk.rejected)
         _require_count("rows that came in", chunk.rows_out + chunk.rejected + chunk.filtered, chunk.rows_in)
     except TokenloomError as error:
-        return CheckedChunk(rows, str(error))
-    return CheckedChunk(rows, None)
+        return CheckedChunk(rows, str(error), dropped)
+    return CheckedChunk(rows, None, dropped)
 
 
 def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetCheckResult:
@@ -346,18 +357,6 @@ def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetChec
         description="; ".join(wrong) or "the stop is trained, BOS stands at most once",
         metadata={"certificate": _cells(found)},
     )
-
-
-def _intact(store: ArtifactStore, digest: str) -> pa.Table:
-    """An object whose bytes still are what its name says.
-
-    Bytes come first: kernels may crash on a damaged table.
-    """
-    if not store.objects.is_intact(digest):
-        raise StoreError(
-            f"object {digest} is damaged; `tokenloom verify` removes it, and the next build makes it again"
-        )
-    return store.objects.get(digest)
 
 
 def _require_count(what: str, found: int, recorded: int) -> None:

@@ -7,18 +7,21 @@ of other chunks, or of what runs it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import pyarrow as pa
+from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.rejects import no_rejects
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
     from tokenloom.assets.raw.cut import ChunkSize
-    from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest
+    from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
 
 
@@ -27,7 +30,8 @@ class InputChunk:
     """One unit of work: `digest` identifies its content, `load` brings it when it must be computed.
 
     The others are handed on to the output: the split, the file or split of the source, and where in it the chunk
-    begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known.
+    begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known. `reads` names what `load`
+    reads from the store: the stage and the digest of each object.
     """
 
     digest: str
@@ -36,6 +40,7 @@ class InputChunk:
     load: Callable[[], Any]
     offset: int = -1
     unit: str = "row"
+    reads: tuple[tuple[str, str], ...] = ()
 
     def loading(self, load: Callable[[], Any], digest: str | None = None, split: str | None = None) -> InputChunk:
         """The same chunk with other content."""
@@ -127,8 +132,21 @@ class Context(Protocol):
         """The output chunks of an upstream stage, as input."""
         ...
 
+    @property
+    def rereading(self) -> bool:
+        """Whether sources are read even where their chunks are known."""
+        ...
+
     def key_parts(self, stage: Stage, work: Work) -> KeyParts:
         """What the keys of a stage's chunks have in common."""
+        ...
+
+    def find_action(self, stage: Stage, key: str) -> Action | None:
+        """What covers a chunk of a stage, by its key."""
+        ...
+
+    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
+        """Make anew what is missing of some outputs of an intermediate stage."""
         ...
 
     def known_facts(self, stage: str) -> dict[str, Any]:
@@ -139,6 +157,11 @@ class Context(Protocol):
 Check = Callable[[pa.Table], bool]
 
 
+def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
+    """Settings of the YAML as JSON, by their dotted names."""
+    return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
+
+
 class Stage(ABC):
     """One stage of the pipeline."""
 
@@ -147,7 +170,9 @@ class Stage(ABC):
     """Bumped by hand when the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
     libraries: ClassVar[tuple[str, ...]]
-    """Distributions whose version the output depends on."""
+    """Distributions whose behaviour the output may depend on; another version of one has the probe run again."""
+    droppable: ClassVar[bool] = False
+    """Whether `keep: sequences` lets its output go."""
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""
@@ -161,7 +186,16 @@ class Stage(ABC):
 
     @abstractmethod
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Exactly the settings that the stage reads, as JSON; they are part of every key."""
+        """Exactly the settings that the stage reads, as JSON by their dotted names; they are part of every key."""
+
+    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
+        """Settings that say which chunks there are. The chunks' digests stand for them in keys."""
+        return {}
+
+    def probe(self) -> Sequence[pa.Table]:
+        """What the stage makes of fixed rows: its digest tells library versions apart. It covers what the stage leaves
+        to libraries."""
+        return import_module(f"tokenloom.assets.{self.name}.probe").probe()
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         """Everything in the YAML that may change the output; wider than `settings` where those are resolved later."""
@@ -178,3 +212,8 @@ class Stage(ABC):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """What a reader of the output must know; kept in its manifest."""
         return {}
+
+
+def stage_named(name: str) -> Stage:
+    """The stage of that name; its package is imported when first asked for."""
+    return import_module(f"tokenloom.assets.{name}.stage").STAGE

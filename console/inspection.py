@@ -149,6 +149,7 @@ def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> P
     if _is_yaml(source):
         given = PipelineConfig.from_file(source)
         settings = {"name": given.dataset_name, "dataset": given.dataset.model_dump(mode="json", exclude_defaults=True)}
+        settings["keep"] = given.keep
         settings["dataset"]["name"] = _as_seen_from(Path(), given)
         if given.dataset.column_mapping:
             settings["prompt_template"] = given.prompt_template.model_dump(mode="json", exclude_defaults=True)

@@ -79,6 +79,10 @@ class RowReader:
         """Number of raw rows, those that `raw` filtered apart."""
         return int(self._first_row[-1])
 
+    def raw_outputs(self, rows: Sequence[int], inference: bool = False) -> list[str]:
+        """Digests of the raw chunks that showing some rows reads, or showing what is given to the model of them."""
+        return [self._raw.chunks[self._number(row)].output for row in rows] + (self._heads() if inference else [])
+
     def read(self, row: int) -> ShownRow:
         """The sequence that holds a raw row; with packing, together with its neighbours."""
         number, position, chunk = self._place(row)
@@ -99,8 +103,7 @@ class RowReader:
 
         if config.tokenizer.train is not None:
             config = with_tokenizer(config, self._tokenizer_folder)
-        first = {chunk.source: chunk.output for chunk in reversed(self._raw.chunks)}
-        heads = [self._store.objects.get(digest) for digest in first.values()]
+        heads = [self._store.objects.get(digest) for digest in self._heads()]
         for row in rows:
             number, position, chunk = self._place(row)
             engine = PromptEngine(config, heads)
@@ -116,9 +119,16 @@ class RowReader:
 
     def _place(self, row: int) -> tuple[int, int, Any]:
         """A raw row's chunk by number, its position in it, and that chunk's sequences."""
-        number = int(np.searchsorted(self._first_row, row, side="right")) - 1
+        number = self._number(row)
         position = self._position(number, row - int(self._first_row[number]))
         return number, position, self._manifests["sequences"].chunks[number]
+
+    def _number(self, row: int) -> int:
+        return int(np.searchsorted(self._first_row, row, side="right")) - 1
+
+    def _heads(self) -> list[str]:
+        """The first raw chunk of each file or split."""
+        return list({chunk.source: chunk.output for chunk in reversed(self._raw.chunks)}.values())
 
     def _position(self, number: int, local: int) -> int:
         """The position within its chunk of the raw row that is the chunk's `local`-th."""

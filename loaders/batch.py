@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenloom.errors import StoreError
 from tokenloom.loaders.memory import Flags, FlatValues, RaggedLists, Rectangle, flat_values
 from tokenloom.resources.ragged import Ints, offsets_of, ranges
-from tokenloom.resources.sides import sides
+from tokenloom.resources.sides import SIDES, sides
 
 IGNORED = -100
 """The label of what is not trained."""
@@ -54,6 +55,32 @@ class PaddingPolicy:
         return longest if self.padding == "longest" else -(-longest // int(self.padding)) * int(self.padding)
 
 
+DEFERRED = tuple(
+    f"{side}{name}" for side in ("", *(f"{side}_" for side in SIDES)) for name in ("input_ids", "trained", "weights")
+)
+"""Columns whose values are checked when a batch touches them: nearly all bytes of a chunk."""
+
+
+class Chunk(Protocol):
+    """A chunk of sequences. Until `unchecked` is 0, what is read of its flat values is handed to `touch` before."""
+
+    table: pa.Table
+    unchecked: int
+
+    def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None: ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A chunk that needs no check."""
+
+    table: pa.Table
+    unchecked: int = 0
+
+    def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None:
+        """Nothing is to be checked."""
+
+
 class SequenceColumns:
     """The sequences of all chunks; of one side, where rows are pairs.
 
@@ -74,20 +101,27 @@ class SequenceColumns:
         if self.weights is not None:
             self.weights.hold(chunk, flat_values(table["weights" if "weights" in table.column_names else "trained"]))
 
+    def touch(self, chunk: Chunk, number: int, rows: Ints) -> None:
+        """Have the flat values of some rows checked."""
+        begins, lengths = self.ids.rows(np.full(len(rows), number), rows)
+        flat = [self.ids.values, self.trained, *([self.weights] if "weights" in chunk.table.column_names else [])]
+        chunk.touch([column.held(number) for column in flat if column], begins, begins + lengths)
+
 
 class SequenceReader:
     """Reads batches from chunks; row numbers count through all chunks. A chunk is opened when first read.
 
     Args:
         lengths: rows of each chunk.
-        load: gives the table of a chunk.
+        load: opens a chunk.
         weighted: whether any chunk has weights.
     """
 
-    def __init__(self, lengths: npt.ArrayLike, load: Callable[[int], pa.Table], weighted: bool):
+    def __init__(self, lengths: npt.ArrayLike, load: Callable[[int], Chunk], weighted: bool):
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
         self._open = np.zeros(len(self._first_row) - 1, bool)
+        self._unchecked: dict[int, Chunk] = {}
         self._sides: dict[str, SequenceColumns] = {}
         self._label: FlatValues | None = None
 
@@ -95,7 +129,7 @@ class SequenceReader:
     def of_tables(cls, tables: Sequence[pa.Table]) -> SequenceReader:
         """A reader of chunks that are in memory."""
         weighted = any(name.endswith("weights") for table in tables for name in table.column_names)
-        return cls([table.num_rows for table in tables], tables.__getitem__, weighted)
+        return cls([table.num_rows for table in tables], lambda chunk: InMemory(tables[chunk]), weighted)
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
@@ -114,9 +148,14 @@ class SequenceReader:
             (runs of padding count as documents), and the int `max_seqlen`. Where any chunk has weights, float32
             [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all that under `chosen_` and
             `rejected_`, each with a width of its own; labelled rows also have `label`, bool [rows].
+
+        Raises:
+            StoreError: bytes that are read are missing or damaged.
         """
         real = rows >= 0 if int(rows.min(initial=0)) < 0 else None
         chunks, local = self._places(rows if real is None else np.where(real, rows, 0))
+        if self._unchecked:
+            self._touch(chunks, local)
         batch: Batch = {}
         for side, columns in self._sides.items():
             made = _padded(columns, chunks, local, real, policy)
@@ -134,8 +173,21 @@ class SequenceReader:
                 self._hold(chunk, self._load(chunk))
         return chunks, rows - self._first_row[chunks]
 
-    def _hold(self, chunk: int, table: pa.Table) -> None:
-        count = len(self._open)
+    def _touch(self, chunks: Ints, local: Ints) -> None:
+        for number, chunk in list(self._unchecked.items()):
+            rows = local[chunks == number]
+            if len(rows):
+                for columns in self._sides.values():
+                    columns.touch(chunk, number, rows)
+                if not chunk.unchecked:
+                    self._unchecked.pop(number, None)
+
+    def _hold(self, chunk: int, opened: Chunk) -> None:
+        count, table = len(self._open), opened.table
+        if table.num_rows != self._first_row[chunk + 1] - self._first_row[chunk]:
+            raise StoreError(f"chunk {chunk} has {table.num_rows} rows, not as many as its manifest says; build again")
+        if opened.unchecked:
+            self._unchecked[chunk] = opened
         for side, columns in sides(table).items():
             if side not in self._sides:
                 dtype = columns["input_ids"].type.value_type.to_pandas_dtype()
@@ -201,7 +253,7 @@ def _documents(
     first, counts = documents.rows(chunks, local)
     if real is not None:
         counts *= real
-    lengths = documents.values.at(np.repeat(chunks, counts), ranges(first, counts)).astype(np.int64)
+    lengths = documents.values.lists(chunks, first, counts).astype(np.int64)
     within = np.cumsum(lengths) - lengths
     before = np.append(within, 0)[np.cumsum(counts) - counts]
     return within + np.repeat(begins - before, counts), lengths

@@ -12,10 +12,13 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError
-from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.batch import DEFERRED, PaddingPolicy, SequenceReader
 from tokenloom.loaders.row_order import RowOrder, Shuffle
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.hold import Hold
+from tokenloom.resources.store.manifest import WEIGHTED
+from tokenloom.resources.store.mapped import MappedObject
 
 
 class TokenDataset(Dataset[dict[str, torch.Tensor]]):
@@ -28,20 +31,22 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     Attributes:
         name, split: what was opened.
         digest: hex BLAKE3 of the content, in order; equal digests mean equal rows.
+        version: hex digest of the content of all splits; `open_dataset(…, version=…)` opens the same again.
         pad_token_id, vocab_size, max_length: of the tokenizer in force.
         packed: whether rows hold several documents.
     """
 
-    def __init__(self, store: ArtifactStore, manifest: Manifest, split: str):
-        self.name, self.split = manifest.dataset, split
-        chunks = manifest.of_split(split)
-        self._store, self._chunks = store, tuple(chunk.output for chunk in chunks)
-        self._lengths = tuple(chunk.length for chunk in chunks)
-        self._facts = manifest.facts
-        self.digest = digest_json(list(self._chunks))
+    def __init__(
+        self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True, hold: Hold | None = None
+    ):
+        self._hold = hold  # as long as this lives
+        self.name, self.split, self.version = manifest.dataset, split, manifest.digest
+        self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
+        self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
+        self.digest = digest_json([chunk.output for chunk in self._chunks])
 
     def __len__(self) -> int:
-        return sum(self._lengths)
+        return sum(chunk.table_rows for chunk in self._chunks)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         if not -len(self) <= row < len(self):
@@ -55,9 +60,13 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     @cached_property
     def reader(self) -> SequenceReader:
-        """The chunks, opened when first used."""
-        objects, chunks = self._store.objects, self._chunks
-        return SequenceReader(self._lengths, lambda chunk: objects.get(chunks[chunk]), self._facts["weighted"])
+        """The chunks, each opened when first used."""
+        objects, chunks, name, verify = self._store.objects, self._chunks, self.name, self._verify
+
+        def opened(chunk: int) -> MappedObject:
+            return MappedObject(objects, chunks[chunk], name, DEFERRED, verify)
+
+        return SequenceReader([chunk.table_rows for chunk in chunks], opened, self._weighted)
 
     @property
     def pad_token_id(self) -> int:
@@ -92,22 +101,35 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         return {name: value for name, value in self.__dict__.items() if name != "reader"}
 
 
-def open_dataset(name: str, split: str = "train", store: str | os.PathLike[str] | None = None) -> TokenDataset:
-    """Open a built dataset by name. Reads the store, nothing else.
+def open_dataset(
+    name: str,
+    split: str = "train",
+    store: str | os.PathLike[str] | None = None,
+    version: str | None = None,
+    verify: bool = True,
+) -> TokenDataset:
+    """Open a built dataset by name. Reads the store, nothing else; what is open in a folder `gc` leaves.
 
     Args:
         name: the dataset's name: its YAML's stem, or the YAML's `name`.
-        store: the store's folder; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+        store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+        version: an older state of the dataset: the first characters of its digest, at least 4, or a date, which names
+            the last state published by then (`2026-03-01`, `2026-03-01T12:00+02:00`; UTC where no zone is named).
+        verify: hold the bytes of the dataset, when they are first read, against digests that the build took; rows
+            that are damaged raise a StoreError instead of being returned.
 
     Raises:
-        DatasetNotFoundError: no such dataset or split; the message lists those there are.
+        DatasetNotFoundError: no such dataset, split or version; the message lists those there are.
+        StoreError: the store is damaged.
     """
     opened = ArtifactStore(store)
-    manifest = opened.manifest(name)
+    digest = opened.manifest_digest(name, version=version)
+    hold = opened.hold(digest)
+    manifest = opened.manifest_at(digest)
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise DatasetNotFoundError(
             f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
         )
-    return TokenDataset(opened, manifest, split)
+    return TokenDataset(opened, manifest, split, verify, hold)

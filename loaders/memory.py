@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenloom.errors import StoreError
 from tokenloom.resources.ragged import Ints, one_array, ranges
 
 Flags = npt.NDArray[np.bool_]
@@ -59,6 +60,21 @@ class FlatValues:
     def at(self, chunks: Ints, positions: Ints) -> npt.NDArray[Any]:
         """The numbers at positions that are counted within chunks; both int64, of one shape."""
         return self._memory[self._begins[chunks] + positions]
+
+    def held(self, chunk: int) -> npt.NDArray[Any]:
+        """The numbers of a chunk."""
+        return self._held[chunk]
+
+    def lists(self, chunks: Ints, begins: Ints, lengths: Ints) -> npt.NDArray[Any]:
+        """The numbers [begin, begin + length) of chunks, one list after the other.
+
+        Raises:
+            StoreError: they lie beyond their chunk.
+        """
+        beyond = (begins < 0) | (lengths < 0) | (begins + lengths > self._sizes[chunks])
+        if beyond.any():
+            raise StoreError("a row reaches beyond its chunk: the object is damaged; `tokenloom verify` names it")
+        return self.at(np.repeat(chunks, lengths), ranges(begins, lengths))
 
     def lie_within(self, chunks: Ints, first: Ints, width: int) -> bool:
         """Whether `width` numbers from each of these positions on are all of the same chunk."""
@@ -119,7 +135,7 @@ class Rectangle:
         """[rows, width] of a column's values; anything where they are no row's own."""
         if self._whole:
             return values.windows(self._chunks, self._first, self.width)
-        flat = values.at(np.repeat(self._chunks, self._lengths), ranges(self._begins, self._lengths))
+        flat = values.lists(self._chunks, self._begins, self._lengths)
         if self.own is None:
             return flat.reshape(len(self._lengths), self.width)
         found = np.zeros(self.own.shape, flat.dtype)

@@ -61,6 +61,15 @@ def test_materializing_builds_the_store_and_a_fresh_instance_hits(project: Proje
     assert sum(metadata["chunks_reused"] for metadata in stage_metadata(first).values()) == 0
 
 
+def test_a_materialization_says_why_it_computed(project: Project) -> None:
+    first = stage_metadata(project.run())
+    assert {metadata["explanation"] for metadata in first.values()} == {"never built"}
+    project.write(tokenizer={**SECTIONS["tokenizer"], "max_length": 48})
+    shown = stage_metadata(project.run())
+    assert shown["sequences"]["explanation"] == "tokenizer.max_length: 64 → 48"
+    assert [stage for stage, metadata in shown.items() if "explanation" in metadata] == ["sequences"]
+
+
 def test_dagster_and_a_plain_build_make_the_same(project: Project) -> None:
     config, apart = project.config, ArtifactStore(project.folder / "apart")
     built = {report.name: report.digest for report in Build(config, apart).run_all()}

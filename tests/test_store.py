@@ -42,8 +42,8 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
         key="k" * 64,
         output=output,
         bytes=9,
-        length=3,
         rejects=None,
+        table_rows=3,
         blocks="",
         **COUNTS,
     )
@@ -104,7 +104,7 @@ def test_an_unreadable_action_is_computed_again(store: ArtifactStore) -> None:
 
 
 def test_every_part_of_a_key_changes_it() -> None:
-    parts = [("s", "t"), (1, 2), ({"l": "1"}, {"l": "2"}), ({"a": 1}, {"a": 2}), ({"x": "1"}, {"x": "2"}), ("c", "d")]
+    parts = [("s", "t"), (1, 2), ("p", "q"), ({"a": 1}, {"a": 2}), ({"x": "1"}, {"x": "2"}), ("c", "d")]
     base = [first for first, _ in parts]
     keys = {KeyParts(*base[:-1]).key(base[-1])}  # type: ignore[arg-type]
     for index, (_, other) in enumerate(parts):

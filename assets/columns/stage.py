@@ -13,7 +13,7 @@ from tokenloom.assets.columns.forms import FORMS, MESSAGES
 from tokenloom.assets.columns.mapping import plain_roles, resolve
 from tokenloom.assets.paths import list_values
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import Context, Stage, Work
+from tokenloom.assets.stage import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.ragged import one_array
 
@@ -54,7 +54,8 @@ class ColumnsStage(Stage):
     name = "columns"
     version = 3
     upstream = ("raw", "schema")
-    libraries = ("pyarrow",)
+    libraries = ("pyarrow", "numpy")
+    droppable = True
     output_schema = None
     checks: ClassVar = {
         "one canonical form": _is_canonical,
@@ -68,13 +69,9 @@ class ColumnsStage(Stage):
         return {}
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        prompt, mapping = config.prompt_template, config.dataset.column_mapping
-        return {
-            "template": prompt.template,
-            "format": prompt.format_type,
-            "label": prompt.label_column,
-            "mapping": plain_roles(mapping),
-        }
+        names = ("template", "format_type", "label_column")
+        mapping = {"dataset.column_mapping": plain_roles(config.dataset.column_mapping)}
+        return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
         mapping = resolve(context.config, context.manifest("schema").facts["columns"])

@@ -15,7 +15,7 @@ from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import one_array
@@ -32,34 +32,39 @@ class PromptsStage(Stage):
     name = "prompts"
     version = 3
     upstream = ("columns",)
-    libraries = ("pyarrow", "jinja2")
+    libraries = ("pyarrow", "numpy", "jinja2")
+    droppable = True
     output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
     optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
     checks: ClassVar = {"spans partition the text": partition_text}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        """What every row is rendered by; `prepare` adds what only chats read."""
         prompt = config.prompt_template
-        read = ("format_type", "template", "label_column", "system", "train_on", "add_bos", "add_eos", "date_string")
-        few_shot = {"few_shot": prompt.few_shot.model_dump(include={"count", "seed"})} if prompt.few_shot.count else {}
-        return {**prompt.model_dump(mode="json", include=set(read)), **few_shot}
+        read = ["format_type", "train_on", "add_bos", "add_eos"]
+        read += ["template", "label_column"] if prompt.template else []
+        read += ["date_string"] if prompt.format_type == "jinja" else []
+        read += ["few_shot.count", "few_shot.seed"] if prompt.few_shot.count else []
+        return _of_prompts(config, *read)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        prompt = config.prompt_template
-        given = {"source": prompt.few_shot.source if prompt.few_shot.count else None, "tools": prompt.tools}
-        named = {name: value for name, value in given.items() if value is not None}
-        return {**self.settings(config), **declared_tokenizer(config), **named}
+        source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
+        chat = _of_prompts(config, "system", "date_string", "tools", *source)
+        return {**self.settings(config), **declared_tokenizer(config), **chat}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
         mapping = context.manifest("columns").facts["mapping"]
         examples = fixed_examples(context.config, mapping)
         render = renderer(context.config, mapping, spec, examples)
-        sides = {"chat_template": digest_json(spec.chat_template)} if is_chat(context.config, mapping, spec) else {}
+        chat = is_chat(context.config, mapping, spec)
+        sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:
             sides["few_shot"] = digest_bytes(memoryview(encode_table(examples, compressed=False)))
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
-        settings = {"special_tokens": spec.tokens(), "control": list(spec.control), "adds_bos": spec.adds_bos}
+        spoken = _of_prompts(context.config, "system", "date_string") if chat else {}
+        settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             context.input_chunks("columns"),
             render,
@@ -220,6 +225,25 @@ def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: 
     return FieldsFormat(
         template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos
     ).render
+
+
+def _of_prompts(config: PipelineConfig, *names: str) -> dict[str, Any]:
+    return read_settings(config, *(f"prompt_template.{name}" for name in names))
+
+
+def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, chat: bool) -> dict[str, Any]:
+    """What rendering reads of the tokenizer: all of its special tokens where a Jinja template may, else BOS and EOS."""
+    prompt = config.prompt_template
+    adds = {"adds_bos": spec.adds_bos} if prompt.add_bos == "auto" else {}
+    if chat or prompt.format_type == "jinja":
+        return {"special_tokens": spec.tokens(), "control": list(spec.control), **adds}
+    bos, eos = _added(config, spec)
+    tokens = {"bos_token": spec.bos if prompt.few_shot.count else bos, "eos_token": eos}
+    return {
+        "special_tokens": tokens,
+        **({"control": list(spec.control)} if mapping["form"] == "fields" else {}),
+        **adds,
+    }
 
 
 def _added(config: PipelineConfig, spec: TokenizerSpec) -> tuple[str | None, str | None]:

@@ -79,9 +79,8 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
     if file.format == "text":
         finder = {"line": Lines, "paragraph": Paragraphs, "file": WholeFile}[dataset.reader.lines_per_row]()
         records = record_blocks(blocks, finder, file.name)
-        return RecordFile(
-            records, {"format": "text"}, lambda part, bounds, start: parse_text(part, bounds), _newlines, 0, found
-        )
+        facts = {"format": "text", "rows": dataset.reader.lines_per_row}
+        return RecordFile(records, facts, lambda part, bounds, start: parse_text(part, bounds), _newlines, 0, found)
     return _json(dataset, file, blocks, found)
 
 

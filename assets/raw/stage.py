@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.raw.chunks import FILTER_LACKS, Known, SourceNotes, source_chunks
 from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store.known_files import KnownFiles
 
@@ -23,30 +23,26 @@ class RawStage(Stage):
     name = "raw"
     version = 2
     upstream = ()
-    libraries = ("pyarrow",)
+    libraries = ("pyarrow", "numpy", "charset-normalizer")
+    droppable = True
     output_schema = None
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        dataset = config.dataset
-        return {
-            "format": dataset.format,
-            "encoding": dataset.encoding,
-            "reader": dataset.reader.model_dump(),
-            "columns": list(dataset.columns) if dataset.columns else None,
-            "val_split": dataset.val_split,
-            "filters": list(dataset.filters),
-        }
+        return read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters")
+
+    def shaping(self, config: PipelineConfig) -> dict[str, Any]:
+        named = ("format", "encoding", "reader", "config", "revision", "splits")
+        return read_settings(config, *(f"dataset.{name}" for name in named))
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        dataset = config.dataset.model_dump(mode="json", include={"name", "config", "revision", "splits"})
-        return {**self.settings(config), **dataset}
+        return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}
 
     def prepare(self, context: Context) -> Work:
         notes, parts = SourceNotes(), context.key_parts(self, Work((), _as_it_is))
-        reading = [self.version, parts.settings, asdict(context.chunk_size)]
+        reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
         known = Known(
             KnownFiles(context.store.blobs, reading),
-            lambda digest: context.store.find_action(parts.key(digest)) is not None,
+            lambda digest: not context.rereading and context.find_action(self, parts.key(digest)) is not None,
         )
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, known=known)
         return Work(chunks, _as_it_is, notes=lambda: asdict(notes))
@@ -56,6 +52,7 @@ class RawStage(Stage):
         for counter, chunks in manifest.counters.items():
             if counter.startswith(FILTER_LACKS) and chunks == len(manifest.chunks):
                 name = counter.removeprefix(FILTER_LACKS)
+                context.restore(manifest, [manifest.chunks[0].output])
                 first = context.store.objects.get(manifest.chunks[0].output)
                 columns = [column for column in first.column_names if column != ROW]
                 close = difflib.get_close_matches(name, columns, n=1)

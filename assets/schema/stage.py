@@ -65,7 +65,7 @@ class SchemaStage(Stage):
     name = "schema"
     version = 3
     upstream = ("raw",)
-    libraries = ("pyarrow",)
+    libraries = ("pyarrow", "numpy")
     output_schema: ClassVar = {field.name: (field.type,) for field in SKETCH}
     checks: ClassVar = {
         "nulls, empties and sampled texts fit into the rows": _counts_fit,

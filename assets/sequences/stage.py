@@ -5,7 +5,7 @@ hold weights other than 0 and 1; `rows` and `document_lengths`, the raw row and 
 sequence. Pairs have all but `rows` twice, under `chosen_` and `rejected_`.
 
 Counters account for every token: tokens_in + tokens_repeated = those stored + tokens_cut + tokens_dropped +
-tokens_rejected + tokens_left_out; and they hold the histograms of lengths.
+tokens_rejected + tokens_left_out; they hold the histograms of lengths, and say whether loaders will find weights.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from tokenloom.assets.rejects import join_rejects
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
-from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.tokens.stage import IDS
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import list_parts, sum_rows
+from tokenloom.resources.store.manifest import WEIGHTED
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -57,7 +58,7 @@ class SequencesStage(Stage):
     name = "sequences"
     version = 2
     upstream = ("tokens",)
-    libraries = ("pyarrow",)
+    libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
     output_schema: ClassVar = {
         "input_ids": IDS,
@@ -69,14 +70,13 @@ class SequencesStage(Stage):
     checks: ClassVar = {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        length = config.length
-        own = {"smart": {"give_up": list(length.give_up)}, "split": {"stride": length.stride}}
-        return {
-            "strategy": length.strategy,
-            "packing": length.packing,
-            "max_length": config.tokenizer.max_length,
-            **own.get(length.strategy, {}),
-        }
+        stride = ("length.stride",) if config.length.strategy == "split" else ()
+        return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
+
+    def declared(self, config: PipelineConfig) -> dict[str, Any]:
+        """Of `give_up` keys hold what it comes to."""
+        order = ("length.give_up",) if config.length.strategy == "smart" else ()
+        return {**self.settings(config), **read_settings(config, *order)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]
@@ -89,8 +89,7 @@ class SequencesStage(Stage):
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """What a loader must know: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
-        whether any chunk has weights."""
+        """What a loader must know: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -99,7 +98,6 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
-            "weighted": manifest.counters["weighted_chunks"] > 0,
         }
 
 
@@ -123,7 +121,8 @@ def _with_columns(context: Context) -> Iterator[InputChunk]:
     loaded = zip(context.input_chunks("columns"), context.input_chunks("tokens"), prompts, tokens, strict=True)
     for rows, chunk, rendered, tokenized in loaded:
         digest = digest_json([chunk.digest, rendered.key, tokenized.key])
-        yield chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
+        made = chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
+        yield replace(made, reads=(*chunk.reads, *rows.reads))
 
 
 def in_turn(render: Encode, tokenize: Encode) -> Encode:
@@ -163,9 +162,9 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
             table = lost.table
         made = pack(with_pair_lengths(table) if order else table)
         counters = {name: count + lost.counters.get(name, 0) for name, count in made.counters.items()}
-        weighted = any(name.endswith("weights") for name in made.table.column_names)
-        counters = {**lost.counters, **counters, "tokens_in": token_count(tokens), "weighted_chunks": int(weighted)}
+        counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
+        counters[WEIGHTED] = int(any(name.endswith("weights") for name in made.table.column_names))
         rejects = join_rejects([lost.rejects, made.rejects])
         return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=lost.engine)
 

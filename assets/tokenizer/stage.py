@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from tokenloom.assets.prompts.segments import content_segments
-from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -36,16 +36,12 @@ class TokenizerStage(Stage):
     name = "tokenizer"
     version = 2
     upstream = ("prompts",)
-    libraries = ("tokenizers",)
+    libraries = ("pyarrow", "tokenizers")
     output_schema: ClassVar = {"file": (pa.string(),), "content": (pa.binary(),)}
     checks: ClassVar = {"holds tokenizer.json and its config": _holds_tokenizer}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        tokenizer = config.tokenizer
-        return {
-            "train": tokenizer.train.model_dump() if tokenizer.train else None,
-            "special_tokens": tokenizer.special_tokens.model_dump(mode="json"),
-        }
+        return read_settings(config, "tokenizer.train")
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         return {**self.settings(config), **declared_tokenizer(config)}
@@ -65,8 +61,11 @@ class TokenizerStage(Stage):
                 tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
                 return train((content_segments(table) for table in tables), settings, spec)
 
-            chunk = InputChunk(digest_json(prompts), "all", "trained", trained)
-        return Work([chunk], lambda tokenizer: _files(tokenizer, spec), side_inputs)
+            reads = tuple(("prompts", digest) for digest in prompts)
+            chunk = InputChunk(digest_json(prompts), "all", "trained", trained, reads=reads)
+        control = {"control": list(spec.control)} if settings is not None else {}
+        resolved = {"special_tokens": spec.tokens(), **control}
+        return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Digest, size (one more than the highest id), and the ids of special tokens; also publishes the files for
@@ -75,18 +74,19 @@ class TokenizerStage(Stage):
         table = context.store.objects.get_verified(digest)
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         context.store.publish_tokenizer(digest, files)
+        control = {"control": list(context.tokenizer.control)}
         if (previous := context.known_facts(self.name)).get("digest") == digest:
-            return previous
-        tokenizer, spec = load_tokenizer(files[TOKENIZER]), context.tokenizer
-        ids = {name: tokenizer.token_to_id(token) for name, token in spec.tokens().items()}
-        size = manifest.counters["vocab_size"]
-        return {"digest": digest, "vocab_size": size, "ids": ids, "control": list(spec.control)}
+            return previous | control
+        tokenizer, tokens = load_tokenizer(files[TOKENIZER]), context.tokenizer.tokens()
+        ids = {name: tokenizer.token_to_id(token) for name, token in tokens.items()}
+        return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}
 
 
 STAGE = TokenizerStage()
 
 
-def _files(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
+def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
+    """The files of a tokenizer, as the stage stores them."""
     files = {TOKENIZER: tokenizer, CONFIG: export_config(spec)}
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()

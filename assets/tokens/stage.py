@@ -20,10 +20,11 @@ from tokenloom.assets.pairs import LABEL, in_pairs
 from tokenloom.assets.prompts.segments import segments, swallow
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, flat_spans, span_lists, spans_cover
 from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.masks import span_tokens
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.ragged import Ints, list_array, list_parts, one_array, row_of
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TOKENIZER
@@ -45,25 +46,35 @@ class TokensStage(Stage):
     name = "tokens"
     version = 1
     upstream = ("prompts", "tokenizer")
-    libraries = ("pyarrow", "tokenizers")
+    libraries = ("pyarrow", "numpy", "tokenizers")
+    droppable = True
     compressed = False
     output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
     optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
     checks: ClassVar = {"spans partition the tokens": _spans_cover_ids}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        return {"control_tokens_in_content": config.tokenizer.control_tokens_in_content}
+        return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
         facts = context.manifest("tokenizer").facts
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
-        return Work(
-            context.input_chunks("prompts"), tokenize, {"tokenizer": facts["digest"]}, {"control": facts["control"]}
-        )
+        sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
+        return Work(context.input_chunks("prompts"), tokenize, sides, {"control": facts["control"]})
 
 
 STAGE = TokensStage()
+
+
+def tokenizer_json(store: ArtifactStore, digest: str) -> bytes:
+    """The content of tokenizer.json, of the files that the tokenizer stage made.
+
+    Raises:
+        StoreError: they are missing.
+    """
+    files = store.objects.get(digest)
+    return files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
 
 
 class LazyTokenize:
@@ -76,8 +87,7 @@ class LazyTokenize:
 
     @cached_property
     def _encoder(self) -> ContentEncoder:
-        files = self._store.objects.get(self._digest)
-        content = files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
+        content = tokenizer_json(self._store, self._digest)
         wanted = os.environ.get(ENGINE)
         certificates = None if wanted == "tokenizers" else self._store.certificates
         worth = 0 if wanted == "gigatoken" else WORTH_BYTES

@@ -5,6 +5,7 @@ objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAK
 actions/<ab>/<key>.json             what a stage made of one chunk
 certificates/<key>/<digest>.json    where two tokenizer engines agree
 datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
+probes/<stage>-<digest>.json        what a stage makes of fixed rows, as a digest
 versions/<name>/<time>-<…>.json     the manifests of every state that was published
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      the chunks of source files as they stood when they were read
@@ -16,22 +17,32 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import block_digests, canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blobs, renew
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.folder import Folder
+from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
+from tokenloom.resources.store.probes import ProbeStore
+from tokenloom.resources.store.read_only import ReadOnly
 from tokenloom.resources.store.versions import VersionStore
 
 FORMAT = "tokenloom store 2\n"
 DEFAULT_STORE = ".tokenloom"
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
+Missed = Literal["new", "lost", "void"]
+"""Why an action does not count: there is none, its objects are missing, or the certificate it relies on is void."""
 
 
 def default_store() -> str:
@@ -40,32 +51,41 @@ def default_store() -> str:
 
 
 def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
-    """The place that an address names: a folder.
+    """The place that an address names: a folder, or a bucket's prefix as `s3://bucket/prefix`.
 
     Raises:
-        StoreAddressError: it is a URL of another kind.
+        StoreAddressError: it is a URL of another kind, or none that a bucket has.
     """
     named = os.fspath(address or default_store())
-    if "://" in named:
-        raise StoreAddressError(
-            f"{named.partition('://')[0]}:// stores are not available in this version; name a folder"
-        )
+    if kind := _URL.match(named):
+        if kind[1] != "s3" or kind[2] != "//":  # `Path` makes one slash of two
+            known = "name a folder, or as text s3://bucket/prefix"
+            raise StoreAddressError(f"{kind[1]}:{kind[2]} is no address of a store; {known}")
+        from tokenloom.resources.store.bucket import Bucket
+
+        return Bucket(named)
     return Folder(Path(named).expanduser().resolve())
 
 
 class ArtifactStore:
     """One store. Reading never writes; the place is made a store by the first write.
 
+    Args:
+        address: a folder; default: `default_store()`.
+        read_only: what would write to it does nothing.
+
     Raises:
         StoreError: it is a store of another format.
         StoreAddressError: its address cannot be opened.
     """
 
-    def __init__(self, address: str | os.PathLike[str] | None = None):
-        self.blobs = open_blobs(address)
+    def __init__(self, address: str | os.PathLike[str] | None = None, read_only: bool = False):
+        opened = open_blobs(address)
+        self.blobs: Blobs = ReadOnly(opened) if read_only else opened
         self.objects = ObjectStore(self.blobs)
         self.actions = ActionStore(self.blobs)
         self.certificates = CertificateStore(self.blobs)
+        self.probes = ProbeStore(self.blobs)
         self.versions = VersionStore(self.blobs)
         self._check_format()
 
@@ -91,17 +111,32 @@ class ArtifactStore:
             self.blobs.write("FORMAT", FORMAT.encode())
         self.blobs.sweep()
 
-    def find_action(self, key: str) -> Action | None:
+    def find_action(self, key: str, dropped: bool = False) -> Action | None:
         """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
-        compute it."""
-        action = self.actions.get(key)
-        if action is None or self.is_void(action) or self.objects.size(action.output) != action.bytes:
-            return None
-        return action if action.rejects is None or self.objects.size(action.rejects) else None
+        compute it. What is found `gc` leaves for a day.
 
-    def is_void(self, action: Action) -> bool:
-        """Whether the certificate that an action relied on was withdrawn."""
-        return bool(action.engine) and self.certificates.is_void(action.engine)
+        Args:
+            dropped: the action counts without its output as well.
+        """
+        action = self.actions.get(key)
+        if action is None or self.voids([action]):
+            return None
+        size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
+        lost = action.rejects is not None and not self.objects.renew(action.rejects)
+        if lost or not (size == action.bytes or (dropped and size is None)):
+            return None
+        return action if renew(self.blobs, self.actions.blob(key)) else None
+
+    def why_missed(self, key: str) -> Missed:
+        """Why there is no action under `key` that counts."""
+        action = self.actions.get(key)
+        if action is None:
+            return "new"
+        return "void" if self.voids([action]) else "lost"
+
+    def voids(self, actions: Iterable[Action]) -> bool:
+        """Whether a certificate that one of the actions relied on was withdrawn."""
+        return any(map(self.certificates.is_void, {action.engine for action in actions if action.engine}))
 
     def put_action(
         self,
@@ -127,9 +162,9 @@ class ArtifactStore:
         action = Action(
             output=self.objects.put(data),
             bytes=data.size,
-            length=table.num_rows,
             rejects=rejected,
             **counts,
+            table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",
             counters=counters,
             engine=engine,
@@ -153,8 +188,17 @@ class ArtifactStore:
 
         Raises:
             DatasetNotFoundError: there is none; the message lists what there is.
+            StoreError: it is damaged.
         """
-        return Manifest.from_table(self.objects.get(self.manifest_digest(dataset, stage, version)))
+        return self.manifest_at(self.manifest_digest(dataset, stage, version))
+
+    def manifest_at(self, digest: str) -> Manifest:
+        """The manifest whose object has that digest.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        return Manifest.from_table(self.objects.get_intact(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
         """The object digest of a manifest.
@@ -163,7 +207,7 @@ class ArtifactStore:
             DatasetNotFoundError: there is none; the message lists what there is.
         """
         pointer = self._pointer(dataset, stage)
-        if version is not None:
+        if version is not None and dataset in self.datasets():
             found = self.versions.find(dataset, version)
             if stage not in found.stages:
                 raise DatasetNotFoundError(f"version {found} of dataset {dataset!r} has no {stage}")
@@ -177,11 +221,28 @@ class ArtifactStore:
         """Names of the datasets that the store holds, sorted."""
         return sorted({blob.name.split("/")[1] for blob in self.blobs.below("datasets")})
 
+    def stages(self, dataset: str) -> list[str]:
+        """Names of the stages that have a latest manifest, or should."""
+        names = (blob.name.rpartition("/")[2] for blob in self.blobs.below(f"datasets/{dataset}"))
+        return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+    def hold(self, digest: str) -> Hold | None:
+        """What keeps `gc` from a manifest, and from all that it names, as long as it lives; only folders have holds.
+
+        Raises:
+            StoreError: the manifest is gone.
+        """
+        return Hold(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
+
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
         """Lay a tokenizer's files side by side, for `from_pretrained`."""
         for name, content in files.items():
             blob = f"tokenizers/{digest}/{name}"
-            if self.blobs.size(blob) != len(content) or self.blobs.read(blob) != content:
+            try:
+                held = self.blobs.read(blob) == content and renew(self.blobs, blob) is not None
+            except FileNotFoundError:
+                held = False
+            if not held:
                 self.blobs.write(blob, content)
 
     def tokenizer_folder(self, digest: str) -> Path:

@@ -5,10 +5,14 @@ Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+RENEW_SECONDS = 6 * 3600
+"""What a build relies on is touched when it is older, so that `gc` leaves it for a day."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,16 @@ class Blobs(Protocol):
         """Bytes of a blob, or None where it is missing."""
         ...
 
+    def stat(self, name: str) -> Blob | None:
+        """A blob that is there, or None where it is missing."""
+        ...
+
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Put a blob in place whole, over one that is there."""
+        ...
+
+    def create(self, name: str, data: bytes | memoryview) -> None:
+        """Put a blob that is named by its bytes in place whole, unless it is there with them."""
         ...
 
     def below(self, prefix: str) -> Iterator[Blob]:
@@ -66,6 +78,19 @@ class Blobs(Protocol):
         """
         ...
 
+    def fetch(self, names: Iterable[str]) -> None:
+        """Make `local` quick for these, where they are there."""
+        ...
+
     def sweep(self) -> None:
         """Delete what killed processes left half-written a day or more ago."""
         ...
+
+
+def renew(blobs: Blobs, name: str) -> Blob | None:
+    """A blob that is to be relied on, or None where it is missing; an old one is touched first."""
+    found = blobs.stat(name)
+    if found is None or found.modified > time.time() - RENEW_SECONDS:
+        return found
+    blobs.touch(name)
+    return blobs.stat(name)

@@ -1,5 +1,5 @@
 """A folder of blobs. A file appears under its name whole, or not at all: it is written to `scratch`, forced to disk,
-then renamed. No locks are taken.
+then renamed. No locks are taken. Listing follows no symbolic link, so that what lies elsewhere is never deleted.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,10 +34,14 @@ class Folder:
             return (self.root / name).read_bytes()
 
     def size(self, name: str) -> int | None:
+        return found.size if (found := self.stat(name)) else None
+
+    def stat(self, name: str) -> Blob | None:
         try:
-            return (self.root / name).stat().st_size
+            found = (self.root / name).stat()
         except OSError:
             return None
+        return Blob(name, found.st_size, found.st_mtime)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
@@ -54,17 +58,29 @@ class Folder:
                 temporary.unlink(missing_ok=True)
             raise StoreError(f"cannot write {path.name} to the store: {error.strerror or error}") from error
 
-    def below(self, prefix: str) -> Iterator[Blob]:
+    def create(self, name: str, data: bytes | memoryview) -> None:
         try:
-            entries = sorted(os.scandir(self.root / prefix), key=lambda entry: entry.name)
+            held = self.size(name) == len(data) and (self.root / name).read_bytes() == data
+        except OSError:
+            held = False
+        if not held:
+            self.write(name, data)
+
+    def below(self, prefix: str) -> Iterator[Blob]:
+        if (self.root / prefix).is_symlink():
+            raise StoreError(
+                f"{prefix} of the store {self.root} is a symbolic link, which is not followed; put its content there"
+            )
+        try:
+            entries = sorted(os.scandir(self.root / prefix), key=_place)
         except (FileNotFoundError, NotADirectoryError):
             return
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
+            if entry.is_dir():
                 yield from self.below(f"{prefix}/{entry.name}")
                 continue
             with suppress(FileNotFoundError):  # another process removed it
-                found = entry.stat()
+                found = entry.stat(follow_symlinks=False)
                 yield Blob(f"{prefix}/{entry.name}", found.st_size, found.st_mtime)
 
     def delete(self, name: str) -> None:
@@ -73,7 +89,7 @@ class Folder:
 
     def touch(self, name: str) -> None:
         with suppress(OSError):
-            os.utime(self.root / name)
+            os.utime(self.root / name, follow_symlinks=False)
 
     def local(self, name: str) -> Path:
         path = self.root / name
@@ -81,11 +97,19 @@ class Folder:
             raise FileNotFoundError(name)
         return path
 
+    def fetch(self, names: Iterable[str]) -> None:
+        """They are here."""
+
     def sweep(self) -> None:
         limit = time.time() - STALE_SECONDS
         for blob in self.below(SCRATCH):
             if blob.modified < limit:
                 self.delete(blob.name)
+
+
+def _place(entry: os.DirEntry[str]) -> str:
+    """What sorts an entry where the names below it belong."""
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from tokenloom.resources.store.actions import Outcome
 
 MANIFEST_VERSION = 3
 
+WEIGHTED = "weighted_chunks"
+"""Counter of `sequences`: chunks that hold weights."""
+
 _SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -26,13 +29,13 @@ _SCHEMA = pa.schema(
         ("key", pa.string()),
         ("output", pa.string()),
         ("bytes", pa.int64()),
-        ("length", pa.int64()),
         ("rejects", pa.string()),
         ("rows_in", pa.int64()),
         ("rows_out", pa.int64()),
         ("rejected", pa.int64()),
         ("filtered", pa.int64()),
         ("tokens", pa.int64()),
+        ("table_rows", pa.int64()),
         ("blocks", pa.string()),
     ]
 )
@@ -88,6 +91,11 @@ class Manifest:
     def total(self, count: str) -> int:
         """The sum over all chunks of `rows_in`, `rows_out`, `rejected`, `filtered` or `tokens`."""
         return sum(getattr(chunk, count) for chunk in self.chunks)
+
+    @property
+    def droppable(self) -> bool:
+        """Whether `gc` may drop the outputs, since they can be made anew where they are needed."""
+        return self.notes.get("keep") == "sequences"
 
     @property
     def splits(self) -> list[str]:

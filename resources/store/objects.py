@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import DamagedObjectError, StoreError
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blobs, renew
 
 OBJECTS = "objects"
 
+MAP_ATTEMPTS = 5
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+
+
+def is_digest(text: str) -> bool:
+    """Whether an object could have that name."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def object_digest(blob: str) -> str | None:
+    """The digest of the object that a blob's name stands for, or None where it stands for none."""
+    return found[2] if (found := _BLOB.fullmatch(blob)) else None
 
 
 def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
@@ -39,7 +54,7 @@ class ObjectStore:
         Raises:
             StoreError: `digest` is not the name of an object.
         """
-        if not _DIGEST.fullmatch(digest):
+        if not is_digest(digest):
             raise StoreError(f"{digest[:80]!r} is not an object's name")
         return f"{OBJECTS}/{digest[:2]}/{digest}.arrow"
 
@@ -61,17 +76,20 @@ class ObjectStore:
     def put(self, data: pa.Buffer) -> str:
         """Store the bytes of a table, as `encode_table` gives them; returns their digest. An object that is there but
         damaged is replaced."""
-        content = memoryview(data)
+        content = memoryview(data).cast("B")  # of signed bytes it equals no `bytes`
         digest = digest_bytes(content)
-        if self.size(digest) != len(content) or not self._holds(digest, content):
+        self._blobs.create(self.blob(digest), content)
+        if self.renew(digest) is None:  # gc was quicker
             self._blobs.write(self.blob(digest), content)
         return digest
 
-    def _holds(self, digest: str, content: memoryview) -> bool:
-        try:
-            return self.path(digest).read_bytes() == content
-        except (StoreError, OSError):
-            return False
+    def fetch(self, digests: Iterable[str]) -> None:
+        """Make opening these quick: from an object store, several are fetched at a time."""
+        self._blobs.fetch(map(self.blob, digests))
+
+    def renew(self, digest: str) -> int | None:
+        """Bytes of an object that is to be relied on, so that `gc` leaves it, or None where it is missing."""
+        return found.size if (found := renew(self._blobs, self.blob(digest))) else None
 
     def get(self, digest: str) -> pa.Table:
         """Open an object from the memory map.
@@ -79,9 +97,8 @@ class ObjectStore:
         Raises:
             StoreError: it is missing, or not an Arrow file.
         """
-        path = self.path(digest)
         try:
-            with pa.memory_map(str(path)) as source:
+            with self._map(digest) as source:
                 return pa.ipc.open_file(source).read_all()
         except (pa.ArrowInvalid, OSError) as error:
             raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; build the dataset") from error
@@ -92,8 +109,23 @@ class ObjectStore:
         Raises:
             StoreError: it is missing.
         """
-        with pa.memory_map(str(self.path(digest))) as source:
-            return digest_bytes(memoryview(source.read_buffer())) == digest
+        try:
+            with self._map(digest) as source:
+                return digest_bytes(memoryview(source.read_buffer())) == digest
+        except DamagedObjectError:
+            return False
+
+    def get_intact(self, digest: str) -> pa.Table:
+        """Open an object whose bytes are checked first, for kernels may crash on a damaged table.
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        if not self.is_intact(digest):
+            raise StoreError(
+                f"object {digest} is damaged; `tokenloom verify` removes it, and the next build makes it again"
+            )
+        return self.get(digest)
 
     def get_verified(self, digest: str) -> pa.Table:
         """Open an object whose bytes are checked first. A damaged one is removed, so that the next build makes it anew.
@@ -105,6 +137,12 @@ class ObjectStore:
             self.delete(digest)
             raise StoreError(f"object {digest} was damaged and has been removed; build again to make it anew")
         return self.get(digest)
+
+    def _map(self, digest: str) -> pa.MemoryMappedFile:
+        for _ in range(MAP_ATTEMPTS):
+            with suppress(FileNotFoundError):  # it made room for another before it was mapped
+                return pa.memory_map(str(self.path(digest)))
+        raise StoreError(f"object {digest} leaves the cache as soon as it comes; set TOKENLOOM_CACHE_SIZE to more")
 
     def delete(self, digest: str) -> None:
         self._blobs.delete(self.blob(digest))

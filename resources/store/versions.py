@@ -8,9 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs import Blob, Blobs
 
 VERSIONS = "versions"
+
+LOADED = "sequences"
+"""The stage that loaders open; its content gives a version its name."""
 
 LISTED = 5
 """So many versions are named where none fits."""
@@ -44,26 +47,34 @@ class VersionStore:
 
     def add(self, dataset: str, digest: str, stages: dict[str, str]) -> None:
         """Note what is published now, unless it is what was published last."""
-        known = self.of(dataset)
-        if known and (known[-1].digest, known[-1].stages) == (digest, stages):
+        names = [blob.name for blob in self._blobs.below(self.folder(dataset))]
+        last = next(filter(None, map(self.read, reversed(names))), None)
+        if last is not None and (last.digest, last.stages) == (digest, stages):
             return
-        stamp = datetime.now(UTC).strftime(_STAMP)
-        self._blobs.write(
-            f"{self.folder(dataset)}/{stamp}-{digest[:16]}.json", canonical_json({"digest": digest, "stages": stages})
-        )
+        version = Version(digest, datetime.now(UTC), stages)
+        self.put(f"{self.folder(dataset)}/{version.published.strftime(_STAMP)}-{digest[:16]}.json", version)
+
+    def put(self, name: str, version: Version) -> None:
+        """Write a version into a blob."""
+        self._blobs.write(name, canonical_json({"digest": version.digest, "stages": version.stages}))
 
     def of(self, dataset: str) -> list[Version]:
         """All versions of a dataset, the oldest first; unreadable ones are left out."""
-        found: list[Version] = []
-        for blob in self._blobs.below(self.folder(dataset)):
-            try:
-                entry = json.loads(self._blobs.read(blob.name))
-                stamp = blob.name.rpartition("/")[2].partition("-")[0]
-                published = datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
-                found.append(Version(str(entry["digest"]), published, dict(entry["stages"])))
-            except (FileNotFoundError, ValueError, KeyError, TypeError):
-                continue
-        return found
+        return [found for blob in self.blobs(dataset) if (found := self.read(blob.name))]
+
+    def blobs(self, dataset: str) -> list[Blob]:
+        """The blobs that hold a dataset's versions, the oldest first."""
+        return [blob for blob in self._blobs.below(self.folder(dataset)) if blob.name.endswith(".json")]
+
+    def read(self, name: str) -> Version | None:
+        """The version in a blob, or None where it cannot be read."""
+        try:
+            entry = json.loads(self._blobs.read(name))
+            published = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _STAMP).replace(tzinfo=UTC)
+            stages = {str(stage): str(manifest) for stage, manifest in dict(entry["stages"]).items()}
+            return Version(str(entry["digest"]), published, stages)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
 
     def find(self, dataset: str, wanted: str) -> Version:
         """The version that is meant by a digest's first characters (at least 4), or the latest one that was published
@@ -76,7 +87,9 @@ class VersionStore:
         if (moment := _moment(wanted)) is not None:
             fitting = [version for version in known if version.published <= moment][-1:]
         else:
-            fitting = [version for version in known if version.digest.startswith(wanted)] if len(wanted) >= 4 else []
+            fitting = (
+                [version for version in known if version.digest.startswith(wanted.lower())] if len(wanted) >= 4 else []
+            )
         if len({version.digest for version in fitting}) == 1:
             return fitting[-1]
         shown = fitting or known

@@ -111,7 +111,9 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
 
 def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
     """What the YAML says of special tokens and chat template, before any file is read."""
-    return config.tokenizer.model_dump(mode="json", include={"name_or_path", "special_tokens", "chat_template"})
+    names = {"name_or_path", "special_tokens", "chat_template"}
+    found = config.tokenizer.model_dump(mode="json", include=names)
+    return {f"tokenizer.{name}": value for name, value in found.items()}
 
 
 def _chat_template(config: PipelineConfig) -> str | None:

@@ -1,0 +1,61 @@
+"""What columns leaves to libraries, on fixed rows: casts, texts of lists, JSON text, and every form."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import ColumnMapping
+from tokenloom.assets.fixed_texts import FIXED_TEXTS
+from tokenloom.assets.rejects import ROW
+from tokenloom.config import Constant
+
+_FIELDS: dict[str, str | Constant] = {
+    "text": "text",
+    "n": "n",
+    "share": "share",
+    "when": "when",
+    "yes": "yes",
+    "first": "tags[0]",
+    "inner": "in.a",
+    "joined": "{text}: {tags:letters}",
+    "chosen": "tags[{key}]",
+    "fixed": Constant(constant=1.5),
+}
+_MAPPINGS = (
+    ColumnMapping("fields", _FIELDS, "text"),
+    ColumnMapping("text", {"text": "text"}),
+    ColumnMapping("completion", {"prompt": "text", "completion": "share", "context": "tags[0]", "system": "when"}),
+    ColumnMapping("messages", {"messages": "said", "system": "text"}),
+    ColumnMapping("preference", {"prompt": "text", "chosen": "tags[0]", "rejected": "tags[1]"}),
+    ColumnMapping("kto", {"prompt": "text", "completion": "tags[1]", "label": "yes"}),
+)
+
+
+def probe() -> list[pa.Table]:
+    rows = pa.Table.from_pylist([_row(number, text) for number, text in enumerate(FIXED_TEXTS)])
+    rows = rows.append_column(ROW, pa.array(range(rows.num_rows), pa.int32()))
+    made = [to_canonical(rows, mapping) for mapping in _MAPPINGS]
+    return [table for output in made for table in (output.table, output.rejects)]
+
+
+def _row(number: int, text: str) -> dict[str, Any]:
+    call = {"name": "look", "arguments": {"q": text, "n": number, "share": number / 7, "all": number % 2 == 0}}
+    said = [
+        {"from": "human", "value": text, "tool_calls": None},
+        {"from": "gpt", "value": text[::-1], "tool_calls": [{"function": call}] if number % 2 else None},
+    ]
+    return {
+        "text": text,
+        "n": number,
+        "key": "AbC2"[number % 4],
+        "share": number / 7 * 10.0**number,
+        "when": datetime(2024, 2, 29, 12, 30, number),
+        "yes": number % 2 == 0,
+        "tags": [text, f"{number} {text}", text[:4]],
+        "in": {"a": text if number % 2 else None},
+        "said": said,
+    }

@@ -1,0 +1,27 @@
+"""A sketch of fixed rows of every kind of column."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tokenloom.assets.fixed_texts import FIXED_TEXTS
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.schema.sketch import sketch
+
+
+def probe() -> list[pa.Table]:
+    rows = [
+        {
+            ROW: number,
+            "text": text,
+            "n": number,
+            "share": number / 7,
+            "whole": float(number),
+            "yes": number % 2 == 0,
+            "tags": [text, text[:2]],
+            "said": [{"role": "user", "content": text}] * (number % 3),
+            "maybe": None if number % 2 else {"a": text or None},
+        }
+        for number, text in enumerate(FIXED_TEXTS)
+    ]
+    return [sketch(pa.Table.from_pylist(rows))]

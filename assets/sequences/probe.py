@@ -1,0 +1,36 @@
+"""What sequences leaves to libraries, on fixed tokens: sorting into bins, and giving up parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.lengths import GiveUp
+from tokenloom.assets.prompts.spans import span_lists
+from tokenloom.assets.rejects import ROW
+from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.config import LengthConfig
+from tokenloom.resources.ragged import list_array, offsets_of
+
+ROWS, LONGEST = 40, 32
+
+
+def probe() -> list[pa.Table]:
+    tokens, order = _tokens(), GiveUp((0, -1), columns=True, by_role=False, last=1)
+    smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
+    split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
+    joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)
+    return [table for output in (smart, split, joined) for table in (output.table, output.rejects)]
+
+
+def _tokens() -> pa.Table:
+    """Rows of an input and an answer, of lengths that repeat and differ."""
+    number = np.arange(ROWS)
+    lengths = np.stack([1 + number * 7 % 23, 1 + number * 5 % 17], axis=1)
+    ends = np.cumsum(lengths, axis=1)
+    ids = pa.array(np.arange(lengths.sum()) * 31 % 60_000, pa.uint16())
+    flat = [np.tile(values, ROWS) for values in ([3, 4], [0, 1], [0.0, 1.0], [False, False])]
+    roles, messages, weights, control = flat
+    spans = span_lists(np.full(ROWS, 2), (ends - lengths).ravel(), ends.ravel(), roles, messages, weights, control)
+    columns = {ROW: pa.array(number, pa.int32()), "input_ids": list_array(offsets_of(ends[:, 1]), ids), "spans": spans}
+    return pa.table(columns)

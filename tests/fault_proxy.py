@@ -1,0 +1,163 @@
+"""An HTTP proxy on this machine that injects faults into what passes: errors, cut connections, slow answers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+PASSING = ("500", "503", "late 500", "drop", "cut request", "lost answer", "cut answer", "slow")
+"""Faults that asking again gets over.
+
+`500` and `503` answer instead of the service, `late 500` after it has done what was asked; `drop` closes the connection
+at once, `cut request` in the middle of the request's body, half of which the service has got; `lost answer` before the
+answer, `cut answer` in its middle; `slow` sends it in pieces.
+"""
+
+CODES = {
+    "500": (500, "InternalError"),
+    "late 500": (500, "InternalError"),
+    "503": (503, "SlowDown"),
+    "403": (403, "InvalidAccessKeyId"),
+    "501": (501, "NotImplemented"),
+}
+SLOW_SECONDS = 0.002
+
+IN_A_ROW = 3
+"""So many faults at most meet the same request before it passes."""
+
+
+class FaultProxy:
+    """Passes requests on to a server, until the `with` block ends.
+
+    Attributes:
+        kinds, share: which faults are injected, and into what share of the requests.
+        in_a_row: how many at most meet the same request.
+        injected: how many of each kind were.
+        requests: what was asked, such as `HEAD /bucket/key`.
+    """
+
+    def __init__(self, host: str, port: int):
+        self.upstream = (host, port)
+        self.kinds: Sequence[str] = ()
+        self.share, self.in_a_row = 0.0, IN_A_ROW
+        self.injected: Counter[str] = Counter()
+        self.requests: list[str] = []
+        self._random, self._lock = random.Random(0), Lock()
+        self._met: Counter[str] = Counter()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.proxy = self  # pyright: ignore[reportAttributeAccessIssue]
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> FaultProxy:
+        Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def plan(self, seed: int = 0, share: float = 0.0, kinds: Sequence[str] = PASSING, in_a_row: int = IN_A_ROW) -> None:
+        """Begin anew with these faults, or none."""
+        with self._lock:
+            self.kinds, self.share, self.in_a_row = kinds, share, in_a_row
+            self._random = random.Random(seed)
+            for counted in (self.injected, self._met, self.requests):
+                counted.clear()
+
+    def fault(self, request: str) -> str | None:
+        """What happens to a request."""
+        with self._lock:
+            self.requests.append(request)
+            if self._met[request] >= self.in_a_row or self._random.random() >= self.share:
+                self._met[request] = 0
+                return None
+            self._met[request] += 1
+            kind = self._random.choice(self.kinds)
+            self.injected[kind] += 1
+            return kind
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request after the other of a connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        proxy: FaultProxy = self.server.proxy  # pyright: ignore[reportAttributeAccessIssue]
+        assert "Transfer-Encoding" not in self.headers
+        size = int(self.headers.get("Content-Length", 0))
+        fault = proxy.fault(f"{self.command} {self.path}")
+        if fault == "drop":
+            self._cut()
+            return
+        host, port = proxy.upstream
+        upstream = HTTPConnection(host, port)
+        if fault == "cut request":
+            self._ask(upstream, self.rfile.read(size // 2))
+            upstream.close()
+            self._cut()
+            return
+        body = self.rfile.read(size)
+        if fault in CODES and fault != "late 500":
+            self._send(*self._error(fault))
+            return
+        self._ask(upstream, body)
+        answer = upstream.getresponse()
+        content = answer.read()
+        upstream.close()
+        if fault == "lost answer":
+            self._cut()
+            return
+        if fault == "late 500":
+            self._send(*self._error(fault))
+            return
+        hop = ("connection", "transfer-encoding", "keep-alive")
+        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in hop]
+        if not any(name.lower() == "content-length" for name, _ in headers):
+            headers.append(("Content-Length", str(len(content))))
+        lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {value}" for name, value in headers)]
+        self._send("\r\n".join([*lines, "", ""]).encode("latin-1"), content, fault)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _ask(self, upstream: HTTPConnection, body: bytes) -> None:
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() not in ("connection", "expect"):
+                upstream.putheader(name, value)
+        upstream.endheaders(body)
+
+    def _error(self, fault: str) -> tuple[bytes, bytes]:
+        status, code = CODES[fault]
+        content = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+        content = b"" if self.command == "HEAD" else content
+        head = f"HTTP/1.1 {status} Injected\r\nContent-Type: application/xml\r\nContent-Length: {len(content)}\r\n\r\n"
+        return head.encode(), content
+
+    def _send(self, head: bytes, content: bytes, fault: str | None = None) -> None:
+        if fault == "cut answer":
+            self.wfile.write(head + content[: len(content) // 2] if content else head[: len(head) // 2])
+            self._cut()
+        elif fault == "slow":
+            sent = head + content
+            step = len(sent) // 8 + 1
+            for begin in range(0, len(sent), step):
+                self.wfile.write(sent[begin : begin + step])
+                self.wfile.flush()
+                time.sleep(SLOW_SECONDS)
+        else:
+            self.wfile.write(head + content)
+
+    def _cut(self) -> None:
+        self.wfile.flush()
+        self.close_connection = True

@@ -1,0 +1,99 @@
+"""A reader of stores written after docs/format.md alone: json, blake3 and pyarrow, nothing of tokenloom."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from blake3 import blake3
+
+FORMAT = b"tokenloom store 2\n"
+MIB = 1 << 20
+
+
+class RefusedError(Exception):
+    """What a reader must refuse."""
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def digest_of(value: Any) -> str:
+    return blake3(canonical(value)).hexdigest()
+
+
+def read_object(store: Path, digest: str) -> pa.Table:
+    path = store / "objects" / digest[:2] / f"{digest}.arrow"
+    data = path.read_bytes()
+    if blake3(data).hexdigest() != digest:
+        raise RefusedError(f"{digest} has other bytes")
+    return pa.ipc.open_file(data).read_all()
+
+
+class ReadManifest:
+    """A manifest: `head` as in its metadata, `chunks` a dict a chunk, `digest` of its content."""
+
+    def __init__(self, store: Path, digest: str):
+        table = read_object(store, digest)
+        self.head = json.loads(table.schema.metadata[b"tokenloom"])
+        if self.head["version"] != 3:
+            raise RefusedError(f"manifest version {self.head['version']}")
+        self.chunks: list[dict[str, Any]] = table.to_pylist()
+        self.digest = digest_of(
+            {"chunks": [[chunk["split"], chunk["output"]] for chunk in self.chunks], "facts": self.head["facts"]}
+        )
+
+
+def open_store(store: Path) -> Path:
+    if (found := (store / "FORMAT").read_bytes()) != FORMAT:
+        raise RefusedError(f"format {found!r}")
+    return store
+
+
+def latest(store: Path, name: str, stage: str) -> ReadManifest:
+    return ReadManifest(store, json.loads((store / "datasets" / name / f"{stage}.json").read_bytes())["manifest"])
+
+
+def versions(store: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in sorted((store / "versions" / name).iterdir())]
+
+
+def blocks_of(data: bytes) -> str:
+    begins = range(0, len(data), MIB)
+    return "".join(blake3(data[begin : begin + MIB]).digest(length=16).hex() for begin in begins)
+
+
+def read_row(store: Path, manifest: ReadManifest, split: str, row: int) -> dict[str, list[Any]]:
+    """Row i of a split, unpadded: input_ids, labels and loss_weights, of pairs under `chosen_` and `rejected_`."""
+    for chunk in (chunk for chunk in manifest.chunks if chunk["split"] == split):
+        if row < chunk["table_rows"]:
+            break
+        row -= chunk["table_rows"]
+    else:
+        raise IndexError(row)
+    path = store / "objects" / chunk["output"][:2] / f"{chunk['output']}.arrow"
+    data = path.read_bytes()
+    if len(data) != chunk["bytes"] or blocks_of(data) != chunk["blocks"]:
+        raise RefusedError(f"{path.name} is damaged")
+    table = pa.ipc.open_file(data).read_all()
+    names = table.column_names
+    found: dict[str, Any] = {}
+    for side in ("chosen_", "rejected_") if "chosen_input_ids" in names else ("",):
+        ids, trained = (table[f"{side}{name}"][row].as_py() for name in ("input_ids", "trained"))
+        labels = [token if flag else -100 for token, flag in zip(ids, trained, strict=True)]
+        if manifest.head["facts"]["packed"]:
+            at = 0
+            for length in table[f"{side}document_lengths"][row].as_py():
+                labels[at] = -100
+                at += length
+        found |= {f"{side}input_ids": ids, f"{side}labels": labels}
+        if manifest.head["counters"]["weighted_chunks"]:
+            weights = table[f"{side}weights"][row].as_py() if f"{side}weights" in names else trained
+            counted = [weight if label != -100 else 0 for weight, label in zip(weights, labels, strict=True)]
+            found[f"{side}loss_weights"] = counted
+    if "label" in names:
+        found["label"] = table["label"][row].as_py()
+    return found
