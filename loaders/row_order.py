@@ -82,8 +82,15 @@ class RowOrder(BlockwiseOrder):
         return self._in_blocks(epoch, places)
 
     def take(self, positions: npt.ArrayLike) -> Ints:
-        """int64 [m]: the rows at running positions [m], of as many epochs as they meet."""
-        epochs, places = np.divmod(np.asarray(positions, np.int64), self._rows)
+        """int64 [m]: the rows at running positions [m], of as many epochs as they meet.
+
+        Raises:
+            IndexError: a position below 0.
+        """
+        asked = np.asarray(positions, np.int64)
+        if asked.size and asked.min() < 0:
+            raise IndexError(f"position {asked.min()} of an order")
+        epochs, places = np.divmod(asked, self._rows)
         if self.shuffle == "none" or self._rows == 1:
             return places
         rows = np.empty_like(places)
