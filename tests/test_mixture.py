@@ -267,7 +267,7 @@ def test_limits_are_exact_to_the_row() -> None:
         assert abs(count - (end - begin) * 0.6) < 1
 
     all_limited = Mixture([Source("a", 10**12, epochs=3), Source("b", 10**11, epochs=1)], {"a": 0.9, "b": 0.1}, "rows")
-    assert all_limited.end == len(all_limited) == 3 * 10**12 + 10**11
+    assert all_limited.end is not None and all_limited.end == len(all_limited) == 3 * 10**12 + 10**11
     assert all_limited.given(all_limited.end) == [3 * 10**12, 10**11]
     with pytest.raises(IndexError, match="ends at"):
         all_limited.places([all_limited.end])
@@ -276,9 +276,17 @@ def test_limits_are_exact_to_the_row() -> None:
 
 def test_a_mixture_may_go_on_after_its_end_with_new_sources() -> None:
     mixture = Mixture([Source("a", 10, epochs=1)], {"a": 1}, "rows")
+    assert len(mixture) == 10
     longer = mixture.change(10, {"b": 1}, [Source("b", 5, epochs=2)])
     assert (longer.end, len(longer)) == (20, 20)
     assert places(longer, 8, 12) == [(0, 8), (0, 9), (1, 0), (1, 1)]
+
+
+def test_a_source_may_be_used_up_right_at_a_change() -> None:
+    mixture = Mixture([Source("a", 10, epochs=1), Source("b", 10)], {"a": 1, "b": 1}, "rows")
+    used_up = len(mixture)
+    changed = mixture.change(used_up, {"b": 1, "c": 1}, [Source("c", 10)])
+    assert len(changed) == used_up and changed.given(used_up) == [10, used_up - 10, 0]
 
 
 BASE = [Source("a", 100), Source("b", 10, epochs=1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, product
 from typing import get_args
@@ -128,6 +129,18 @@ def test_an_order_may_be_pickled_and_shared() -> None:
         assert (read == again.take(np.arange(begin, begin + 100))).all()
     with pytest.raises(ValueError, match="read-only"):
         order.span(0, 8)[0] = 1
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+def test_memory_does_not_grow_with_rows_nor_with_what_was_read(shuffle: Shuffle) -> None:
+    tracemalloc.start()
+    try:
+        order = RowOrder(10**12, "digest", 1, shuffle)
+        for begin in range(0, 2_000_000, 8192):
+            order.span(begin, begin + 8)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_there_is_not_is_refused() -> None:
