@@ -22,8 +22,6 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
 
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "dataloader.token_budget": frozenset(),
-    "dataloader.shuffle": frozenset({"block"}),
     "mixture": frozenset(),
     "compute.engine": frozenset({"ray"}),
 }

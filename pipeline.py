@@ -101,7 +101,8 @@ class DataPipeline:
             return TokenLoader(
                 self.get_dataset(split, version, verify).unwrap(),
                 batch_size=settings.batch_size,
-                shuffle="full" if wanted else "none",
+                shuffle="none" if not wanted else "full" if settings.shuffle == "none" else settings.shuffle,
+                token_budget=settings.token_budget,
                 seed=settings.seed,
                 drop_last=settings.drop_last,
                 padding=tokenizer.padding,
@@ -152,6 +153,9 @@ class DataPipeline:
 
         settings, tokenizer = self.config.dataloader, self.config.tokenizer
         few_shot = self.config.prompt_template.few_shot
+        if settings.token_budget is not None:
+            message = "dataloader.token_budget: a stream's lengths are not known before; set dataset.streaming to false"
+            raise self.config.fault("dataloader.token_budget", message)
         heads = _heads(self.config, split)
         if not heads:
             raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")

@@ -64,8 +64,11 @@ DEFERRED = tuple(
 class Chunk(Protocol):
     """A chunk of sequences. Until `unchecked` is 0, what is read of its flat values is handed to `touch` before."""
 
-    table: pa.Table
-    unchecked: int
+    @property
+    def table(self) -> pa.Table: ...
+
+    @property
+    def unchecked(self) -> int: ...
 
     def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None: ...
 
@@ -169,7 +172,8 @@ class SequenceReader:
         """int64 [rows]: the chunk of each row, and the row within it; opens chunks."""
         chunks = np.searchsorted(self._first_row, rows, side="right") - 1
         if not self._open[chunks].all():
-            for chunk in np.unique(chunks[~self._open[chunks]]).tolist():
+            empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but to be whole
+            for chunk in np.unique(np.append(chunks[~self._open[chunks]], empty)).tolist():
                 self._hold(chunk, self._load(chunk))
         return chunks, rows - self._first_row[chunks]
 

@@ -70,7 +70,7 @@ def read(written: Written, verify: bool = True, **settings: Any) -> int:
     """Read all rows, in the order of a loader; every one that comes must be what was written. Returns their number."""
     dataset = open_dataset(written.name, store=written.folder, verify=verify)
     loader = TokenLoader(dataset, batch_size=16, padding="longest", **settings)
-    order, count = iter(loader.order), 0
+    order, count = (step.rows for step in loader.steps()), 0
     for batch in loader:
         for at, row in enumerate(next(order).tolist()):
             ids, labels, weights = written.rows[row]
