@@ -1,5 +1,5 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `verify`, `gc` and
-`schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `trace`, `verify`,
+`gc` and `schema`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.console.visible import visible
+from tokenloom.console.visible import say, visible
 from tokenloom.errors import ConfigError, Fault, TokenloomError
 
 if TYPE_CHECKING:
@@ -124,6 +124,16 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--json", action="store_true", help="print one JSON object")
     diff.set_defaults(command=_diff)
 
+    trace = commands.add_parser("trace", help="name the raw rows of a batch", epilog=EXIT_CODES)
+    trace.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+    trace.add_argument("--step", metavar="N", type=_number, required=True, help="counted from 0 on through epochs")
+    trace.add_argument("--split", metavar="S", default="train", help="default: train")
+    trace.add_argument("--rank", metavar="R", type=_number, help="only this rank; default: all")
+    trace.add_argument("--world-size", metavar="W", type=_positive, default=1, help="ranks; default: 1")
+    trace.add_argument("--store", metavar="STORE", help=STORE_HELP)
+    trace.add_argument("--json", action="store_true", help="print one JSON object")
+    trace.set_defaults(command=_trace)
+
     verify = commands.add_parser(
         "verify", help="reread what is stored, and find what is damaged or missing", epilog=EXIT_CODES
     )
@@ -171,6 +181,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
 def _version() -> str:
     from importlib import metadata
 
@@ -178,84 +194,9 @@ def _version() -> str:
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
-    from pathlib import Path
+    from tokenloom.console.inspect_report import run_inspect
 
-    from rich.console import Console
-
-    from tokenloom.console.inspection import dataset_name, inspect_source
-    from tokenloom.console.progress import BuildProgress
-    from tokenloom.console.schema_table import column_table, format_table
-    from tokenloom.resources.store import ArtifactStore
-
-    declared = Path(parsed.source).suffix in (".yaml", ".yml")
-    target = None if declared or parsed.json else f"{dataset_name(parsed.source)}.yaml"
-    target = parsed.out if parsed.out is not None else target
-    if target is not None and (fault := _no_target(target, parsed)):
-        raise ConfigError([Fault("--out", fault)])
-    reader = {"reader": {"root": parsed.root}} if parsed.root else {}
-    given = {"config": parsed.config, "revision": parsed.revision, "splits": [parsed.split] if parsed.split else None}
-    dataset = {name: value for name, value in given.items() if value is not None} | reader
-    with BuildProgress(Console(stderr=True, quiet=not sys.stderr.isatty())) as progress:
-        store = ArtifactStore(parsed.store)
-        found = inspect_source(parsed.source, store, progress, dataset, parsed.tokenizer, parsed.limit)
-    quiet = parsed.json or target == "-"
-    console = Console(stderr=quiet)
-    if not console.is_terminal:
-        console = Console(stderr=quiet, width=160)
-    console.print(column_table(f"{found.config.dataset_name}: {found.counts()}", found.facts["columns"]))
-    for line in found.findings():
-        _say(console, line)
-    for report in found.reports:
-        if report.rejected:
-            reasons = found.build.reject_reasons(report.name)
-            _say(console, f"{report.name} rejected {reasons}")
-    console.print(format_table(found.facts["formats"]))
-    _say(console, found.verdict())
-    if parsed.json:
-        print(
-            json.dumps({"dataset": found.config.dataset_name, "sure": found.is_sure, **found.facts}, ensure_ascii=False)
-        )
-    if target == "-":
-        print(found.yaml(Path()), end="")
-    elif target is not None:
-        _write("--out", target, found.yaml(Path(target).parent))
-        then = (
-            f"build it with: tokenloom build {target}" if found.is_sure else "fill in its column_mapping, then build it"
-        )
-        _say(console, f"Wrote {target}; {then}")
-    return 0
-
-
-def _no_target(target: str, parsed: argparse.Namespace) -> str | None:
-    """Why a YAML cannot be written there."""
-    from pathlib import Path
-
-    path = Path(target)
-    if target == "-":
-        return "- writes the YAML where --json prints its object; name a file" if parsed.json else None
-    if not target:
-        return "names no file; - is stdout"
-    if path.is_dir():
-        return f"{target} is a folder; name a file"
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if path.exists() and not parsed.force:
-        return f"{target} exists; name another file, or say --force to overwrite it"
-    return None
-
-
-def _say(console: Console, line: str) -> None:
-    """Print a line that may hold text of the data."""
-    console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
-
-
-def _write(option: str, target: str, text: str) -> None:
-    from pathlib import Path
-
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError([Fault(option, f"cannot write {target}: {error.strerror}")]) from error
+    return run_inspect(parsed)
 
 
 def _build(parsed: argparse.Namespace) -> int:
@@ -272,10 +213,10 @@ def _build(parsed: argparse.Namespace) -> int:
     for report in reports:
         if report.rejected:
             reasons = build.reject_reasons(report.name)
-            _say(console, f"{report.name} rejected {reasons}")
+            say(console, f"{report.name} rejected {reasons}")
     if reports[-1].name == "sequences":
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
-            _say(console, line)
+            say(console, line)
     console.print(summary(reports), highlight=False)
     if parsed.json:
         print(json.dumps(stage_json(build.name, reports, build.config.tokenizer.max_length)))
@@ -296,7 +237,7 @@ def _explain(parsed: argparse.Namespace) -> int:
     console = Console(stderr=parsed.json)
     console.print(explanation_table(build.name, stages))
     for line in explanation_lines(stages):
-        _say(console, line)
+        say(console, line)
     if parsed.json:
         print(json.dumps(explanation_json(build.name, stages), ensure_ascii=False))
     return 0
@@ -337,6 +278,7 @@ def _wrong_choice(option: str, given: str, choices: Sequence[str]) -> ConfigErro
 def _preview(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from tokenloom.console.output_file import write_file
     from tokenloom.console.preview import html_preview, print_preview
     from tokenloom.console.token_runs import RowReader
 
@@ -350,7 +292,7 @@ def _preview(parsed: argparse.Namespace) -> int:
     build.restore(build.manifest("raw"), reader.raw_outputs(wanted, parsed.inference))
     rows = list(reader.read_prompts(build.config, wanted)) if parsed.inference else [reader.read(row) for row in wanted]
     if parsed.html:
-        _write("--html", parsed.html, html_preview(build.name, rows))
+        write_file("--html", parsed.html, html_preview(build.name, rows))
         print(f"wrote {parsed.html}")
     else:
         print_preview(Console(), build.name, rows)
@@ -367,6 +309,15 @@ def _diff(parsed: argparse.Namespace) -> int:
     from tokenloom.console.diff_table import run_diff
 
     return run_diff(parsed.a, parsed.b, parsed.store, parsed.json)
+
+
+def _trace(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.traced_rows import run_trace
+
+    ranks = range(parsed.world_size) if parsed.rank is None else [parsed.rank]
+    if ranks[-1] >= parsed.world_size:
+        raise ConfigError([Fault("--rank", f"{parsed.rank} is not one of --world-size {parsed.world_size}")])
+    return run_trace(parsed.config, parsed.step, parsed.split, ranks, parsed.world_size, parsed.store, parsed.json)
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from tokenloom.console.sizes import duration, size
-from tokenloom.console.visible import visible
+from tokenloom.console.visible import say
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.garbage import Garbage, collect, total
 from tokenloom.resources.store.objects import object_digest
@@ -31,7 +31,7 @@ def run_gc(store: str | None, keep: int, older_than: str, delete: bool, as_json:
         found = collect(ArtifactStore(store), keep, age, delete, on_step)
     told, shown = summary(found), Console(stderr=as_json)
     for line in report(told, delete):
-        shown.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+        say(shown, line)
     if as_json:
         print(json.dumps({"deleted": delete, **told}))
     return 0

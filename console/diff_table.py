@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenloom.assets.diff import DatasetDiff, SettingDiff, SplitDiff, diff_datasets
-from tokenloom.console.visible import visible
+from tokenloom.console.visible import say, visible
 from tokenloom.resources.store import ArtifactStore
 
 _SHOWN = 60
@@ -28,16 +28,13 @@ def run_diff(a: str, b: str, store: str | None, as_json: bool) -> int:
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=120)
 
-    def say(line: str) -> None:
-        console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
-
     for name, side in (("A", found.a), ("B", found.b)):
-        say(f"{name}: {side.dataset}, version {side.version}")
+        say(console, f"{name}: {side.dataset}, version {side.version}")
     console.print(split_table(found.splits), highlight=False)
     if found.settings:
         console.print(setting_table(found.settings), highlight=False)
     for line in diff_lines(found):
-        say(line)
+        say(console, line)
     return 0
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tokenloom.config import PipelineConfig
 from tokenloom.console.sizes import size
-from tokenloom.console.visible import visible
+from tokenloom.console.visible import say
 from tokenloom.errors import StoreError
 from tokenloom.resources.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
@@ -32,7 +32,7 @@ def run_verify(target: str | None, store: str | None, keep_damaged: bool, as_jso
         found = verify(ArtifactStore(store), name, ComputeEngine(), not keep_damaged, progress.done)
     shown = Console(stderr=as_json)
     for line in report(found, keep_damaged):
-        shown.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+        say(shown, line)
     if as_json:
         print(json.dumps(asdict(found)))
     return StoreError.exit_code if found.findings else 0

@@ -2,16 +2,20 @@
 
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
+from tokenloom.loaders.mixed import MixedDataset
 from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
+from tokenloom.loaders.trace import TracedRow
 
 __all__ = [
+    "MixedDataset",
     "PaddingPolicy",
     "StreamingDataset",
     "StreamingLoader",
     "TokenDataset",
     "TokenLoader",
+    "TracedRow",
     "batch_digest",
     "collate_prompts",
     "open_dataset",

@@ -134,6 +134,18 @@ class SequenceReader:
         weighted = any(name.endswith("weights") for table in tables for name in table.column_names)
         return cls([table.num_rows for table in tables], lambda chunk: InMemory(tables[chunk]), weighted)
 
+    @classmethod
+    def joined(cls, readers: Sequence[SequenceReader]) -> SequenceReader:
+        """One reader of the chunks of several, in their order."""
+        first = offsets_of(np.array([len(reader._open) for reader in readers]))
+        lengths = np.concatenate([np.diff(reader._first_row) for reader in readers])
+
+        def load(chunk: int) -> Chunk:
+            number = int(np.searchsorted(first, chunk, side="right")) - 1
+            return readers[number]._load(chunk - int(first[number]))
+
+        return cls(lengths, load, any(reader._weighted for reader in readers))
+
     def __len__(self) -> int:
         return int(self._first_row[-1])
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders.batch import DEFERRED, PaddingPolicy, SequenceReader
 from tokenloom.loaders.row_order import RowOrder, Shuffle
+from tokenloom.loaders.trace import TracedRow, traced
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.hold import Hold
@@ -84,10 +85,28 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     def packed(self) -> bool:
         return self._facts["packed"]
 
+    def digest_until(self, position: int) -> str:
+        """The digest, which tells the rows before any position."""
+        return self.digest
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the rows hold together."""
+        return sum(chunk.tokens for chunk in self._chunks)
+
+    @property
+    def tokenizer_digest(self) -> str:
+        """The digest of the tokenizer's files."""
+        return self._facts["tokenizer"]
+
     @property
     def tokenizer_path(self) -> str:
         """A folder that `transformers.AutoTokenizer.from_pretrained` loads."""
         return str(self._store.tokenizer_folder(self._facts["tokenizer"]))
+
+    def trace(self, row: int) -> TracedRow:
+        """Where a row comes from."""
+        return traced(self._store.objects, self._chunks, self.name, row)
 
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
         """Which row stands at which running position."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenloom.errors import LoaderStateError
+from tokenloom.loaders.plan import Place
 
 STATE_VERSION = 1
 
@@ -31,14 +32,24 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any], free: bool) ->
         raise LoaderStateError(f"this is no loader's state of version {STATE_VERSION}: it has {found}")
     if missing := [name for name in own if name not in state]:
         raise LoaderStateError(f"the state is damaged: it lacks {', '.join(missing)}")
+    place = place_in(state)
+    if place is None:
+        raise LoaderStateError("the state is damaged: epoch, position and batch are no whole numbers from 0 on")
     allowed = (*POSITION, *FREE) if free else (*POSITION, "world_size")
+    if not place.epoch:
+        allowed += ("rows",)  # a mixture that changes later on may have epochs of another length
     differ = [name for name in own if name not in allowed and state[name] != own[name]]
     if differ:
         told = "; ".join(f"{name} is {_short(state[name])} in the state, {_short(own[name])} here" for name in differ)
         raise LoaderStateError(f"the state is of another run: {told}")
-    numbers = [state[name] for name in ("epoch", "position", "batch")]
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise LoaderStateError(f"the state is damaged: epoch, position and batch are {numbers}")
+
+
+def place_in(state: Mapping[str, Any]) -> Place | None:
+    """Where a state says that a loader stood, or None where it does not."""
+    epoch, position, batch = (state.get(name) for name in ("epoch", "position", "batch"))
+    if not (isinstance(epoch, int) and isinstance(position, int) and isinstance(batch, int)):
+        return None
+    return Place(epoch, position, batch) if min(epoch, position, batch) >= 0 else None
 
 
 def _short(value: Any) -> str:

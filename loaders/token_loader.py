@@ -13,10 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from tokenloom.loaders.batch import Batch, Padding, PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.plan import FixedBatches, Place, Step, TokenBudget
+from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.loaders.row_order import Shuffle
-from tokenloom.loaders.state import STATE_VERSION, check_state
+from tokenloom.loaders.state import STATE_VERSION, check_state, place_in
+from tokenloom.loaders.trace import TracedRow
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import Ints
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 class _Batches(Dataset[Batch]):
     """A dataset as `DataLoader` fetches from it: many rows at once come as one batch."""
 
-    def __init__(self, dataset: TokenDataset, policy: PaddingPolicy):
+    def __init__(self, dataset: TokenDataset | MixedDataset, policy: PaddingPolicy):
         self.dataset, self.policy = dataset, policy
 
     def __len__(self) -> int:
@@ -87,7 +89,7 @@ class TokenLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: TokenDataset,
+        dataset: TokenDataset | MixedDataset,
         batch_size: int = 8,
         shuffle: Shuffle | bool = "full",
         seed: int = 0,
@@ -121,7 +123,8 @@ class TokenLoader(DataLoader[Any]):
             key = ("batches", dataset.digest, seed)
             self.plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
             planned = {"token_budget": token_budget, "padding": padding}
-        self._made = {"data": dataset.digest, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
+        self._data = dataset
+        self._made = {"rows": rows, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
         self.place, self._resume = Place(), False
         super().__init__(
             _Batches(dataset, self._policy),
@@ -152,7 +155,7 @@ class TokenLoader(DataLoader[Any]):
                 self.place = step.after
                 yield batch
         else:
-            reader, policy = self.dataset.dataset.reader, self._policy  # pyright: ignore[reportAttributeAccessIssue]
+            reader, policy = self._data.reader, self._policy
             for step in steps:
                 batch = to_tensors(reader.batch(step.rows, policy))
                 self.place = step.after
@@ -176,11 +179,23 @@ class TokenLoader(DataLoader[Any]):
             raise ValueError("steps of a token_budget cannot be skipped")
         self.plan = self.plan.without(begin, end, self.world_size)
 
+    def trace(self, step: int, rank: int | None = None) -> list[TracedRow]:
+        """Where the samples of a batch come from; rows of padding are left out. No other batch is read.
+
+        Args:
+            step: counted from 0 on through epochs, without what is skipped.
+            rank: default: this one.
+        """
+        place = self.plan.place_of(step, self.world_size)
+        found = next(self.plan.steps(place, self.rank if rank is None else rank, self.world_size))
+        return [self._data.trace(row) for row in found.rows.tolist() if row != FILLER]
+
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands behind the batch that was given last, as JSON of less than 1 KB."""
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
         place = {"epoch": self.place.epoch, "position": self.place.position, "batch": self.place.batch}
-        return {"version": STATE_VERSION, **self._made, **place, "skips": skips}
+        data = self._data.digest_until(self.place.epoch * len(self._data) + self.place.position)
+        return {"version": STATE_VERSION, "data": data, **self._made, **place, "skips": skips}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state: the next iteration makes the rest of its epoch.
@@ -188,14 +203,17 @@ class TokenLoader(DataLoader[Any]):
         Raises:
             LoaderStateError: the state is of other data, another order or another plan; names what differs.
         """
-        check_state(state_dict, self.state_dict(), free=isinstance(self.plan, FixedBatches))
+        own = self.state_dict()
+        if (place := place_in(state_dict)) is not None:
+            own["data"] = self._data.digest_until(place.epoch * len(self._data) + place.position)
+        check_state(state_dict, own, free=isinstance(self.plan, FixedBatches))
         if isinstance(self.plan, FixedBatches):
             self.plan = replace(self.plan, skips=tuple((int(a), int(b)) for a, b in state_dict["skips"]))
         self.place = Place(state_dict["epoch"], state_dict["position"], state_dict["batch"])
         self._resume = True
 
 
-def _lengths(dataset: TokenDataset, rows: Ints) -> Ints:
+def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:
     return dataset.reader.lengths(rows)
 
 

@@ -15,6 +15,9 @@ from blake3 import blake3
 from datasets_on_disk import write_dataset
 from test_build import build, digests
 
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.integrity import verify
+
 KILLS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 16
 
 _BUILD = """
@@ -57,6 +60,7 @@ def test_two_datasets_whose_builds_are_killed_go_on_to_the_same_digests(tmp_path
     for store in tmp_path.glob("killed*"):
         assert [digests(build(config, store)) for config in configs] == right
         nothing_is_half_written(store)
+        assert verify(ArtifactStore(store)).findings == []
 
 
 def nothing_is_half_written(store: Path) -> None:

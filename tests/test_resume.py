@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from loaded_rows import Row, rows_of, settings, write_rows
 
 from tokenloom import open_dataset
@@ -202,3 +203,26 @@ def test_peers_get_identical_batches_and_other_ranks_get_others(store: Path) -> 
     other = [batch_digest(b) for b in TokenLoader(dataset, rank=1, world_size=2)]
     assert one == same
     assert not {*one} & {*other}
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 5), (2, 4)])
+@pytest.mark.parametrize("name", ["data", "packed"])
+def test_a_trace_names_the_raw_rows_of_a_batch(store: Path, name: str, world: int, batch: int) -> None:
+    dataset = open_dataset(name, store=store)
+    lines = [json.loads(line)["q"] for line in (store.parent / f"{name}.jsonl").read_text().splitlines()]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(dataset.tokenizer_path)
+    running = loaders(dataset, world, batch_size=batch)
+    for step, batches in enumerate(zip(*running, strict=True)):
+        for rank, found in enumerate(batches):
+            rows = [row for row, mask in zip(found["input_ids"], found["attention_mask"], strict=True) if mask.any()]
+            traced = running[0].trace(step, rank)
+            assert len(traced) == len(rows)
+            for row, told in zip(rows, traced, strict=True):
+                assert (told.dataset, told.split) == (name, "train")
+                text = tokenizer.decode(row)
+                for place in told.places:
+                    file, _, line = place.rpartition(":")
+                    assert file == f"{name}.jsonl"
+                    if name == "data":
+                        assert text.split()[0] == lines[int(line) - 1].split()[0]
+    assert running[0].trace(len(running[0])) != running[0].trace(0)

@@ -1,0 +1,126 @@
+"""Several built datasets as one: their rows take turns by weights, exactly, each dataset in its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.dataset import TokenDataset
+from tokenloom.loaders.mixture import By, Mixture, Source
+from tokenloom.loaders.mixture_order import MixtureOrder
+from tokenloom.loaders.row_order import Shuffle
+from tokenloom.loaders.trace import TracedRow
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.ragged import Ints, offsets_of
+
+
+class MixedOrder:
+    """Rows of a `MixedDataset` at running positions."""
+
+    def __init__(self, order: MixtureOrder, first_row: Ints):
+        self._order, self._first_row = order, first_row
+
+    def span(self, begin: int, end: int) -> Ints:
+        """int64 [end - begin]: rows, counted through all datasets."""
+        found = self._order.span(begin, end)
+        return self._first_row[found[:, 0]] + found[:, 1]
+
+
+class MixedDataset:
+    """What a `TokenLoader` reads a mixture from, in place of one dataset.
+
+    An epoch is as long as the mixture: until the last dataset that has `epochs` is used up, or, where none has, as many
+    rows as all have together. `change` gives one that goes on otherwise from some position.
+
+    Args:
+        datasets: by the name that weights call them.
+        weights: above 0, for each name.
+        by: what weights count: `tokens` or `rows`.
+        epochs: for some names, how often the dataset is gone through at most.
+        mixture: in place of the last three; its sources are these datasets.
+
+    Attributes:
+        mixture: whose turn it is at a position.
+
+    Raises:
+        ValueError: the datasets were made with different tokenizers, or the weights are wrong.
+    """
+
+    def __init__(
+        self,
+        datasets: Mapping[str, TokenDataset],
+        weights: Mapping[str, float] | None = None,
+        by: By = "tokens",
+        epochs: Mapping[str, float] | None = None,
+        mixture: Mixture | None = None,
+    ):
+        self.datasets = dict(datasets)
+        kinds = {(each.tokenizer_digest, each.packed) for each in self.datasets.values()}
+        if len(kinds) != 1:
+            raise ValueError("datasets of one mixture are made with one tokenizer, and all packed or none")
+        if mixture is None:
+            limits = epochs or {}
+            sources = [_source(name, each, limits.get(name)) for name, each in self.datasets.items()]
+            mixture = Mixture(sources, weights or {}, by)
+        self.mixture = mixture
+        self._all: Sequence[TokenDataset] = [self.datasets[source.name] for source in mixture.sources]
+
+    def change(
+        self,
+        at: int,
+        weights: Mapping[str, float],
+        datasets: Mapping[str, TokenDataset] | None = None,
+        epochs: Mapping[str, float] | None = None,
+    ) -> MixedDataset:
+        """The same up to position `at` (rows of all ranks), and with other weights, or more datasets, from there on."""
+        limits, more = epochs or {}, datasets or {}
+        sources = [_source(name, each, limits.get(name)) for name, each in more.items()]
+        return MixedDataset({**self.datasets, **more}, mixture=self.mixture.change(at, weights, sources))
+
+    @property
+    def digest(self) -> str:
+        """Hex BLAKE3 of the datasets' content and of the mixture."""
+        return digest_json([self.mixture.to_json(), [each.digest for each in self._all]])
+
+    def digest_until(self, position: int) -> str:
+        """Hex BLAKE3 of all that tells which rows stand before a running position: changes from there on do not."""
+        told = self.mixture.to_json()
+        past = [change for change in told["changes"] if change["at"] == 0 or change["at"] < position]
+        met = sum(len(change["sources"]) for change in past)
+        return digest_json([told["by"], past, [each.digest for each in self._all[:met]]])
+
+    def __len__(self) -> int:
+        """Rows of an epoch."""
+        return len(self.mixture)
+
+    def trace(self, row: int) -> TracedRow:
+        """Where a row, counted through all datasets, comes from."""
+        first_row = offsets_of(np.array([len(each) for each in self._all]))
+        number = int(np.searchsorted(first_row, row, side="right")) - 1
+        return self._all[number].trace(row - int(first_row[number]))
+
+    def order(self, seed: int, shuffle: Shuffle) -> MixedOrder:
+        """Which row stands at which running position."""
+        orders = [each.order(seed, shuffle) for each in self._all]
+        first_row = offsets_of(np.array([len(each) for each in self._all]))
+        return MixedOrder(MixtureOrder(self.mixture, orders), first_row)
+
+    @cached_property
+    def reader(self) -> SequenceReader:
+        """All chunks of all datasets."""
+        return SequenceReader.joined([each.reader for each in self._all])
+
+    def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
+        """How batches are padded: as those of the dataset with the longest rows."""
+        return max((each.padding(padding, side) for each in self._all), key=lambda policy: policy.max_length)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "reader"}
+
+
+def _source(name: str, dataset: TokenDataset, epochs: float | None) -> Source:
+    return Source(name, len(dataset), dataset.tokens, epochs)
