@@ -105,10 +105,8 @@ def test_a_template_s_field_may_be_a_path() -> None:
 
 def test_what_is_declared_is_json_whatever_is_mapped() -> None:
     config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
-    assert json.loads(json.dumps(STAGE.declared(config)))["mapping"] == {
-        "prompt": "q",
-        "completion": {"constant": True},
-    }
+    declared = json.loads(json.dumps(STAGE.declared(config)))
+    assert declared["dataset.column_mapping"] == {"prompt": "q", "completion": {"constant": True}}
 
 
 @pytest.mark.parametrize(

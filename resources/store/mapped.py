@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import BLOCK_BYTES, BLOCK_DIGEST_BYTES, block_digests
 from tokenloom.resources.ragged import Ints, one_array
 from tokenloom.resources.store.manifest import ManifestChunk
@@ -83,6 +83,10 @@ class MappedObject:
         try:
             with pa.memory_map(str(objects.path(self._digest))) as source:
                 data = source.read_buffer()
+        except StoreUnavailableError:
+            raise
+        except DamagedObjectError:
+            raise self._fault("is damaged") from None
         except StoreError:
             raise self._fault("is missing") from None
         except (pa.ArrowInvalid, OSError) as error:
