@@ -16,7 +16,12 @@ Versions = tuple[tuple[str, str], ...]
 
 def library_versions(stage: Stage) -> dict[str, str]:
     """The versions of Python and of the libraries that a stage calls."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in stage.libraries}}
+    return {"python": platform.python_version(), **{name: _version(name) for name in stage.libraries}}
+
+
+@cache
+def _version(name: str) -> str:
+    return metadata.version(name)
 
 
 def probe_digest(stage: Stage, store: ArtifactStore) -> str:
