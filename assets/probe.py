@@ -16,12 +16,7 @@ Versions = tuple[tuple[str, str], ...]
 
 def library_versions(stage: Stage) -> dict[str, str]:
     """The versions of Python and of the libraries that a stage calls."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in stage.libraries}}
-
-
-@cache
-def _version(name: str) -> str:
-    return metadata.version(name)
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in stage.libraries}}
 
 
 def probe_digest(stage: Stage, store: ArtifactStore) -> str:
