@@ -312,12 +312,20 @@ def _diff(parsed: argparse.Namespace) -> int:
 
 
 def _trace(parsed: argparse.Namespace) -> int:
-    from tokenloom.console.traced_rows import run_trace
+    from tokenloom.console.traced_rows import print_trace
+    from tokenloom.loaders import TokenLoader
+    from tokenloom.pipeline import DataPipeline
 
-    ranks = range(parsed.world_size) if parsed.rank is None else [parsed.rank]
-    if ranks[-1] >= parsed.world_size:
-        raise ConfigError([Fault("--rank", f"{parsed.rank} is not one of --world-size {parsed.world_size}")])
-    return run_trace(parsed.config, parsed.step, parsed.split, ranks, parsed.world_size, parsed.store, parsed.json)
+    ranks, world = [parsed.rank] if parsed.rank is not None else range(parsed.world_size), parsed.world_size
+    if ranks[-1] >= world:
+        raise ConfigError([Fault("--rank", f"{parsed.rank} is not one of --world-size {world}")])
+    pipeline = DataPipeline.from_config(parsed.config, parsed.store).unwrap()
+    loader = pipeline.get_dataloader(parsed.split, rank=ranks[0], world_size=world).unwrap()
+    if not isinstance(loader, TokenLoader):
+        message = "dataset.streaming: a stream's batches cannot be traced; set it to false"
+        raise pipeline.config.fault("dataset.streaming", message)
+    print_trace({rank: loader.trace(parsed.step, rank) for rank in ranks}, parsed.step, world, parsed.json)
+    return 0
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -86,6 +86,7 @@ class Build:
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress = on_progress or (lambda progress: None)
         self.rereading = False
+        self._seen: dict[str, Action] = {}
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
@@ -239,6 +240,12 @@ class Build:
         restore_inputs(self, (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in known))
         return known
 
+    def has_action(self, stage: Stage, key: str) -> bool:
+        """Whether a chunk of a stage is covered, by its key; what covers it is not sought again."""
+        if (action := self.find_action(stage, key)) is not None:
+            self._seen[key] = action
+        return action is not None
+
     def find_action(self, stage: Stage, key: str) -> Action | None:
         """What covers a chunk of a stage, by its key."""
         return self.store.find_action(key, dropped=self._drops(stage))
@@ -254,7 +261,7 @@ class Build:
 
         def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, Found]:
             key = parts.key(chunk.digest)
-            if (action := known.get(key) or self.find_action(stage, key)) is not None:
+            if (action := known.get(key) or self._seen.pop(key, None) or self.find_action(stage, key)) is not None:
                 return chunk, key, action, "hit"
             why = self.store.why_missed(key)
             output = compute(chunk.load())

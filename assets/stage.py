@@ -21,7 +21,7 @@ from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
     from tokenloom.assets.raw.cut import ChunkSize
-    from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
+    from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
 
 
@@ -141,8 +141,8 @@ class Context(Protocol):
         """What the keys of a stage's chunks have in common."""
         ...
 
-    def find_action(self, stage: Stage, key: str) -> Action | None:
-        """What covers a chunk of a stage, by its key."""
+    def has_action(self, stage: Stage, key: str) -> bool:
+        """Whether a chunk of a stage is covered, by its key."""
         ...
 
     def restore(self, manifest: Manifest, digests: Collection[str]) -> None:

@@ -42,7 +42,7 @@ class RawStage(Stage):
         reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
         known = Known(
             KnownFiles(context.store.blobs, reading),
-            lambda digest: not context.rereading and context.find_action(self, parts.key(digest)) is not None,
+            lambda digest: not context.rereading and context.has_action(self, parts.key(digest)),
         )
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, known=known)
         return Work(chunks, _as_it_is, notes=lambda: asdict(notes))
