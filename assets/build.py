@@ -157,15 +157,16 @@ class Build:
         self.store.prepare()
         stage = stage_named(name)
         work = stage.prepare(self)
-        chunks, actions, found = self._results(stage, work)
+        parts = self.key_parts(stage, work)
+        chunks, actions, found = self._results(stage, work, parts)
         if self.store.voids(actions):  # what made them was found wrong on a later chunk
             work = stage.prepare(self)
-            chunks, actions, found = self._results(stage, work)
+            chunks, actions, found = self._results(stage, work, parts)
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
         notes = work.notes() | ({"keep": "sequences"} if self._drops(stage) else {})
-        parts, previous = self.key_parts(stage, work), self.known_manifest(name)
+        previous = self.known_manifest(name)
         told = {"counters": dict(counters), "notes": notes, "parts": asdict(parts)}
         manifest = Manifest(self.name, name, tuple(chunks), **told)
         if not manifest.total("rows_in"):
@@ -199,7 +200,9 @@ class Build:
             stage.shaping(self.config),
         )
 
-    def _results(self, stage: Stage, work: Work) -> tuple[list[ManifestChunk], list[Action], list[Found]]:
+    def _results(
+        self, stage: Stage, work: Work, parts: KeyParts
+    ) -> tuple[list[ManifestChunk], list[Action], list[Found]]:
         """What became of every chunk, and whether it was there already; tells of each as it is done."""
         chunks: list[ManifestChunk] = []
         actions: list[Action] = []
@@ -208,8 +211,8 @@ class Build:
         listed, known = work.chunks, {}
         if stage.upstream:
             listed = list(listed)
-            known = self._covered(stage, work, listed)
-        for chunk, key, action, what in self.engine.map(self._step(stage, work, known), listed):
+            known = self._covered(stage, parts, listed)
+        for chunk, key, action, what in self.engine.map(self._step(stage, work, parts, known), listed):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
@@ -231,9 +234,8 @@ class Build:
         """What computes chunks, to be handed to the next `engine.map`."""
         return self.engine.apart(work.compute) if work.holds_lock else work.compute
 
-    def _covered(self, stage: Stage, work: Work, chunks: Collection[InputChunk]) -> dict[str, Action]:
+    def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
         """The actions that cover chunks, by key; what all others are loaded from is there then."""
-        parts = self.key_parts(stage, work)
         keys = [parts.key(chunk.digest) for chunk in chunks]
         found = zip(keys, self.engine.map(lambda key: self.find_action(stage, key), keys), strict=True)
         known = {key: action for key, action in found if action is not None}
@@ -255,9 +257,9 @@ class Build:
         return stage.droppable and self.config.keep == "sequences"
 
     def _step(
-        self, stage: Stage, work: Work, known: dict[str, Action]
+        self, stage: Stage, work: Work, parts: KeyParts, known: dict[str, Action]
     ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, Found]]:
-        parts, compute = self.key_parts(stage, work), self.computing(work)
+        compute = self.computing(work)
 
         def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, Found]:
             key = parts.key(chunk.digest)

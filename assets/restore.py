@@ -7,11 +7,12 @@ read in one pass. Every chunk must come out as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tokenloom.assets.changes import differences
 from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Work, stage_named
 from tokenloom.errors import StoreError
+from tokenloom.resources.store import KeyParts
 from tokenloom.resources.store.objects import encode_table
 
 if TYPE_CHECKING:
@@ -84,9 +85,12 @@ def _make_anew(build: Builder, manifest: Manifest, lost: set[str]) -> None:
             if not pending:
                 return
         first = next(chunk for chunk in manifest.chunks if chunk.output in pending)
+        before = KeyParts.from_json(manifest.parts)
+        told = list(differences(build.config, before, parts)) if before else []
+        changed = "; ".join(told) or "its source or the stages above it have changed"
         raise StoreError(
-            f"{stage.name}: gc dropped what was made of {first.place(0)}, which is needed now, and "
-            f"{_changed(manifest.parts, asdict(parts))} since: build the dataset from {stage.name} on"
+            f"{stage.name}: gc dropped what was made of {first.place(0)}, which is needed now, and since then "
+            f"{changed}: build the dataset from {stage.name} on"
         )
 
     chunks: Iterable[InputChunk] = needed()
@@ -109,22 +113,3 @@ def _make_anew(build: Builder, manifest: Manifest, lost: set[str]) -> None:
             )
         rows += rows_in
         build.tell(f"{stage.name} again", count, 0, rows)
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What differs between the parts of a stage's keys, in words."""
-    names = [
-        f"{part}.{name}" if name else part
-        for part in sorted(before.keys() | after.keys())
-        for name in _differing(before.get(part), after.get(part))
-    ]
-    if not names:
-        return "its source or the stages above it have changed"
-    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} changed"
-
-
-def _differing(before: Any, after: Any) -> list[str]:
-    """The names under which two values differ; "" where they have none."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    return [] if before == after else [""]

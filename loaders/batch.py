@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -124,6 +125,7 @@ class SequenceReader:
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
         self._open = np.zeros(len(self._first_row) - 1, bool)
+        self._opening = Lock()
         self._unchecked: dict[int, Chunk] = {}
         self._sides: dict[str, SequenceColumns] = {}
         self._label: FlatValues | None = None
@@ -184,9 +186,10 @@ class SequenceReader:
         """int64 [rows]: the chunk of each row, and the row within it; opens chunks."""
         chunks = np.searchsorted(self._first_row, rows, side="right") - 1
         if not self._open[chunks].all():
-            empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but to be whole
-            for chunk in np.unique(np.append(chunks[~self._open[chunks]], empty)).tolist():
-                self._hold(chunk, self._load(chunk))
+            with self._opening:  # threads may share a reader
+                empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but to be whole
+                for chunk in np.unique(np.append(chunks[~self._open[chunks]], empty)).tolist():
+                    self._hold(chunk, self._load(chunk))
         return chunks, rows - self._first_row[chunks]
 
     def _touch(self, chunks: Ints, local: Ints) -> None:

@@ -64,6 +64,8 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         """The chunks, each opened when first used."""
         objects, chunks, name, verify = self._store.objects, self._chunks, self.name, self._verify
 
+        objects.fetch(chunk.output for chunk in chunks)
+
         def opened(chunk: int) -> MappedObject:
             return MappedObject(objects, chunks[chunk], name, DEFERRED, verify)
 

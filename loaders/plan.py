@@ -49,22 +49,6 @@ class Step:
     after: Place
 
 
-class Plan(Protocol):
-    """The steps of an epoch."""
-
-    def count(self, world_size: int) -> int:
-        """Steps of a whole epoch."""
-        ...
-
-    def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
-        """The steps of the rest of an epoch."""
-        ...
-
-    def place_of(self, step: int, world_size: int) -> Place:
-        """Where a loader stands before a step; steps count on through epochs."""
-        ...
-
-
 @dataclass(frozen=True)
 class FixedBatches:
     """Batches of so many rows: step s of an epoch holds positions [s × world_size × batch_size, …), and each rank in
@@ -83,10 +67,12 @@ class FixedBatches:
     skips: tuple[Skip, ...] = ()
 
     def count(self, world_size: int) -> int:
+        """Steps of a whole epoch."""
         whole, rest = divmod(self.rows, self.batch_size * world_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
+        """The steps of the rest of an epoch."""
         size, before = self.batch_size, place.epoch * self.rows
         stride, begin = size * world_size, place.position
         skips = [(first - before, last - before) for first, last in self.skips]
@@ -108,6 +94,7 @@ class FixedBatches:
             yield Step(rows, Place(place.epoch, begin))
 
     def place_of(self, step: int, world_size: int) -> Place:
+        """Where a loader stands before a step; steps count on through epochs."""
         epoch, number = divmod(step, max(self.count(world_size), 1))
         return Place(epoch, number * self.batch_size * world_size)
 
@@ -174,6 +161,7 @@ class TokenBudget:
         return [made[number] for number in shuffled.tolist()]
 
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
+        """The steps of the rest of an epoch."""
         position, batch = place.position, place.batch
         while position < self.rows:
             made = self.batches(place.epoch, position)
@@ -197,6 +185,7 @@ class TokenBudget:
         return sum(-(-batches // world_size) for batches in self._steps_of_windows(0))
 
     def place_of(self, step: int, world_size: int) -> Place:
+        """Where a loader stands before a step; steps count on through epochs."""
         epoch = 0
         while True:
             for window, batches in enumerate(self._steps_of_windows(epoch)):

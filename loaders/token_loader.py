@@ -180,15 +180,16 @@ class TokenLoader(DataLoader[Any]):
         self.plan = self.plan.without(begin, end, self.world_size)
 
     def trace(self, step: int, rank: int | None = None) -> list[TracedRow]:
-        """Where the samples of a batch come from; rows of padding are left out. No other batch is read.
+        """Where the samples of a batch come from; rows of padding are left out, and there are none behind
+        what is skipped to the epoch's end. No other batch is read.
 
         Args:
             step: counted from 0 on through epochs, without what is skipped.
             rank: default: this one.
         """
         place = self.plan.place_of(step, self.world_size)
-        found = next(self.plan.steps(place, self.rank if rank is None else rank, self.world_size))
-        return [self._data.trace(row) for row in found.rows.tolist() if row != FILLER]
+        found = next(self.plan.steps(place, self.rank if rank is None else rank, self.world_size), None)
+        return [self._data.trace(row) for row in found.rows.tolist() if row != FILLER] if found else []
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands behind the batch that was given last, as JSON of less than 1 KB."""

@@ -351,6 +351,16 @@ def test_cached_objects_are_read_without_the_service(
     assert not service.proxy.requests
 
 
+def test_a_dataset_is_fetched_as_a_whole_when_it_is_first_read(service: ObjectService, folder: Path) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    dataset = open_dataset("small", store=address)
+    _ = dataset[0]
+    service.proxy.plan()
+    assert len(rows(dataset)) == 300
+    assert service.proxy.requests == []
+
+
 def test_a_damaged_file_of_the_cache_is_fetched_again(service: ObjectService, folder: Path) -> None:
     address = service.address()
     service.copy(folder, address)

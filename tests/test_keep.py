@@ -192,10 +192,10 @@ def test_a_stage_alone_says_what_it_cannot_make_again(tmp_path: Path, changed: s
     if changed == "source":
         write_dataset(tmp_path / "other", 300, seed=5)
         (tmp_path / "other" / "small.jsonl").rename(tmp_path / "small.jsonl")
-        message = r"raw: gc dropped .*small\.jsonl:1, .* its source .* changed since: build the dataset from raw on"
+        message = r"raw: gc dropped .*small\.jsonl:1, .* its source .* changed: build the dataset from raw on"
     else:
         change(config, prompt_template={"add_eos": False})
-        message = r"prompts: gc dropped .*add_eos.* changed since: build the dataset from prompts on"
+        message = r"prompts: gc dropped .*prompt_template\.add_eos: .*: build the dataset from prompts on"
     alone = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(2), chunk_size=SMALL)
     with pytest.raises(StoreError, match=message):
         alone.run("tokens")
