@@ -58,9 +58,7 @@ def _place_in_mesh(mesh: DeviceMesh, mesh_dim: str | tuple[str, ...]) -> tuple[i
     rank, world_size = 0, 1
     for name in (mesh_dim,) if isinstance(mesh_dim, str) else mesh_dim:
         if name not in names:
-            raise ValueError(
-                f"the mesh has no dimension {name!r}; it has {', '.join(names)}: name that of data parallelism as mesh_dim"
-            )
+            raise ValueError(f"the mesh has no dimension {name!r}; it has {', '.join(names)}: name one as mesh_dim")
         number = names.index(name)
         rank, world_size = rank * mesh.shape[number] + place[number], world_size * mesh.shape[number]
     return rank, world_size

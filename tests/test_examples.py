@@ -18,7 +18,7 @@ def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
     assert reports["sequences"].rows_out >= 500
     command = [
         sys.executable,
-        str(ROOT / "examples" / "train_tiny.py"),
+        str(ROOT / "examples" / "train.py"),
         "quickstart",
         "--store",
         str(tmp_path),
