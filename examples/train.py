@@ -1,4 +1,4 @@
-"""Trains a tiny decoder-only model on a built dataset, on one process or many; asked again, goes on where it was killed.
+"""Trains a tiny decoder-only model on a built dataset, on one process or many; the same command resumes it.
 
 python examples/train.py quickstart --store .tokenloom --steps 30
 torchrun --standalone --nproc-per-node 2 examples/train.py quickstart --checkpoints run/ --metrics run/metrics.jsonl
