@@ -104,21 +104,10 @@ def rows_of_all_ranks(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return {name: torch.cat([part[name] for part in parts]) for name in mine}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", help="name of a built dataset")
-    parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=8, help="rows of all ranks together")
-    parser.add_argument("--checkpoints", type=Path, help="folder to keep checkpoints in, and to resume from")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
-    parser.add_argument("--metrics", type=Path, help="file that gets a line of JSON for each step")
-    options = parser.parse_args()
-
-    device = join_ranks()
+def train(options: argparse.Namespace, device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if options.batch_size % world_size:
-        parser.error(f"--batch-size {options.batch_size} is no multiple of {world_size} ranks")
+        raise SystemExit(f"--batch-size {options.batch_size} is no multiple of {world_size} ranks")
     torch.manual_seed(0)
     dataset = open_dataset(options.dataset, store=options.store)
     loader = TokenLoader(dataset, batch_size=options.batch_size // world_size, seed=0, padding="longest")
@@ -140,10 +129,8 @@ def main() -> None:
             rows = rows_of_all_ranks(batch)
             tokens += len(rows["input_ids"])
             if rank == 0 and options.metrics:
-                told = {"step": training.step, "loss": loss, "rows": len(rows["lengths"]), "digest": batch_digest(rows)}
-                options.metrics.parent.mkdir(parents=True, exist_ok=True)
-                with options.metrics.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**told, "epoch": loader.place.epoch}) + "\n")
+                told = {"step": training.step, "epoch": loader.place.epoch, "loss": loss}
+                write_line(options.metrics, {**told, "rows": len(rows["lengths"]), "digest": batch_digest(rows)})
             if rank == 0 and (training.step % 10 == 0 or len(losses) == 1):
                 rate = tokens / (time.perf_counter() - started)
                 print(f"step {training.step:4d}  loss {loss:.3f}  {rate:,.0f} tokens/s")
@@ -155,7 +142,26 @@ def main() -> None:
         edge = max(1, min(5, len(losses) // 3))
         first, last = sum(losses[:edge]) / edge, sum(losses[-edge:]) / edge
         print(f"loss {'fell' if last < first else 'did not fall:'} from {first:.3f} to {last:.3f}")
-    dist.destroy_process_group()
+
+
+def write_line(path: Path, values: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", help="name of a built dataset")
+    parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=8, help="rows of all ranks together")
+    parser.add_argument("--checkpoints", type=Path, help="folder to keep checkpoints in, and to resume from")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
+    parser.add_argument("--metrics", type=Path, help="file that gets a line of JSON for each step")
+    options = parser.parse_args()
+    train(options, join_ranks())
+    dist.destroy_process_group()  # with the model gone: one that outlives its group can hang
 
 
 if __name__ == "__main__":

@@ -90,12 +90,12 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
             yield from self._batches(held, 1)
 
     @property
-    def lockstep(self) -> bool:
+    def _lockstep(self) -> bool:
         """Whether ranks can tell each other how many batches they have."""
         joined = torch.distributed.is_available() and torch.distributed.is_initialized()
         return joined and torch.distributed.get_world_size() == self._world_size > 1
 
-    def blank(self) -> dict[str, Any]:
+    def _blank(self) -> dict[str, Any]:
         """A batch of padding alone."""
         columns = self._encoder.encode(next(self._tables()).slice(0, 0)).schema
         row = {field.name: [] if pa.types.is_list(field.type) else False for field in columns}
@@ -121,7 +121,7 @@ class StreamingLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         batches = super().__iter__()
-        yield from in_lockstep(batches, self._stream.blank) if self._stream.lockstep else batches
+        yield from in_lockstep(batches, self._stream._blank) if self._stream._lockstep else batches
         self._stream.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:

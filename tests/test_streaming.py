@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -96,32 +94,17 @@ def test_streaming_a_split_that_is_not_there_or_a_trained_tokenizer_is_refused(s
         stream(changed(source, "trained", tokenizer=train))
 
 
-RANK = """
-import json, sys
-import torch.distributed as dist
-from tokenloom import DataPipeline
-rank, meeting, store, *configs = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
-for config in configs:
-    loader = DataPipeline.from_config(config, store=store).unwrap().get_dataloader("train").unwrap()
-    rows = [row for batch in loader for row in zip(batch["input_ids"], batch["attention_mask"])]
-    print(json.dumps([ids[mask == 1].tolist() for ids, mask in rows]))
-"""
+def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path) -> None:
+    def rows(config: Path) -> list[Row]:
+        pipeline = DataPipeline.from_config(config, store=source.parent / "store").unwrap()
+        return rows_of(pipeline.get_dataloader("train").unwrap())
 
-
-def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path, tmp_path: Path) -> None:
-    expected = Counter(ids for ids, _ in built(source))
-    dataset = yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"]
-    configs = [source, changed(source, "streamed_by_rank", dataset={**dataset, "streaming": True})]
-    common = [str(tmp_path / "meeting"), str(source.parent / "store"), *map(str, configs)]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *common], stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    printed = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
-    for number, config in enumerate(configs):
-        found = [tuple(ids) for lines in printed for ids in json.loads(lines[number]) if ids]
-        assert Counter(found) == expected, config.name
+    expected = Counter(built(source))
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    for config in (source, changed(source, "streamed_by_rank", dataset=dataset)):
+        found = on_ranks(2, rows, config)
+        assert Counter(row for each in found for row in each) == expected, config.name
+        assert all(found)
 
 
 @pytest.fixture(scope="module")

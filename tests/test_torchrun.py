@@ -21,7 +21,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "train.py"
-ROWS, GLOBAL_BATCH, EVERY = 245, 8, 4
+ROWS, GLOBAL_BATCH, EVERY = 133, 8, 4
 STEPS_OF_AN_EPOCH = -(-ROWS // GLOBAL_BATCH)
 
 Line = dict[str, Any]
@@ -54,25 +54,35 @@ def lines(folder: Path) -> list[Line]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
+def kill(run: subprocess.Popen[bytes]) -> None:
+    """End a run and its ranks at once; torchrun gives each a process group of its own."""
+    if run.poll() is not None:
+        return
+    ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    for pid in (run.pid, *map(int, ranks)):
+        os.kill(pid, signal.SIGKILL)
+    run.wait()
+
+
 def trained(store: Path, folder: Path, ranks: int, steps: int) -> list[Line]:
-    assert started(store, folder, ranks, steps).wait(timeout=300) == 0, (folder / "printed").read_text()
+    run = started(store, folder, ranks, steps)
+    try:
+        assert run.wait(timeout=200) == 0, (folder / "printed").read_text()
+    finally:
+        kill(run)
     return lines(folder)
 
 
 def trained_until_killed(store: Path, folder: Path) -> list[Line]:
     """At least 10 steps of a run of 2 ranks that has no end."""
     run = started(store, folder, 2, 10**6)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 200
     try:
         while len(lines(folder)) < 10:
             assert run.poll() is None and time.monotonic() < deadline, (folder / "printed").read_text()
             time.sleep(0.005)
     finally:
-        ranks = list(map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()))
-        for pid in (run.pid, *ranks):  # torchrun gives each rank a process group of its own
-            os.kill(pid, signal.SIGKILL)
-        run.wait()
-    assert len(ranks) == 2
+        kill(run)
     return lines(folder)
 
 
