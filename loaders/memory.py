@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.resources.ragged import Ints, one_array, ranges
+from tokenloom.resources.ragged import Ints, flat_numbers, one_array, ranges
 
 Flags = npt.NDArray[np.bool_]
 
@@ -151,6 +151,6 @@ def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 def _parts(column: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Offsets that begin at 0, and values, both without a copy where the column is not a slice."""
     array = one_array(column)
-    offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
+    offsets = flat_numbers(array.offsets) if len(array) else np.zeros(1, np.int32)
     begin, end = int(offsets[0]), int(offsets[-1])
-    return offsets - np.int32(begin) if begin else offsets, array.values.slice(begin, end - begin).to_numpy()
+    return offsets - np.int32(begin) if begin else offsets, flat_numbers(array.values.slice(begin, end - begin))

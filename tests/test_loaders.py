@@ -219,6 +219,20 @@ def test_importing_loaders_loads_no_pipeline_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["data", "packed"])
+def test_a_first_batch_loads_neither_pandas_nor_compute_kernels(folder: Path, name: str) -> None:
+    """They would take longer than the batch."""
+    heavy = ("pandas", "pyarrow.compute")
+    script = f"""
+import sys
+from tokenloom.loaders import TokenLoader, open_dataset
+next(iter(TokenLoader(open_dataset({name!r}, store={str(folder / "store")!r}))))
+print([name for name in {heavy} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_rank_and_world_size_are_checked(dataset: TokenDataset) -> None:
     with pytest.raises(ValueError, match="together"):
         TokenLoader(dataset, rank=1)
