@@ -1,4 +1,4 @@
-"""World size × workers × batch × interrupt × kind of dataset × shuffle: one sequence of rows, each once, and exact tails.
+"""World size × workers × batch × interrupt × kind of dataset × shuffle: one sequence of rows, and each of them once.
 
 Each token of the data occurs in one row, so that a batch tells its rows. What a loader must give is worked out here in
 plain Python from the sequence that a single rank reads in single rows.
