@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from loaded_rows import Row, rows_of, settings, write_rows
@@ -18,9 +20,14 @@ from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
+from tokenloom.loaders.batch import SequenceReader
+from tokenloom.loaders.blockwise import BLOCK
+from tokenloom.loaders.plan import WINDOW_ROWS
+from tokenloom.loaders.row_order import RowOrder, Shuffle
 from tokenloom.resources.store import ArtifactStore
 
 SIZE = ChunkSize(target=2048, maximum=8192)
+FAR = 10**12
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +69,65 @@ def test_a_state_tells_of_batches_given_not_of_those_prefetched(store: Path, wor
         resumed = TokenLoader(dataset, batch_size=7, seed=5, num_workers=resumed_workers, persistent_workers=False)
         resumed.load_state_dict(state)
         assert found + [batch_digest(batch) for batch in resumed] == right
+
+
+class Counted(RowOrder):
+    """Counts the positions whose rows it computes."""
+
+    computed = 0
+
+    def take(self, positions: Any) -> Any:
+        self.computed += len(positions)
+        return super().take(positions)
+
+
+class Repeated(TokenDataset):
+    """The rows of a real dataset, over and over; `read` are the numbers of those that batches were made of."""
+
+    def __init__(self, real: TokenDataset):
+        self.__dict__.update(real.__dict__)
+        reader, real_rows, self.read = SequenceReader.joined([real.reader]), len(real), list[int]()
+        batch, lengths = reader.batch, reader.lengths
+
+        def batch_of(rows: Any, policy: Any) -> Any:
+            self.read += rows.tolist()
+            return batch(rows % real_rows, policy)
+
+        reader.batch, reader.lengths = batch_of, lambda rows: lengths(rows % real_rows)
+        self.__dict__["reader"] = reader
+
+    def __len__(self) -> int:
+        return FAR
+
+    def order(self, seed: int, shuffle: Shuffle) -> Counted:
+        self.counted = Counted(FAR, self.digest, seed, shuffle)
+        return self.counted
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
+@pytest.mark.parametrize("position", [0, 10**6, 10**9, FAR - 1])
+@pytest.mark.parametrize("budget", [None, 256])
+def test_going_on_far_in_takes_no_more_than_at_the_begin(
+    store: Path, shuffle: Shuffle, position: int, budget: int | None
+) -> None:
+    position -= position % WINDOW_ROWS if budget else 0
+    real = open_dataset("data", store=store)
+    stored = walked(loaders(real, 1, batch_size=50, shuffle="none"))
+    dataset = Repeated(real)
+    (loader,) = loaders(dataset, 1, batch_size=8, shuffle=shuffle, token_budget=budget)
+    state = {**loader.state_dict(), "epoch": 2, "position": position}
+    tracemalloc.start()
+    try:
+        loader.load_state_dict(state)
+        batch = next(iter(loader))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert dataset.counted.computed <= 2 * BLOCK
+    places = np.arange(position, min(position + (WINDOW_ROWS if budget else 8), FAR))
+    due = RowOrder(FAR, real.digest, 5, shuffle).rows(2, places).tolist()
+    assert {*dataset.read} <= {*due} if budget else dataset.read == due
+    assert rows_of([batch]) == [stored[row % len(real)] for row in dataset.read]
 
 
 def test_skipped_steps_are_left_out_in_any_shape(store: Path) -> None:
