@@ -119,9 +119,7 @@ class MappedObject:
         alone = np.zeros(len(self._checked), bool)
         for name in deferred:
             if name in self.table.column_names:
-                values = flat_numbers(
-                    one_array(self.table[name]).values
-                )  # by metadata: offsets are not checked yet
+                values = flat_numbers(one_array(self.table[name]).values)  # by metadata: offsets are not checked yet
                 begin = self._place(values)
                 alone[-(-begin // BLOCK_BYTES) : (begin + values.nbytes) // BLOCK_BYTES] = True
         return alone
