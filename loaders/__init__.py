@@ -3,20 +3,27 @@
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
 from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.preprocessed import PreprocessedDataset, create_preprocessed_dataset
 from tokenloom.loaders.prompts import collate_prompts
+from tokenloom.loaders.row_encoder import SkippedRow
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
+from tokenloom.loaders.streaming_preprocessed import StreamingPreprocessedDataset
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
 from tokenloom.loaders.trace import TracedRow
 
 __all__ = [
     "MixedDataset",
     "PaddingPolicy",
+    "PreprocessedDataset",
+    "SkippedRow",
     "StreamingDataset",
     "StreamingLoader",
+    "StreamingPreprocessedDataset",
     "TokenDataset",
     "TokenLoader",
     "TracedRow",
     "batch_digest",
     "collate_prompts",
+    "create_preprocessed_dataset",
     "open_dataset",
 ]
