@@ -13,6 +13,19 @@ from tokenloom.resources.ragged import Ints
 Rows = Union[pa.Table, list[Any]]
 """Some rows: a table, or mappings."""
 
+_SHARD_BY_SHARD = {
+    "ArrowExamplesIterable",
+    "BufferShuffledExamplesIterable",
+    "ExamplesIterable",
+    "FilteredExamplesIterable",
+    "FormattedExamplesIterable",
+    "MappedExamplesIterable",
+    "RebatchedArrowExamplesIterable",
+    "SelectColumnsIterable",
+    "VerticallyConcatenatedMultiSourcesExamplesIterable",
+}
+"""What a Hugging Face stream may be made of so that its shards hold its rows: `take` takes others of each shard."""
+
 
 def rows_at(rows: Any, numbers: Ints) -> Rows:
     """The rows with these numbers, int64, of a table, a Hugging Face dataset, or anything with `__getitem__`."""
@@ -60,8 +73,8 @@ def in_columns(source: Any) -> Any:
 
 
 def shards_of(source: Any) -> int:
-    """How many shards a source has that can be read by themselves; 1 where it is no Hugging Face stream."""
-    return source.num_shards if _is_stream(source) else 1
+    """How many shards a Hugging Face stream has that together hold its rows; 1 where that is not known."""
+    return source.num_shards if _is_stream(source) and _is_read_by_shard(source._ex_iterable) else 1
 
 
 def shard_of(stream: Any, number: int) -> Any:
@@ -87,6 +100,12 @@ def to_table(rows: Rows) -> pa.Table:
 
 def _is_stream(source: Any) -> bool:
     return hasattr(source, "_ex_iterable")
+
+
+def _is_read_by_shard(examples: Any) -> bool:
+    inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
+    known = type(examples).__name__ in _SHARD_BY_SHARD and not getattr(examples, "with_indices", False)
+    return known and all(_is_read_by_shard(each) for each in inner if each is not None)
 
 
 def _at_epoch(stream: Any, epoch: int) -> Any:

@@ -69,7 +69,8 @@ class RowEncoder:
 
     Args:
         engine: an `Encoder`.
-        head: the first rows of the data: the engine learns the columns from them, before any process is started.
+        head: the first rows of the data, encoded at once: an engine may learn the columns from them, before it is sent
+            to other processes.
         loss_weights: whether rows have `loss_weights`; None: where the first ones need them.
 
     Raises:
@@ -203,7 +204,7 @@ def _in_full(made: Any, rows: int) -> pa.Table:
         columns["rows"] = list_array(np.arange(rows + 1), np.arange(rows))
     else:
         raise DataValidationError(
-            f"the engine made {made.num_rows} sequences of {rows} rows: a column rows must say of which"
+            f"the engine made {made.num_rows} sequences of a table of {rows}: a column rows must say of which rows"
         )
     return pa.table(columns)
 

@@ -40,9 +40,10 @@ class _Part:
 class StreamingPreprocessedDataset(IterableDataset[Row]):
     """The rows of a stream as sequences, encoded in blocks as they are read.
 
-    Yields rows as `PreprocessedDataset` has them; packed ones have `position_ids` too. Ranks and the worker processes
-    of each `DataLoader` share the rows: shards of a Hugging Face `IterableDataset` where there are enough, else every
-    n-th row; whole blocks, where rows become sequences only together. Ranks may have different numbers of rows.
+    Yields rows as `PreprocessedDataset` has them; packed ones have `position_ids` too. Ranks, and the worker processes
+    of each `DataLoader`, share the rows: shards of a Hugging Face `IterableDataset` where there are enough (and no
+    `take`, `skip`, `repeat` or `interleave_datasets`), else every n-th row; whole blocks, where rows become sequences
+    only together. Ranks may have different numbers of rows.
 
     Args:
         hf_iterable: a Hugging Face `IterableDataset`, or anything that can be iterated again and again over rows that
@@ -97,11 +98,13 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         return self._report.rows()
 
     def __iter__(self) -> Iterator[Row]:
-        share, epoch = Share.of(self._rank, self._world_size), self.epoch
-        report = self._report.begin(share)
         self._shared[1] = get_worker_info() is not None
-        (done, given), self._start = self._start, (0, 0)
-        self._place = done, given
+        self._place, self._start = self._start, (0, 0)
+        return self._rows(Share.of(self._rank, self._world_size), self.epoch, *self._place)
+
+    def _rows(self, share: Share, epoch: int, done: int, given: int) -> Iterator[Row]:
+        """The rows of an epoch behind some windows, and some rows of the next."""
+        report = self._report.begin(share)
         for window, parts in enumerate(self._windows(share, epoch)):
             if window < done:
                 continue
