@@ -44,7 +44,7 @@ class ConfigError(TokenloomError):
 
     def __init__(self, faults: Sequence[Fault] | str):
         """A text stands for faults where a `DataLoader` hands on what a worker process raised."""
-        self.faults = () if isinstance(faults, str) else tuple(faults)
+        self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
         super().__init__(faults if isinstance(faults, str) else "\n".join(map(str, self.faults)))
 
     def __reduce__(self) -> tuple[Any, ...]:

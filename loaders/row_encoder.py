@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.loaders.batch import IGNORED, Batch, InMemory, PaddingPolicy, SequenceReader
@@ -123,7 +122,8 @@ class RowEncoder:
 
     def reader(self, tables: Sequence[pa.Table]) -> SequenceReader:
         """A reader of sequences that were made here."""
-        return SequenceReader([table.num_rows for table in tables], lambda i: InMemory(tables[i]), self._weighted)
+        held = tuple(tables)
+        return SequenceReader([table.num_rows for table in held], lambda chunk: InMemory(held[chunk]), self._weighted)
 
     def batch(self, reader: SequenceReader, sequences: Ints) -> Batch:
         """Sequences of a reader, as long as the longest."""
@@ -231,7 +231,7 @@ def _sequence_columns(part: pa.Table, prefix: str) -> dict[str, pa.Array]:
     if "labels" in lists:
         labels = list_parts(lists.pop("labels"))[1].to_numpy()
         trained = labels != IGNORED
-        if not pc.all(pc.equal(pa.array(labels[trained]), ids.filter(pa.array(trained))), min_count=0).as_py():
+        if not np.array_equal(labels[trained], ids.to_numpy()[trained]):
             raise DataValidationError(f"the engine's {prefix}labels are neither {IGNORED} nor {prefix}input_ids")
         lists["trained"] = list_array(offsets, trained.view(np.uint8))
     if "document_lengths" in part.column_names:

@@ -20,6 +20,9 @@ class Share:
     number: int
     count: int
 
+    def __str__(self) -> str:
+        return f"share {self.number} of {self.count}"
+
     @classmethod
     def of(cls, rank: int, world_size: int) -> Share:
         """The part of this process: of a rank, or of one of its `DataLoader`'s worker processes."""

@@ -81,7 +81,8 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         self._encoder = RowEncoder(prompt_engine, next(blocks_of(self._source, HEAD_ROWS), []), loss_weights)
         self._report = SkipReport()
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()  # the epoch; whether workers iterate
-        self._place, self._start = (0, 0), (0, 0)
+        self._place = (0, 0)  # windows that are done, and rows that were given of the next
+        self._resumed: Share | None = None  # of whom a state was loaded that the next iteration goes on from
 
     @property
     def epoch(self) -> int:
@@ -90,7 +91,8 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next iteration, also of workers that persist."""
-        self._shared[0], self._start = epoch, (0, 0)
+        if epoch != self.epoch:
+            self._shared[0], self._resumed = epoch, None
 
     @property
     def skipped(self) -> tuple[SkippedRow, ...]:
@@ -99,8 +101,12 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         self._shared[1] = get_worker_info() is not None
-        self._place, self._start = self._start, (0, 0)
-        return self._rows(Share.of(self._rank, self._world_size), self.epoch, *self._place)
+        share, resumed, self._resumed = Share.of(self._rank, self._world_size), self._resumed, None
+        if resumed is None:
+            self._place = 0, 0
+        elif resumed != share:
+            raise LoaderStateError(f"the state is of {resumed}, this is {share}: load it where as many workers run")
+        return self._rows(share, self.epoch, *self._place)
 
     def _rows(self, share: Share, epoch: int, done: int, given: int) -> Iterator[Row]:
         """The rows of an epoch behind some windows, and some rows of the next."""
@@ -153,8 +159,8 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         if differ := [name for name in own if own[name] != state_dict[name]]:
             told = "; ".join(f"{name} is {state_dict[name]} in the state, {own[name]} here" for name in differ)
             raise LoaderStateError(f"the state is of another stream: {told}")
-        self.set_epoch(state_dict["epoch"])
-        self._start = self._place = state_dict["window"], state_dict["row"]
+        self._shared[0], self._place = state_dict["epoch"], (state_dict["window"], state_dict["row"])
+        self._resumed = Share.of(self._rank, self._world_size)
 
     def _made(self, share: Share) -> dict[str, Any]:
         made = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from raw_datasets import LengthEngine, engine_of, good_rows, numbers, plain, row
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tokenloom import DataPipeline, PromptEngine
-from tokenloom.errors import ConfigError, DataValidationError
-from tokenloom.loaders import PreprocessedDataset, create_preprocessed_dataset
+from tokenloom.errors import ConfigError, DataValidationError, Fault
+from tokenloom.loaders import PreprocessedDataset, StreamingPreprocessedDataset, create_preprocessed_dataset
 
 TALK = [
     [("user", "hello there"), ("assistant", "hi"), ("user", f"and {n}?"), ("assistant", "so " * (1 + n))]
@@ -242,6 +243,38 @@ def test_an_engine_that_raises_costs_only_the_rows_that_make_it() -> None:
     }
     with pytest.raises(DataValidationError, match=r"^row 99: ValueError: a negative number"):
         dataset[99]
+
+
+class MistakenEngine(LengthEngine):
+    """Finds its settings wrong behind the first rows."""
+
+    def encode(self, table: pa.Table) -> pa.Table:
+        if max(table["n"].to_pylist()) > 280:
+            raise ConfigError([Fault("data.yaml:3", "length.strategy: wrong")])
+        return super().encode(table)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrong_config_is_no_bad_row_and_keeps_its_sentence(workers: int) -> None:
+    for dataset in (
+        PreprocessedDataset(numbers(300), MistakenEngine()),
+        StreamingPreprocessedDataset(numbers(300), MistakenEngine(), skip_errors=True),
+    ):
+        with pytest.raises(ConfigError, match=r"data\.yaml:3: length\.strategy: wrong"):
+            list(DataLoader(dataset, 20, num_workers=workers, collate_fn=list))
+
+
+def test_threads_may_share_a_dataset() -> None:
+    engine = LengthEngine()
+    dataset = PreprocessedDataset(numbers(2000), engine)
+
+    def read(seed: int) -> bool:
+        order = np.random.default_rng(seed).permutation(2000).reshape(-1, 20).tolist()
+        return all([int(row["input_ids"][0]) for row in dataset.__getitems__(rows)] == rows for rows in order)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, range(8)))
+    assert sorted(n for table in engine.tables[1:] for n in table) == list(range(2000))
 
 
 class TableEngine:

@@ -17,7 +17,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_
 from datasets.distributed import split_dataset_by_node
 from gloo_ranks import on_ranks
 from raw_datasets import Again, LengthEngine, engine_of, good_rows, numbers, plain, rows_with_bad
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from tokenloom.errors import ConfigError, DataValidationError, LoaderStateError
 from tokenloom.loaders import (
@@ -237,6 +237,36 @@ def test_long_rows_are_split_and_short_ones_packed(tokenizer_folder: Path, worke
     assert documents == 60
 
 
+def resumed_at(dataset: StreamingPreprocessedDataset, state: dict[str, Any]) -> StreamingPreprocessedDataset:
+    dataset.load_state_dict(state)
+    return dataset
+
+
+class WithStates(StreamingPreprocessedDataset):
+    """Gives each row with the number of the worker that made it, and its state behind the row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        for row in super().__iter__():
+            yield row, worker.id if worker else -1, self.state_dict()
+
+
+def test_each_worker_resumes_from_its_own_state() -> None:
+    dataset = WithStates(numbers(COUNT), LengthEngine(), buffer_size=40)
+    whole = loaded(dataset, 2)
+    for stop in (10, 151, 290):
+        states = {worker: state for _, worker, state in whole[:stop]}
+
+        def load(worker: int, states: dict[int, Any] = states) -> None:
+            info: Any = get_worker_info()
+            info.dataset.load_state_dict(states[worker])
+
+        rest = loaded(dataset, 2, worker_init_fn=load)
+        for worker in range(2):
+            expected = ids(row for row, made_by, _ in whole[stop:] if made_by == worker)
+            assert ids(row for row, made_by, _ in rest if made_by == worker) == expected
+
+
 def test_a_state_goes_on_at_the_next_row() -> None:
     def made() -> StreamingPreprocessedDataset:
         return StreamingPreprocessedDataset(numbers(COUNT, {50, 120}), LengthEngine(), 40, skip_errors=True, seed=5)
@@ -252,6 +282,7 @@ def test_a_state_goes_on_at_the_next_row() -> None:
         state = pickle.loads(pickle.dumps(dataset.state_dict()))
         resumed = made()
         resumed.load_state_dict(state)
+        resumed.set_epoch(2)  # as training loops do
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert ids(resumed) == whole[stop:]
@@ -260,7 +291,8 @@ def test_a_state_goes_on_at_the_next_row() -> None:
         StreamingPreprocessedDataset(numbers(9), LengthEngine(), 40, seed=6).load_state_dict(state)
     with pytest.raises(LoaderStateError, match="lacks"):
         made().load_state_dict({})
-    loaded(StreamingPreprocessedDataset(numbers(9), LengthEngine()), 0)
+    with pytest.raises(LoaderStateError, match="share 0 of 1, this is share 0 of 2"):
+        loaded(resumed_at(made(), state), 2)
     dataset = StreamingPreprocessedDataset(numbers(9), LengthEngine())
     loaded(dataset, 2)
     with pytest.raises(LoaderStateError, match="worker processes"):
