@@ -80,7 +80,7 @@ class TokenLoader(DataLoader[Any]):
         padding_side: which side is filled.
         rank, world_size: default: those of `mesh`, else of `torch.distributed` where it is initialized, else 0 of 1.
         mesh: a DeviceMesh; ranks that differ only in other dimensions than `mesh_dim` get the same batches.
-        mesh_dim: the dimension of data parallelism.
+        mesh_dim: the dimension of data parallelism, or several, such as `("dp_replicate", "dp_shard")`.
         num_workers, pin_memory, persistent_workers: as in `torch.utils.data.DataLoader`; None is chosen for the
             hardware.
         prefetch_factor: batches that each worker makes ahead; without workers, that a thread does, None or 0: none,
@@ -108,15 +108,13 @@ class TokenLoader(DataLoader[Any]):
         persistent_workers: bool | None = None,
         token_budget: int | None = None,
         mesh: DeviceMesh | None = None,
-        mesh_dim: str = "dp",
+        mesh_dim: str | tuple[str, ...] = "dp",
         prefetch_to_device: torch.device | str | None = None,
     ):
         self.rank, self.world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
         kind: Any = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
         if batch_size < 1 or (token_budget is not None and token_budget < 1):
             raise ValueError(f"batch_size {batch_size} and token_budget {token_budget} must be at least 1")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is not one of world_size {self.world_size}")
         self._policy = dataset.padding(padding, padding_side)
         order, rows = dataset.order(seed, kind), len(dataset)
         self.plan: FixedBatches | TokenBudget
