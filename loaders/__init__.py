@@ -3,6 +3,7 @@
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
 from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.model_inputs import model_inputs
 from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
@@ -18,5 +19,6 @@ __all__ = [
     "TracedRow",
     "batch_digest",
     "collate_prompts",
+    "model_inputs",
     "open_dataset",
 ]

@@ -47,7 +47,10 @@ class _Rows:
     """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch."""
 
     def __init__(self, loader: TokenLoader):
-        self._loader = loader
+        self._loader, self.sampler = loader, self  # frameworks look for set_epoch in either
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Ints]:
         return (step.rows for step in self._loader.steps())
@@ -90,6 +93,8 @@ class TokenLoader(DataLoader[Any]):
     Raises:
         ValueError: an argument is not one of these.
     """
+
+    _is_accelerate_prepared = True  # Accelerate's prepare would shard what is sharded
 
     def __init__(
         self,
@@ -153,7 +158,8 @@ class TokenLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not self._resume:
-            self.place = Place(self.place.epoch)
+            done = self.place.position > 0 and next(self.steps(), None) is None  # the last batch was taken, no more
+            self.place = Place(self.place.epoch + done)
         self._resume = False
         batches = self._batches()
         if self._depth or self._copy:
@@ -174,8 +180,9 @@ class TokenLoader(DataLoader[Any]):
                 yield step.after, to_tensors(reader.batch(step.rows, policy))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration makes; a finished one moves on by itself."""
-        if epoch != self.place.epoch:
+        """Choose the epoch that the next iteration makes; a finished one moves on by itself. One that a loaded state
+        stands in is gone on with."""
+        if epoch != self.place.epoch or not self._resume:
             self.place, self._resume = Place(epoch), False
 
     def skip(self, begin: int, end: int) -> None:
