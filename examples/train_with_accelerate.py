@@ -50,8 +50,7 @@ def train(model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, sav
         accelerator.load_state(str(whole[-1].parent))
     while counter.done < steps:
         for batch in loader:
-            inputs = {name: value.to(accelerator.device) for name, value in model_inputs(batch).items()}
-            loss = model(**inputs).loss
+            loss = model(**model_inputs(batch, accelerator.device)).loss
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

@@ -56,7 +56,9 @@ def save(folder: Path, step: int, parameters: Parameters, loader: TokenLoader) -
     partial = folder / "partial"
     with partial.open("wb") as file:
         state = {"step": step, "loader": loader.state_dict()}
-        np.savez(file, state=np.array(json.dumps(state)), **{name: np.asarray(value) for name, value in parameters.items()})
+        np.savez(
+            file, state=np.array(json.dumps(state)), **{name: np.asarray(value) for name, value in parameters.items()}
+        )
     partial.replace(folder / f"step-{step:08d}.npz")
 
 

@@ -51,7 +51,9 @@ def tiny_model(dataset: TokenDataset) -> nn.Module:
     )
 
 
-def train(model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10) -> None:
+def train(
+    model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10, **settings: Any
+) -> None:
     every = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=save_steps, save_top_k=1, save_last=True)
     trainer = Trainer(
         max_steps=steps,
@@ -59,6 +61,7 @@ def train(model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, sav
         use_distributed_sampler=False,  # the loader shards itself
         default_root_dir=folder,
         logger=False,
+        **settings,
     )
     data = TokenDataModule(dataset, batch_size=8, seed=0, padding="longest")
     trainer.fit(LanguageModel(model.train()), datamodule=data, ckpt_path="last")

@@ -63,7 +63,7 @@ def train(
         dcp.load(parts, checkpoint_id=whole[-1].parent)
     while training.step < steps:
         for batch in loader:
-            loss = model(**{name: value.to(device) for name, value in model_inputs(batch).items()}).loss
+            loss = model(**model_inputs(batch, device)).loss
             loss.backward()
             training.optimizer.step()
             training.optimizer.zero_grad()

@@ -59,9 +59,7 @@ class LoaderState(TrainerCallback):
         elif state.global_step:
             raise LoaderStateError("the checkpoint has no state of a TokenLoader: it was made without TokenLoaderMixin")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         place, rows = self.loader.place, self.loader.plan.rows
         state.epoch = place.epoch + place.position / rows
         state.stateful_callbacks = {**(state.stateful_callbacks or {}), "TokenLoader": self.loader.state_dict()}
