@@ -33,10 +33,15 @@ class Steps:
 
 
 def tiny_model(dataset: TokenDataset) -> nn.Module:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=dataset.vocab_size, max_position_embeddings=dataset.max_length, **sizes)
+    config = LlamaConfig(
+        vocab_size=dataset.vocab_size,
+        max_position_embeddings=dataset.max_length,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
+    return LlamaForCausalLM(config)
 
 
 def train(model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10) -> None:

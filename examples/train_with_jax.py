@@ -63,8 +63,8 @@ def save(folder: Path, step: int, parameters: Parameters, loader: TokenLoader) -
 
 
 def train(parameters: Parameters, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10) -> Parameters:
-    ranks = {"rank": jax.process_index(), "world_size": jax.process_count()}
-    loader = TokenLoader(dataset, batch_size=8, seed=0, **ranks)  # to max_length: one shape, compiled once
+    rank, world_size = jax.process_index(), jax.process_count()
+    loader = TokenLoader(dataset, batch_size=8, seed=0, rank=rank, world_size=world_size)  # one shape, compiled once
     step = 0
     if saved := sorted(folder.glob("step-*.npz")):
         arrays = dict(np.load(saved[-1]))

@@ -45,10 +45,15 @@ class LanguageModel(LightningModule):
 
 
 def tiny_model(dataset: TokenDataset) -> nn.Module:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=dataset.vocab_size, max_position_embeddings=dataset.max_length, **sizes)
+    config = LlamaConfig(
+        vocab_size=dataset.vocab_size,
+        max_position_embeddings=dataset.max_length,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
+    return LlamaForCausalLM(config)
 
 
 def train(

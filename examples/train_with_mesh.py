@@ -44,10 +44,15 @@ class TrainState(Stateful):
 
 
 def tiny_model(dataset: TokenDataset) -> nn.Module:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=dataset.vocab_size, max_position_embeddings=dataset.max_length, **sizes)
+    config = LlamaConfig(
+        vocab_size=dataset.vocab_size,
+        max_position_embeddings=dataset.max_length,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
+    return LlamaForCausalLM(config)
 
 
 def train(
@@ -55,7 +60,7 @@ def train(
 ) -> None:
     device = torch.device(mesh.device_type)
     loader = TokenLoader(dataset, batch_size=8, seed=0, padding="longest", mesh=mesh, mesh_dim=DATA_PARALLEL)
-    model = fully_shard(model.to(device), mesh=mesh[DATA_PARALLEL])
+    fully_shard(model.to(device), mesh=mesh[DATA_PARALLEL])
     training = TrainState(model, torch.optim.AdamW(model.parameters(), lr=2e-3))
     parts = {"train_state": training, "dataloader": loader}
     whole = sorted(folder.glob("step-*/.metadata"))  # written last

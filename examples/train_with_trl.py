@@ -20,14 +20,19 @@ from tokenloom.loaders.trainer import TokenLoaderMixin
 
 
 class TokenSFTTrainer(TokenLoaderMixin, SFTTrainer):
-    """SFTTrainer on the batches of a TokenLoader: tokenized, truncated, packed and masked when the dataset was built."""
+    """SFTTrainer on the batches of a TokenLoader: which are tokenized and masked already."""
 
 
 def tiny_model(dataset: TokenDataset) -> PreTrainedModel:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=dataset.vocab_size, max_position_embeddings=dataset.max_length, **sizes)
+    config = LlamaConfig(
+        vocab_size=dataset.vocab_size,
+        max_position_embeddings=dataset.max_length,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
+    return LlamaForCausalLM(config)
 
 
 def train(model: PreTrainedModel, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10) -> None:

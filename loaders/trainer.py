@@ -53,7 +53,8 @@ class LoaderState(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        saved = (state.stateful_callbacks or {}).get("TokenLoader")
+        kept: Any = state.stateful_callbacks
+        saved = kept.get("TokenLoader")
         if saved is not None:
             self.loader.load_state_dict(saved)
         elif state.global_step:
@@ -62,7 +63,8 @@ class LoaderState(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         place, rows = self.loader.place, self.loader.plan.rows
         state.epoch = place.epoch + place.position / rows
-        state.stateful_callbacks = {**(state.stateful_callbacks or {}), "TokenLoader": self.loader.state_dict()}
+        kept: Any = state.stateful_callbacks
+        kept["TokenLoader"] = self.loader.state_dict()
 
 
 class _Endless:

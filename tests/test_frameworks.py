@@ -1,5 +1,6 @@
-"""Each training framework resumes from its own checkpoint at the right batch: the examples, broken off and run again."""
+"""Each framework resumes from its own checkpoint at the right batch: the examples, broken off and run again."""
 
+# pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
 import importlib.util
@@ -95,7 +96,7 @@ def single_rank() -> Iterator[None]:
 
 
 def resumes(
-    script: ModuleType, dataset: TokenDataset, tmp_path: Path, batch_size: int, batches_a_step: int, **settings: Any
+    script: ModuleType, dataset: TokenDataset, tmp_path: Path, batch_size: int, batches_a_step: int, **more: Any
 ) -> None:
     """Broken off in the first epoch, right behind its end, and in the second one."""
     steps = 2 * EPOCH + 1
@@ -106,7 +107,7 @@ def resumes(
         model = script.tiny_model(dataset)
         seen = given_to(model, None if break_at is None else break_at * batches_a_step)
         try:
-            script.train(model, dataset, folder, steps, save_steps=EVERY, **settings)
+            script.train(model, dataset, folder, steps, save_steps=EVERY, **more)
             assert break_at is None
         except Broken:
             pass
@@ -215,8 +216,9 @@ def test_trainer_refuses_a_checkpoint_of_another_order_or_of_no_loader(dataset: 
 
 def test_taking_all_batches_of_an_epoch_finishes_it(dataset: TokenDataset) -> None:
     """Frameworks that know how many there are do not ask for one more."""
-    for settings in ({"batch_size": BATCH}, {"batch_size": BATCH, "drop_last": True}, {"token_budget": 256}):
-        loader = TokenLoader(dataset, seed=0, padding="longest", **settings)
+    plans: list[dict[str, Any]] = [{}, {"drop_last": True}, {"token_budget": 256}]
+    for plan in plans:
+        loader = TokenLoader(dataset, batch_size=BATCH, seed=0, padding="longest", **plan)
         right = [[batch_digest(batch) for batch in loader] for _ in range(3)]
         loader.set_epoch(0)
         for epoch in right:

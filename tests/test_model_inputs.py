@@ -33,8 +33,15 @@ def test_a_batch_has_the_loss_of_its_documents_each_alone(
         list(Build(PipelineConfig.from_file(config), ArtifactStore(tmp_path / "store")).run_all())
     documents, dataset = (open_dataset(name, store=tmp_path / "store") for name in ("apart", "batched"))
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    shape = LlamaConfig(vocab_size=dataset.vocab_size, max_position_embeddings=128, initializer_range=0.5, **sizes)
+    shape = LlamaConfig(
+        vocab_size=dataset.vocab_size,
+        max_position_embeddings=128,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+    )
     model = LlamaForCausalLM(shape).double().eval()
 
     def losses(loader: TokenLoader) -> tuple[float, int]:
