@@ -48,17 +48,16 @@ def loss_of(parameters: Parameters, input_ids: jax.Array, labels: jax.Array) -> 
 @jax.jit
 def train_step(parameters: Parameters, input_ids: jax.Array, labels: jax.Array) -> tuple[Parameters, jax.Array]:
     loss, gradients = jax.value_and_grad(loss_of)(parameters, input_ids, labels)
-    return jax.tree.map(lambda value, gradient: value - 0.5 * gradient, parameters, gradients), loss
+    return jax.tree.map(lambda value, gradient: value - 5.0 * gradient, parameters, gradients), loss
 
 
 def save(folder: Path, step: int, parameters: Parameters, loader: TokenLoader) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "partial"
     with partial.open("wb") as file:
-        state = {"step": step, "loader": loader.state_dict()}
-        np.savez(
-            file, state=np.array(json.dumps(state)), **{name: np.asarray(value) for name, value in parameters.items()}
-        )
+        arrays = {name: np.asarray(value) for name, value in parameters.items()}
+        state = json.dumps({"step": step, "loader": loader.state_dict()})
+        np.savez(file, allow_pickle=False, state=np.array(state), **arrays)
     partial.replace(folder / f"step-{step:08d}.npz")
 
 

@@ -42,9 +42,9 @@ def train(model: PreTrainedModel, dataset: TokenDataset, folder: Path, steps: in
         save_steps=save_steps,
         logging_steps=10,
         learning_rate=2e-3,
+        per_device_train_batch_size=4,  # as the loader's, for what Trainer reports
         gradient_accumulation_steps=2,
         bf16=False,
-        gradient_checkpointing=False,
         report_to="none",
         dataset_kwargs={"skip_prepare_dataset": True},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,22 @@ def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., 
     return path / "store"
 
 
-def rows_trained(name: str, store: Path, folder: Path) -> list[Row]:
-    """The rows that the model of this rank is given in an epoch."""
+def as_torchrun_starts_it() -> int:
+    """Let frameworks find this rank's place; returns the world size."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "ACCELERATE_USE_CPU": "true"}
+    if "accelerate" in sys.modules:  # a process that was forked has its parent's
+        from accelerate.state import AcceleratorState, PartialState
+
+        AcceleratorState._reset_state()
+        PartialState._reset_state()
+    return world
+
+
+def rows_trained(name: str, store: Path, folder: Path) -> list[Row]:
+    """The rows that the model of this rank is given in an epoch."""
+    world = as_torchrun_starts_it()
     script, dataset, more = example(name), open_dataset("data", store=store), dict[str, Any]()
     if name == "train_with_lightning":
         os.environ["TORCHELASTIC_RUN_ID"] = "test"
@@ -72,10 +84,7 @@ def batches_prepared(store: Path) -> list[Row]:
 
     from tokenloom.loaders import TokenLoader
 
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
-    accelerator = Accelerator(cpu=True)
+    world, accelerator = as_torchrun_starts_it(), Accelerator()
     assert accelerator.num_processes == world
     return rows_of(accelerator.prepare(TokenLoader(open_dataset("data", store=store), batch_size=4)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -160,6 +161,16 @@ def test_jax(dataset: TokenDataset, store: Path, tmp_path: Path) -> None:
         assert before == whole[:break_at] and after == whole[break_at - break_at % EVERY :]
         for name, value in parameters.items():
             np.testing.assert_array_equal(same_parameters[name], value)
+
+
+@pytest.mark.parametrize("name", ["trainer", "trl", "accelerate", "lightning", "mesh"])
+def test_examples_run_as_scripts(name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name if name in ("trl", "accelerate", "lightning") else "transformers")
+    options = ["data", "--store", store, "--steps", "10", "--checkpoints", tmp_path / "run"]
+    for _ in range(2):  # the second time there is nothing left to do
+        monkeypatch.setattr(sys, "argv", ["example", *map(str, options)])
+        example(f"train_with_{name}").main()
+    assert list(tmp_path.glob("run/*"))
 
 
 class SkippingTrainer(Trainer):
