@@ -1,22 +1,41 @@
 """The training side: opens built datasets and feeds them to PyTorch. Needs torch, numpy and pyarrow, nothing more."""
 
 from tokenloom.loaders.batch import PaddingPolicy
+from tokenloom.loaders.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
+from tokenloom.loaders.collators.default import DefaultCollator
+from tokenloom.loaders.collators.registry import CollatorRegistry
+from tokenloom.loaders.collators.text import LanguageModelingDataCollator, TextCollator
+from tokenloom.loaders.collators.vision import VisionCollator, VisionDataCollator
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
 from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.output_schema import OutputColumn, OutputSchema
 from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
+from tokenloom.loaders.task_spec import TaskSpec
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
 from tokenloom.loaders.trace import TracedRow
 
 __all__ = [
+    "CollatorRegistry",
+    "DefaultCollator",
+    "LanguageModelingDataCollator",
     "MixedDataset",
+    "OutputColumn",
+    "OutputSchema",
     "PaddingPolicy",
     "StreamingDataset",
     "StreamingLoader",
+    "TaskSpec",
+    "TextCollator",
     "TokenDataset",
     "TokenLoader",
     "TracedRow",
+    "VisionCollator",
+    "VisionDataCollator",
     "batch_digest",
     "collate_prompts",
+    "create_causal_lm_collate",
+    "create_collate_fn",
+    "create_seq2seq_collate",
     "open_dataset",
 ]
