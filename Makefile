@@ -57,6 +57,7 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 	$(BIN)/python benchmarks/incremental.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/order.py
+	$(BIN)/python benchmarks/collation.py
 
 docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/reference.py
