@@ -57,7 +57,8 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
             raise ValueError(f"seq_length {seq_length} must be at least 1")
         self.path, self.seq_length = Path(path), seq_length
         jsonl = self.path.suffix.lower() in JSONL if is_jsonl is None else is_jsonl
-        texts, parts = _texts(self.path, jsonl), [np.zeros(0, np.uint16)]
+        texts = _texts(self.path, jsonl)
+        parts: list[np.ndarray] = [np.zeros(0, np.uint16)]
         while some := list(islice(texts, TEXTS_AT_ONCE)):
             ids = np.concatenate(encode_texts(tokenizer, some))
             parts.append(ids.astype(np.uint16 if int(ids.max(initial=0)) < 1 << 16 else np.uint32))

@@ -139,7 +139,9 @@ def test_a_state_of_another_order_is_refused_with_what_differs(other: dict[str, 
 
 def test_loading_leaves_the_random_numbers_of_the_training_process_alone() -> None:
     def drawn(between: Any) -> list[float]:
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
         between()
         return [random.random(), np.random.rand(), torch.rand(()).item()]
 
