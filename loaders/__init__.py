@@ -2,8 +2,9 @@
 
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
-from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.mixed import MixedDataset, Share
 from tokenloom.loaders.prompts import collate_prompts
+from tokenloom.loaders.stored_mixture import open_mixture
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
 from tokenloom.loaders.trace import TracedRow
@@ -11,6 +12,7 @@ from tokenloom.loaders.trace import TracedRow
 __all__ = [
     "MixedDataset",
     "PaddingPolicy",
+    "Share",
     "StreamingDataset",
     "StreamingLoader",
     "TokenDataset",
@@ -19,4 +21,5 @@ __all__ = [
     "batch_digest",
     "collate_prompts",
     "open_dataset",
+    "open_mixture",
 ]

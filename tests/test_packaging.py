@@ -26,9 +26,9 @@ FRONT_DOORS = 9
 
 
 def room(module: str) -> str:
-    """The folder or file at the top that a module is in; the config's schema and its reader share one."""
+    """The folder or file at the top that a module is in; the config's files share one."""
     name = module.split(".")[1] if "." in module else ""
-    return "config" if name == "config_file" else name
+    return "config" if name.startswith("config_") else name
 
 
 def layer(module: str) -> int:
