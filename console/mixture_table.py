@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -14,8 +14,10 @@ from tokenloom.assets.explain import StageExplanation
 from tokenloom.assets.mixture_build import MixtureBuild
 from tokenloom.console.explanation import explanation_json
 from tokenloom.console.stage_table import stage_json
-from tokenloom.loaders import MixedDataset
 from tokenloom.resources.store import Manifest
+
+if TYPE_CHECKING:
+    from tokenloom.loaders import MixedDataset
 
 
 def share_table(name: str, manifest: Manifest, mixed: MixedDataset) -> Table:

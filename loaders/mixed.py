@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenloom.errors import MixtureEndedError
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.mixture import By, Mixture, Source
@@ -48,7 +49,14 @@ class MixedOrder:
         self._order, self._first_row = order, first_row
 
     def span(self, begin: int, end: int) -> Ints:
-        """int64 [end - begin]: rows, counted through all datasets."""
+        """int64 [end - begin]: rows, counted through all datasets.
+
+        Raises:
+            MixtureEndedError: all datasets have given their `epochs` before.
+        """
+        if (last := self._order.end) is not None and end > last:
+            told = f"the mixture ends after {last} rows: all its datasets have given their `epochs`"
+            raise MixtureEndedError(f"{told}; train one epoch, or leave `epochs` out of a dataset")
         found = self._order.span(begin, end)
         return self._first_row[found[:, 0]] + found[:, 1]
 

@@ -66,7 +66,7 @@ def test_imports_only_go_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_dagster_stays_at_the_edge(path: Path) -> None:
-    if module_of(path) not in ("tokenloom.definitions", "tokenloom.assets.dagster_assets"):
+    if room(module_of(path)) not in ("definitions", "mixture_asset") and path.name != "dagster_assets.py":
         assert not any(module.split(".")[0] == "dagster" for module in imports(path))
 
 

@@ -1,9 +1,9 @@
 """Garbage: what no published state that is kept reaches.
 
 Roots are, for each dataset, the latest manifests and those of its latest versions, those that mixtures read, and those
-that a process has open. They keep their chunks' actions, outputs and rejects, and tokenizers; outputs of a stage that the
-dataset's latest build lets go (`keep: sequences`) are not kept. What was written or touched lately stays, and what a young
-action names. What is removed goes in such an order that no version or action is left that names what is gone.
+that a process has open. They keep their chunks' actions, outputs and rejects, and tokenizers; outputs of a stage that
+the dataset's latest build lets go (`keep: sequences`) are not kept. What was written or touched lately stays, and what
+a young action names. What is removed goes in such an order that no version or action is left that names what is gone.
 """
 
 from __future__ import annotations
