@@ -2,6 +2,8 @@
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `store` as a class, not as text.
 
+from typing import Any
+
 import dagster as dg
 
 from tokenloom.assets.build import STAGES
@@ -71,7 +73,7 @@ def _published(build: MixtureBuild) -> dg.MaterializeResult:
         }
         for share in shares
     ]
-    metadata: dict[str, object] = {"dagster/row_count": len(mixed), "digest": manifest.digest, "shares": cells(rows)}
+    metadata: dict[str, Any] = {"dagster/row_count": len(mixed), "digest": manifest.digest, "shares": cells(rows)}
     for share in shares:
         metadata |= {
             f"row_share/{share.dataset}": share.row_share,
