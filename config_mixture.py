@@ -41,7 +41,8 @@ class MixtureConfig(Declaration):
     @property
     def by(self) -> Literal["rows", "tokens"]:
         """What all weights count."""
-        return next((source.by for source in self.mixture if "by" in source.model_fields_set), "tokens")
+        said: list[Literal["rows", "tokens"]] = [one.by for one in self.mixture if "by" in one.model_fields_set]
+        return said[0] if said else "tokens"
 
     @property
     def names(self) -> tuple[str, ...]:
