@@ -31,7 +31,8 @@ class InputChunk:
 
     The others are handed on to the output: the split, the file or split of the source, and where in it the chunk
     begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known. `reads` names what `load`
-    reads from the store: the stage and the digest of each object.
+    reads from the store: the stage and the digest of each object. `size` is the number of bytes of a file's text that
+    it was cut from, or -1.
     """
 
     digest: str
@@ -41,6 +42,7 @@ class InputChunk:
     offset: int = -1
     unit: str = "row"
     reads: tuple[tuple[str, str], ...] = ()
+    size: int = -1
 
     def loading(self, load: Callable[[], Any], digest: str | None = None, split: str | None = None) -> InputChunk:
         """The same chunk with other content."""

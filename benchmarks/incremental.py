@@ -32,7 +32,9 @@ def built(config: Path, store: Path) -> tuple[float, list[dict[str, Any]]]:
 
 
 def append(lines: Lines) -> None:
-    lines += [b'{"instruction": "more", ' + line.split(b" ", 2)[2] for line in lines[: len(lines) // 100]]
+    lines += [
+        b'{"instruction": "more ' + line.removeprefix(b'{"instruction": "') for line in lines[: len(lines) // 100]
+    ]
 
 
 def delete(lines: Lines) -> None:

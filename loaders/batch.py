@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
 from typing import Any, Literal, Protocol
 
@@ -98,12 +99,22 @@ class SequenceColumns:
         self.weights = FlatValues(np.float32, chunks) if weighted else None
 
     def hold(self, chunk: int, table: pa.Table) -> None:
-        """Take a chunk's table."""
+        """Take a chunk's table.
+
+        Raises:
+            StoreError: its columns do not fit together.
+        """
         self.ids.hold(chunk, table["input_ids"])
         self.documents.hold(chunk, table["document_lengths"])
         self.trained.hold(chunk, flat_values(table["trained"]))
+        flat = [self.ids.values, self.trained]
         if self.weights is not None:
             self.weights.hold(chunk, flat_values(table["weights" if "weights" in table.column_names else "trained"]))
+            flat.append(self.weights)
+        if len({len(column.held(chunk)) for column in flat}) > 1:
+            raise StoreError(
+                "rows have not as many flags as tokens: the object is damaged; `tokenloom verify` names it"
+            )
 
     def touch(self, chunk: Chunk, number: int, rows: Ints) -> None:
         """Have the flat values of some rows checked."""
@@ -125,6 +136,7 @@ class SequenceReader:
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
         self._open = np.zeros(len(self._first_row) - 1, bool)
+        self._all_open = False
         self._opening = Lock()
         self._unchecked: dict[int, Chunk] = {}
         self._sides: dict[str, SequenceColumns] = {}
@@ -184,8 +196,8 @@ class SequenceReader:
 
     def _places(self, rows: Ints) -> tuple[Ints, Ints]:
         """int64 [rows]: the chunk of each row, and the row within it; opens chunks."""
-        chunks = np.searchsorted(self._first_row, rows, side="right") - 1
-        if not self._open[chunks].all():
+        chunks = self._first_row.searchsorted(rows, "right") - 1
+        if not self._all_open and not self._open[chunks].all():
             with self._opening:  # threads may share a reader
                 empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but to be whole
                 for chunk in np.unique(np.append(chunks[~self._open[chunks]], empty)).tolist():
@@ -216,6 +228,7 @@ class SequenceReader:
             self._label = self._label or FlatValues(np.uint8, count)
             self._label.hold(chunk, table["label"].to_numpy().view(np.uint8))
         self._open[chunk] = True
+        self._all_open = bool(self._open.all())
 
 
 def _padded(columns: SequenceColumns, chunks: Ints, local: Ints, real: Flags | None, policy: PaddingPolicy) -> Batch:
@@ -232,27 +245,33 @@ def _padded(columns: SequenceColumns, chunks: Ints, local: Ints, real: Flags | N
     found = Rectangle(columns.ids.values, chunks, begins, lengths, left)
     width = policy.width(lengths)
     part = np.s_[:, width - found.width :] if left else np.s_[:, : found.width]
-    input_ids, labels = np.empty((rows, width), np.int64), np.empty((rows, width), np.int64)
+    whole = found.own is None and width == found.width
+    made = np.empty((4 if policy.packed else 3, rows, width), np.int64)
+    input_ids, attention_mask, labels = made[:3]
     if width > found.width:
         input_ids.fill(policy.pad_token_id)
         labels.fill(IGNORED)
     input_ids[part] = found.take(columns.ids.values)
     trained = found.take(columns.trained).view(bool)
-    if found.own is None and width == found.width:
-        attention_mask = np.ones((rows, width), np.int64)
-    else:
-        attention_mask = np.zeros((rows, width), np.int64)
-        attention_mask[part] = 1 if found.own is None else found.own
+    attention_mask.fill(whole)
     if found.own is not None:
+        attention_mask[part] = found.own
         np.copyto(input_ids[part], policy.pad_token_id, where=~found.own)
-        trained = trained & found.own
-    labels[part] = np.where(trained, input_ids[part], IGNORED)
+        trained &= found.own
+    elif not whole:
+        attention_mask[part] = 1
+    labels[part] = input_ids[part] if trained.all() else np.where(trained, input_ids[part], IGNORED)
     batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
     if policy.packed:
-        blank = width - lengths
-        starts, sizes = _documents(columns.documents, chunks, local, np.arange(rows) * width + blank * left, real)
+        counts, sizes = _documents(columns.documents, chunks, local, real)
+        starts = sizes.cumsum() - sizes
+        blank_starts = blank = np.zeros(0, np.int64)
+        if not whole:
+            blank, rows_begin = width - lengths, np.arange(0, made[0].size, width)
+            starts += np.repeat(rows_begin + blank * left - np.append(starts, 0)[counts.cumsum() - counts], counts)
+            blank_starts = rows_begin + lengths * (not left)
         labels.reshape(-1)[starts] = IGNORED  # no document's first token is predicted
-        batch |= _bounds(starts, sizes, np.arange(rows) * width + lengths * (not left), blank, labels.shape)
+        batch |= _bounds(starts, sizes, blank_starts, blank, made[3])
     if columns.weights is not None:
         loss_weights = np.zeros((rows, width), np.float32)
         loss_weights[part] = found.take(columns.weights)
@@ -261,40 +280,35 @@ def _padded(columns: SequenceColumns, chunks: Ints, local: Ints, real: Flags | N
     return batch
 
 
-def _documents(
-    documents: RaggedLists, chunks: Ints, local: Ints, begins: Ints, real: Flags | None
-) -> tuple[Ints, Ints]:
-    """Where in the flattened batch the documents of rows begin, and their lengths.
-
-    Args:
-        begins: where in it the rows begin.
-    """
+def _documents(documents: RaggedLists, chunks: Ints, local: Ints, real: Flags | None) -> tuple[Ints, Ints]:
+    """How many documents each row holds, and the lengths of all of them."""
     first, counts = documents.rows(chunks, local)
     if real is not None:
         counts *= real
-    lengths = documents.values.lists(chunks, first, counts).astype(np.int64)
-    within = np.cumsum(lengths) - lengths
-    before = np.append(within, 0)[np.cumsum(counts) - counts]
-    return within + np.repeat(begins - before, counts), lengths
+    return counts, documents.values.lists(chunks, first, counts).astype(np.int64)
 
 
-def _bounds(starts: Ints, sizes: Ints, blank_starts: Ints, blank: Ints, shape: tuple[int, ...]) -> Batch:
+def _bounds(starts: Ints, sizes: Ints, blank_starts: Ints, blank: Ints, position_ids: Ints) -> Batch:
     """Positions that begin anew in each document, 0 in padding, and the bounds of documents and runs of padding.
 
     Args:
         starts, sizes: of the documents in the flattened batch.
         blank_starts, blank: int64 [rows], of the runs of padding.
+        position_ids: int64 [rows, width], to be filled.
     """
     padded = np.flatnonzero(blank)
-    begins = np.concatenate([starts, blank_starts[padded]])
-    lengths = np.concatenate([sizes, blank[padded]])
-    order = np.argsort(begins, kind="stable")
-    begins, lengths = begins[order], lengths[order]
-    position_ids = np.arange(shape[0] * shape[1]) - np.repeat(begins, lengths)
+    begins, lengths, flat = starts, sizes, position_ids.reshape(-1)
     if len(padded):
-        position_ids[ranges(blank_starts[padded], blank[padded])] = 0
-    return {
-        "position_ids": position_ids.reshape(shape),
-        "cu_seqlens": np.append(begins, shape[0] * shape[1]).astype(np.int32),
-        "max_seqlen": int(lengths.max(initial=0)),
-    }
+        begins = np.concatenate([starts, blank_starts[padded]])
+        order = np.argsort(begins, kind="stable")
+        begins, lengths = begins[order], np.concatenate([sizes, blank[padded]])[order]
+    np.subtract(_counting(flat.size), np.repeat(begins, lengths), out=flat)
+    if len(padded):
+        flat[ranges(blank_starts[padded], blank[padded])] = 0
+    bounds = np.append(begins, flat.size).astype(np.int32)
+    return {"position_ids": position_ids, "cu_seqlens": bounds, "max_seqlen": int(lengths.max(initial=0))}
+
+
+@lru_cache(maxsize=4)
+def _counting(size: int) -> Ints:
+    return np.arange(size)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.resources.ragged import Ints, one_array, ranges
+from tokenloom.resources.ragged import Ints, flat_numbers, one_array, ranges
 
 Flags = npt.NDArray[np.bool_]
 
@@ -50,6 +50,7 @@ class FlatValues:
         self._memory = _MEMORY.view(self._dtype)
         self._begins, self._sizes = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)
         self._held: dict[int, npt.NDArray[Any]] = {}
+        self._view = self._windows(2)
 
     def hold(self, chunk: int, values: npt.NDArray[Any]) -> None:
         """Take the numbers of a chunk, and keep them alive."""
@@ -66,14 +67,7 @@ class FlatValues:
         return self._held[chunk]
 
     def lists(self, chunks: Ints, begins: Ints, lengths: Ints) -> npt.NDArray[Any]:
-        """The numbers [begin, begin + length) of chunks, one list after the other.
-
-        Raises:
-            StoreError: they lie beyond their chunk.
-        """
-        beyond = (begins < 0) | (lengths < 0) | (begins + lengths > self._sizes[chunks])
-        if beyond.any():
-            raise StoreError("a row reaches beyond its chunk: the object is damaged; `tokenloom verify` names it")
+        """The numbers [begin, begin + length) of chunks, one list after the other."""
         return self.at(np.repeat(chunks, lengths), ranges(begins, lengths))
 
     def lie_within(self, chunks: Ints, first: Ints, width: int) -> bool:
@@ -82,9 +76,14 @@ class FlatValues:
 
     def windows(self, chunks: Ints, positions: Ints, width: int) -> npt.NDArray[Any]:
         """[rows, width]: the numbers from each position on, which `lie_within` their chunks."""
-        step = self._dtype.itemsize
-        view = np.ndarray((_ROWS * 4 // step, width), self._dtype, self._memory, strides=(step, step))
+        view = self._view
+        if view.shape[1] != width:
+            self._view = view = self._windows(width)
         return view[self._begins[chunks] + positions]
+
+    def _windows(self, width: int) -> npt.NDArray[Any]:
+        step = self._dtype.itemsize
+        return np.ndarray((_ROWS * 4 // step, width), self._dtype, self._memory, strides=(step, step))
 
 
 class RaggedLists:
@@ -98,15 +97,21 @@ class RaggedLists:
         self.values, self._offsets = FlatValues(dtype, chunks), FlatValues(np.int32, chunks)
 
     def hold(self, chunk: int, column: pa.Array | pa.ChunkedArray) -> None:
-        """Take the lists of a chunk."""
+        """Take the lists of a chunk.
+
+        Raises:
+            StoreError: one reaches beyond its chunk.
+        """
         offsets, values = _parts(column)
+        if offsets[0] or offsets[-1] > len(values) or (np.diff(offsets) < 0).any():
+            raise StoreError("a row reaches beyond its chunk: the object is damaged; `tokenloom verify` names it")
         self._offsets.hold(chunk, offsets)
         self.values.hold(chunk, values)
 
     def rows(self, chunks: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """int64 [rows]: where the lists of rows begin among the values of their chunks, and their lengths."""
-        begins = self._offsets.at(chunks, rows).astype(np.int64)
-        return begins, self._offsets.at(chunks, rows + 1) - begins
+        begins, ends = self._offsets.windows(chunks, rows, 2).T.astype(np.int64)
+        return begins, ends - begins
 
 
 class Rectangle:
@@ -129,7 +134,8 @@ class Rectangle:
         if int(lengths.min(initial=width)) < width:
             column = np.arange(width)
             self.own = column >= (width - lengths)[:, None] if left else column < lengths[:, None]
-        self._whole = width <= WIDEST and values.lie_within(chunks, self._first, width)
+        narrow = width <= WIDEST
+        self._whole = narrow and (self.own is None or values.lie_within(chunks, self._first, width))
 
     def take(self, values: FlatValues) -> npt.NDArray[Any]:
         """[rows, width] of a column's values; anything where they are no row's own."""
@@ -151,6 +157,6 @@ def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 def _parts(column: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Offsets that begin at 0, and values, both without a copy where the column is not a slice."""
     array = one_array(column)
-    offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
+    offsets = flat_numbers(array.offsets) if len(array) else np.zeros(1, np.int32)
     begin, end = int(offsets[0]), int(offsets[-1])
-    return offsets - np.int32(begin) if begin else offsets, array.values.slice(begin, end - begin).to_numpy()
+    return offsets - np.int32(begin) if begin else offsets, flat_numbers(array.values.slice(begin, end - begin))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from blake3 import blake3
@@ -20,6 +21,14 @@ BLOCK_DIGEST_BYTES = 16
 def digest_bytes(data: bytes | memoryview) -> str:
     """Hex BLAKE3 of `data`, 64 characters."""
     return blake3(data, max_threads=1 if len(data) < THREADED_BYTES else blake3.AUTO).hexdigest()
+
+
+def digest_parts(parts: Iterable[bytes | memoryview]) -> str:
+    """Hex BLAKE3 of all parts, one behind the other."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return hasher.hexdigest()
 
 
 def block_digests(data: bytes | memoryview) -> bytes:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.filters import Filter
 from tokenloom.assets.raw.cut import ChunkSize, cut_blocks
+from tokenloom.assets.raw.known_prefix import KnownText, Rest, known_prefix
 from tokenloom.assets.raw.parsed import Parsed
 from tokenloom.assets.raw.record_file import RecordFile, open_records
 from tokenloom.assets.raw.row_hash import Hashes, hash_rows
@@ -29,7 +31,7 @@ from tokenloom.resources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.ragged import Ints
 from tokenloom.resources.source_file import SourceFile
 from tokenloom.resources.sources import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.store.known_files import Chunk, KnownFiles, stands
+from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, stands
 from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tfds import TfdsDataset, open_tfds
 
@@ -47,9 +49,13 @@ class SourceNotes:
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
+FileReader = Callable[[Sequence[KnownChunk]], Iterator[InputChunk]]
+"""Reads a file's chunks, given those that it is known to have begun with."""
+
+
 @dataclass(frozen=True)
 class Known:
-    """Spares reading files that have not been touched and whose chunks are all there.
+    """Spares reading files that have not been touched and whose chunks are all there, and parsing the begin of others.
 
     Args:
         files: what is known of files.
@@ -59,29 +65,31 @@ class Known:
     files: KnownFiles
     holds: Callable[[str], bool]
 
-    def chunks(
-        self, file: SourceFile, read: Callable[[], Iterator[InputChunk]], notes: SourceNotes
-    ) -> Iterator[InputChunk]:
+    def chunks(self, file: SourceFile, read: FileReader, notes: SourceNotes) -> Iterator[InputChunk]:
         """The chunks of a file, which is read where they are not all known."""
-        entry = self.files.chunks(file.path)
-        if entry is not None and all(self.holds(digest) for digest, *_ in entry[0]):
-            chunks, found = entry
-            if found:
-                notes.files[file.name] = found
-            for digest, split, offset, unit in chunks:
-                yield InputChunk(digest, split, file.name, partial(_reread, read, digest, file.name), offset, unit)
+        entry = self.files.find(file.path)
+        there = list(takewhile(lambda chunk: self.holds(chunk.digest), entry.chunks)) if entry else []
+        if entry and entry.untouched and len(there) == len(entry.chunks):
+            if entry.found:
+                notes.files[file.name] = entry.found
+            yield from (_known_chunk(chunk, file, read) for chunk in there)
             return
-        seen: list[Chunk] = []
+        seen: list[KnownChunk] = []
         before = stands(file.path)
-        for chunk in read():
-            seen.append((chunk.digest, chunk.split, chunk.offset, chunk.unit))
+        for chunk in read(there):
+            seen.append(KnownChunk(chunk.digest, chunk.split, chunk.offset, chunk.unit, chunk.size))
             yield chunk
         self.files.note(file.path, before, seen, notes.files.get(file.name, {}))
 
 
-def _reread(read: Callable[[], Iterator[InputChunk]], digest: str, name: str) -> ChunkOutput:
+def _known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:
+    load = partial(_reread, read, chunk.digest, file.name)
+    return InputChunk(chunk.digest, chunk.split, file.name, load, chunk.offset, chunk.unit, size=chunk.size)
+
+
+def _reread(read: FileReader, digest: str, name: str) -> ChunkOutput:
     """What becomes of one chunk of a file."""
-    for chunk in read():
+    for chunk in read([]):
         if chunk.digest == digest:
             return chunk.load()
     raise SourceError(f"{name} changed while it was read; build again")
@@ -142,7 +150,7 @@ def _sources(
             raise config.fault("dataset.splits", f"dataset.splits: files hold only {TRAIN}, not {', '.join(wanted)}")
         for file in found:
             read = partial(_file_chunks, config, file, size, notes)
-            yield TRAIN, known.chunks(file, read, notes) if known else read()
+            yield TRAIN, known.chunks(file, read, notes) if known else read([])
         return
     splits = _splits(config, found, notes)
     if missing := [split for split in wanted or () if split not in splits]:
@@ -165,19 +173,30 @@ def _splits(
     return {split: dataset_tables(rows) for split, rows in loaded.items()}
 
 
-def _file_chunks(config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes) -> Iterator[InputChunk]:
+def _file_chunks(
+    config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
+) -> Iterator[InputChunk]:
     if file.format in ("parquet", "arrow"):
         return _table_chunks(config, read_tables(file), size, TRAIN, file.name)
-    return _record_chunks(config, file, size, notes)
+    return _record_chunks(config, file, size, notes, known)
 
 
 def _record_chunks(
-    config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes
+    config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
 ) -> Iterator[InputChunk]:
     records = open_records(config.dataset, file)
-    place, behind = records.first_line, 0
-    for block in cut_blocks(ahead(records.blocks, attrgetter("hashes")), size):
-        digest = digest_json([digest_bytes(block.data.data), records.facts])
+    place, rest = records.first_line, Rest(records.text)
+    if records.restarts and known:
+        read, parts = partial(_file_chunks, config, file, size, notes), len(_parts_of(config, TRAIN))
+        cut = [known[at : at + parts] for at in range(0, len(known), parts)]
+        texts = [KnownText(of[0].digest, of[0].size, [_known_chunk(one, file, read) for one in of]) for of in cut]
+        first = partial(_first_digest, config, records)
+        rest = yield from known_prefix(records.text, texts, first, lambda: records.finder(0), size)
+        if rest.known:
+            place = known[rest.known * parts].offset
+    behind = rest.size
+    for block in cut_blocks(ahead(records.blocks(rest.text, place), attrgetter("hashes")), size, rest.before):
+        digest = _chunk_digest(records, digest_bytes(block.data.data))
         lines = records.line_ends(block.data) if records.line_ends else None
 
         def parsed(
@@ -186,12 +205,28 @@ def _record_chunks(
             places = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
             return records.parse(data, bounds, behind).positioned(places, file.name)
 
-        chunk = InputChunk(digest, TRAIN, file.name, lambda: None, *_place(records, place))
+        where = _place(records, place)
+        chunk = InputChunk(digest, TRAIN, file.name, lambda: None, *where, size=len(block.data))
         yield from _parts(config, chunk, parsed, None if records.facts.get("inner") else block.hashes)
         place += len(lines) if lines is not None else len(block.bounds) - 1
         behind += len(block.data)
         if records.found:
             notes.files[file.name] = records.found
+
+
+def _chunk_digest(records: RecordFile, content: str) -> str:
+    """A chunk's digest, from that of its bytes."""
+    return digest_json([content, records.facts])
+
+
+def _first_digest(config: PipelineConfig, records: RecordFile, content: str) -> str:
+    """The digest of the first chunk made of some bytes, from theirs."""
+    digest, (first, *others) = _chunk_digest(records, content), _parts_of(config, TRAIN)
+    return _part_digest(digest, first) if others else digest
+
+
+def _part_digest(digest: str, part: str) -> str:
+    return digest_json([digest, part])
 
 
 def _place(records: RecordFile, place: int) -> tuple[int, str]:
@@ -235,7 +270,7 @@ def _parts(
             members = (found < threshold) == (part == VALIDATION)
             return _output(rows.select(members, keep_losses=part == TRAIN), config)
 
-        yield chunk.loading(load, digest_json([chunk.digest, part]), part)
+        yield chunk.loading(load, _part_digest(chunk.digest, part), part)
 
 
 def _output(parsed: Parsed, config: PipelineConfig) -> ChunkOutput:

@@ -123,19 +123,23 @@ class Block(Protocol):
     def join(blocks: list[Any]) -> Any: ...
 
 
-def cut_blocks(blocks: Iterator[B], size: ChunkSize) -> Iterator[B]:
-    """Cut a stream of rows into chunks, the same whatever its blocks; holds little more than the largest chunk."""
+def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None = None) -> Iterator[B]:
+    """Cut a stream of rows into chunks, the same whatever its blocks; holds little more than the largest chunk.
+
+    Args:
+        before: where the stream is the rest of a file behind a chunk: the candidates less than a reach before it.
+    """
     pending: list[B] = []
-    held, before = 0, Candidates.at(0)
+    held, near = 0, before or Candidates.at(0)
     for block in blocks:
         pending.append(block)
         held += int(block.sizes.sum())
         if held >= 2 * size.target:
-            *whole, rest, before = _chunks(pending[0].join(pending), size, before, last=False)
+            *whole, rest, near = _chunks(pending[0].join(pending), size, near, last=False)
             yield from whole
             pending, held = [rest], int(rest.sizes.sum())
     if pending:
-        yield from _chunks(pending[0].join(pending), size, before, last=True)[:-1]
+        yield from _chunks(pending[0].join(pending), size, near, last=True)[:-1]
 
 
 def _chunks(block: Block, size: ChunkSize, before: Candidates, last: bool) -> list[Any]:

@@ -57,7 +57,7 @@ def probe() -> list[pa.Table]:
     made: list[pa.Table] = []
     for name, content in _FILES.items():
         opened = open_records(DatasetConfig(name=name), _Fixed(name, name, name.rpartition(".")[2], content))
-        for block in opened.blocks:
+        for block in opened.blocks():
             parsed = opened.parse(block.data, block.bounds, 0).positioned(None, name)
             made += [parsed.table, parsed.rejects]
     rows = parse_table(_typed(), "rows").positioned(None, "rows").table

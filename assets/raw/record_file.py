@@ -48,7 +48,10 @@ class RecordFile:
     """A file of records, opened.
 
     Args:
-        blocks: the records.
+        name: the file, for messages.
+        text: its UTF-8 from the first record on, in blocks.
+        finder: finds records in text that follows so many lines of the file.
+        restarts: whether such text may begin at any record.
         facts: what besides its bytes the rows of a chunk depend on.
         parse: a chunk's bytes, its bounds, and the bytes of the file before it, to rows.
         line_ends: where lines end in bytes, for formats whose records begin on lines of their own; None: rows count.
@@ -56,12 +59,20 @@ class RecordFile:
         found: what was found out about the file rather than declared, for people to read.
     """
 
-    blocks: Iterator[RecordBlock]
+    name: str
+    text: Iterator[bytes]
+    finder: Callable[[int], Finder]
+    restarts: bool
     facts: dict[str, Any]
     parse: Callable[[Bytes, Ints, int], Parsed]
     line_ends: Callable[[Bytes], Ints] | None
     first_line: int
     found: dict[str, str]
+
+    def blocks(self, text: Iterator[bytes] | None = None, lines: int | None = None) -> Iterator[RecordBlock]:
+        """The records of the file, or of the text that follows so many lines of it."""
+        finder = self.finder(self.first_line if lines is None else lines)
+        return record_blocks(self.text if text is None else text, finder, self.name)
 
 
 def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
@@ -77,10 +88,19 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
     if file.format in ("csv", "tsv"):
         return _csv(dataset, file, blocks, found)
     if file.format == "text":
-        finder = {"line": Lines, "paragraph": Paragraphs, "file": WholeFile}[dataset.reader.lines_per_row]()
-        records = record_blocks(blocks, finder, file.name)
-        facts = {"format": "text", "rows": dataset.reader.lines_per_row}
-        return RecordFile(records, facts, lambda part, bounds, start: parse_text(part, bounds), _newlines, 0, found)
+        rows = dataset.reader.lines_per_row
+        found_by = {"line": Lines, "paragraph": Paragraphs, "file": WholeFile}[rows]
+        return RecordFile(
+            file.name,
+            blocks,
+            lambda lines: found_by(),
+            rows != "file",
+            {"format": "text", "rows": rows},
+            lambda part, bounds, start: parse_text(part, bounds),
+            _newlines,
+            0,
+            found,
+        )
     return _json(dataset, file, blocks, found)
 
 
@@ -94,23 +114,24 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
     if layout.found:
         found["root"] = layout.root
     line_ends_of = _newlines if layout.kind == "lines" and not layout.inner else None
-    if layout.kind in ("lines", "whole"):
-        finder: Finder = Lines() if layout.kind == "lines" else WholeFile()
-    else:
-        closing = "}" if layout.kind == "entries" else "]"
-        finder = JsonElements(layout.keys, start, layout.found, file.name, closing)
+    closing = "}" if layout.kind == "entries" else "]"
+
+    def finder(lines: int) -> Finder:
+        if layout.kind in ("lines", "whole"):
+            return Lines() if layout.kind == "lines" else WholeFile()
+        return JsonElements(layout.keys, start, layout.found, file.name, closing)
+
     facts = {
         "format": "json",
         "kind": layout.kind,
         "inner": [list(keys) for keys in layout.inner],
         "lists": layout.lists,
     }
-    records = record_blocks(blocks, finder, file.name)
 
     def parse(part: Bytes, bounds: Ints, behind: int) -> Parsed:
         return parse_json(part, bounds, layout, dataset.columns, file.name, start + behind)
 
-    return RecordFile(records, facts, parse, line_ends_of, 0, found)
+    return RecordFile(file.name, blocks, finder, layout.kind == "lines", facts, parse, line_ends_of, 0, found)
 
 
 def _json_head(blocks: Iterator[bytes], file: SourceFile, root: Root | None) -> tuple[JsonLayout, int, Iterator[bytes]]:
@@ -137,37 +158,52 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
     delimiter = options.delimiter or guess_delimiter(head, usual)
     if delimiter != (options.delimiter or usual):
         found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
-    records = record_blocks(
-        itertools.chain([head] if head else [], blocks), QuotedLines(delimiter, file.name), file.name
-    )
-    first, at, blank = None, 0, 0
-    while (first := next(records, None)) is not None:
-        solid = np.flatnonzero(is_solid(first.data, first.bounds))
-        at = int(solid[0]) if len(solid) else len(first.bounds) - 1
-        blank += len(line_ends(first.data[: first.bounds[at]]))
-        if len(solid):
-            first = first.slice(at, len(first.bounds) - 1)
-            break
-    cells = csv_record(first.data[: first.bounds[1]].tobytes(), delimiter, file.name) if first is not None else []
+
+    def finder(lines: int) -> Finder:
+        return QuotedLines(delimiter, file.name, lines)
+
+    blank, first, rest = _first_record(itertools.chain([head] if head else [], blocks), finder)
+    cells = csv_record(first, delimiter, file.name) if first else []
     header = is_header(cells) if options.header == "auto" else options.header
     if options.header == "auto" and not header and cells:
         found["header"] = "none"
     lines = blank
-    if header and first is not None:
+    if header and first:
         names = column_names(cells)
-        lines += len(line_ends(first.data[: first.bounds[1]]))
-        first = first.slice(1, len(first.bounds) - 1)
+        lines += len(line_ends(np.frombuffer(first, np.uint8)))
     else:
         names = [f"column_{index}" for index in range(len(cells))]
+        rest = itertools.chain([first] if first else [], rest)
     if len(set(names)) < len(names):
         raise SourceError(f"{file.name}: two columns come to have one name: {', '.join(names)}")
-    rest = itertools.chain([first] if first is not None and len(first.bounds) > 1 else [], records)
     facts = {"names": names, "delimiter": delimiter}
     return RecordFile(
+        file.name,
         rest,
+        finder,
+        True,
         facts,
         lambda part, bounds, start: parse_csv(part, bounds, names, delimiter, file.name),
         line_ends,
         lines,
         found,
     )
+
+
+def _first_record(blocks: Iterator[bytes], finder: Callable[[int], Finder]) -> tuple[int, bytes, Iterator[bytes]]:
+    """The blank lines before a file's first record that holds something, that record, and what follows it."""
+    head, wanted, final = b"", 0, False
+    while True:
+        block = next(blocks, None)
+        final = block is None
+        head += block or b""
+        if len(head) < wanted and not final:
+            continue
+        window = np.frombuffer(head, np.uint8)
+        bounds = finder(0).find(window, final)
+        solid = np.flatnonzero(is_solid(window, bounds))
+        if len(solid) or final:
+            begin, end = bounds[solid[0] : solid[0] + 2] if len(solid) else (len(head), len(head))
+            rest = [head[end:]] if head[end:] else []
+            return len(line_ends(window[:begin])), head[begin:end], itertools.chain(rest, blocks)
+        wanted = 2 * len(head)

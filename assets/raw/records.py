@@ -138,13 +138,16 @@ class QuotedLines:
     A quote opens a field only at the field's begin, and a doubled one inside stands for itself (RFC 4180); anywhere
     else quotes are text.
 
+    Args:
+        lines: those of the file that come before.
+
     Raises:
         SourceError: a quoted field never closes; `name` names the file.
     """
 
-    def __init__(self, delimiter: str, name: str):
+    def __init__(self, delimiter: str, name: str, lines: int = 0):
         self._delimiter, self._name = np.uint8(ord(delimiter)), name
-        self._lines = 0
+        self._lines = lines
 
     def find(self, window: Bytes, final: bool) -> Ints:
         ends = line_ends(window)
