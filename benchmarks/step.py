@@ -1,18 +1,15 @@
-"""Times a training loop whose steps take some milliseconds with tokenloom's loader, against the same loop with one batch
-that is ready.
+"""Times a training loop whose steps take some milliseconds, with tokenloom's loader and with one batch that is ready.
 
 usage: step.py [--milliseconds M] [--steps N] [--runs N] [--tokens N]
 
 Steps either sleep, as a thread does that waits for a GPU, or train a small torch model on the CPU, on all but one core.
-Batches are 8 × 2,048 tokens from an object of random tokens, shuffled. The loops take turns. Prints the median
-time of a step with the ready batch, and what percentage each loader adds to it within the run: with batches made in the
-caller's thread, and with a prefetching thread where `TokenLoader` has one.
+Batches are 8 × 2,048 random tokens, shuffled. The loops take turns. Prints the median time of a step with the ready
+batch, and how much longer steps are, within the run, with batches made in the caller's thread and in a thread ahead.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import statistics
 import tempfile
@@ -78,11 +75,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as folder:
         write(Path(folder), max(asked.tokens // LENGTH // CHUNK, 1))
         dataset = open_dataset("random", store=folder)
-        settings: dict[str, dict[str, Any]] = {"caller's thread": {}}
-        if "prefetch" in inspect.signature(TokenLoader).parameters:
-            settings = {"caller's thread": {"prefetch": 0}, "prefetching thread": {"prefetch": 2}}
-        loaders = {name: TokenLoader(dataset, BATCH, **extra) for name, extra in settings.items()}
-        ready = next(iter(loaders["caller's thread"]))
+        depths = {"caller's thread": 0, "a thread ahead": 2}
+        loaders = {name: TokenLoader(dataset, BATCH, prefetch_factor=depth) for name, depth in depths.items()}
+        ready = next(iter(TokenLoader(dataset, BATCH)))
         batches = {"ready batch": repeat(ready)}
         batches |= {name: chain.from_iterable(repeat(loader)) for name, loader in loaders.items()}
         seconds = asked.milliseconds / 1000

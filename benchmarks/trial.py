@@ -73,7 +73,8 @@ def properties(contender: Contender, path: str) -> dict[str, Any]:
     """What part of the data 1,000 rows span, which rows of an epoch do not come once, and what follows the state."""
     rows, found, following = contender.rows, [], hashlib.blake2b()
     interrupt = min(INTERRUPT, len(rows) // BATCH // 4)
-    known = {rows[row]["input_ids"].tobytes(): row for row in range(len(rows))}
+    known: dict[bytes, int] = {}
+    of_row = [known.setdefault(rows[row]["input_ids"].tobytes(), row) for row in range(len(rows))]
     for number, batch in enumerate(contender.batches(), 1):
         if interrupt < number <= interrupt + COMPARED:
             following.update(batch["input_ids"].numpy().tobytes())
@@ -83,13 +84,14 @@ def properties(contender: Contender, path: str) -> dict[str, Any]:
         masks = batch["attention_mask"].numpy().astype(bool) if "attention_mask" in batch else np.ones_like(ids, bool)
         own = [row[mask].tobytes() for row, mask in zip(ids, masks, strict=True)]
         found += [known.get(row, -1) for row in own if row]  # rows of padding are empty
-    windows = np.array(found[: len(found) // WINDOW * WINDOW]).reshape(-1, WINDOW)
+    window = min(WINDOW, len(found))
+    windows = np.array(found[: len(found) // window * window]).reshape(-1, window)
     counts = np.bincount(np.array(found) + 1, minlength=len(rows) + 1)
-    distinct = int((counts[1:] > 0).sum())
+    repeated = int(np.maximum(counts[1:] - np.bincount(of_row, minlength=len(rows)), 0).sum())
     return {
         "span": float(np.mean(np.ptp(windows, axis=1)) / len(rows)),
-        "missing": max(len(known) // contender.ranks - distinct, 0),
-        "repeated": int(counts[1:].sum()) - distinct,
+        "missing": max(len(rows) // contender.ranks - int(counts[1:].sum()) + repeated, 0),
+        "repeated": repeated,
         "unknown": int(counts[0]),
         "following": following.hexdigest(),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from alpaca import source, write_rows
 from tokenloom import DataPipeline
 from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, sum_rows
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.garbage import collect
 
 LENGTH, SFT_ROWS, PART = 2048, 51_974, 4096
 DOCUMENT = (6.0, 1.1)
@@ -29,7 +31,7 @@ TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Respon
 
 
 def make_workloads(folder: Path, tokens: int) -> None:
-    """Build what is not there: the datasets, in `folder/store`, and the flat arrays of each, in `folder/<name>`.
+    """Make what is not there: the datasets, in `folder/store`, and the flat arrays of each, in `folder/<name>`.
 
     Args:
         tokens: of `stream`, and about as many of `packed`.
@@ -37,8 +39,7 @@ def make_workloads(folder: Path, tokens: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows, tokenizer = source(folder)
     words = whole_words(rows, Path(tokenizer) / "tokenizer.json")
-    draw = np.random.default_rng(0)
-    lognormal = np.maximum(2, draw.lognormal(*DOCUMENT, tokens // 740)).astype(np.int64)
+    lognormal = np.maximum(2, np.random.default_rng(0).lognormal(*DOCUMENT, tokens // 740)).astype(np.int64)
     lengths = {"stream": np.full(tokens // LENGTH, LENGTH), "packed": lognormal}
 
     def built(name: str, write: Callable[[Path], None], settings: dict[str, Any]) -> None:
@@ -48,17 +49,20 @@ def make_workloads(folder: Path, tokens: int) -> None:
         if not data.exists():
             write(data.with_suffix(".part"))
             data.with_suffix(".part").rename(data)
-        settings = {"dataset": {"name": data.name}, **settings}
+        settings = {"dataset": {"name": data.name}, "keep": "sequences", **settings}
         settings["tokenizer"] = {"name_or_path": tokenizer, "max_length": LENGTH}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         DataPipeline.from_config(folder / f"{name}.yaml", store=folder / "store").unwrap().build().unwrap()
-        flatten(ArtifactStore(folder / "store"), name, folder / name)
+        store = ArtifactStore(folder / "store")
+        flatten(store, name, folder / name)
+        collect(store, older_than=timedelta(0), delete=True)
+        data.unlink()
 
     chat = {"format_type": "custom", "template": TEMPLATE, "label_column": "output"}
     built("sft", lambda path: write_rows(path, rows, SFT_ROWS), {"prompt_template": chat})
     for name, length in (("stream", {}), ("packed", {"packing": "concat"})):
         settings = {"prompt_template": {"format_type": "text"}, "length": length}
-        built(name, lambda path, name=name: write_documents(path, words, lengths[name], draw), settings)
+        built(name, lambda path, name=name: write_documents(path, words, lengths[name]), settings)
     if set(np.diff(np.load(folder / "stream" / "offsets.npy"))) != {LENGTH}:
         raise SystemExit(f"rows of stream are not all of {LENGTH} tokens")
 
@@ -75,8 +79,9 @@ def whole_words(rows: list[dict[str, str]], tokenizer_file: Path) -> pa.Array:
     return pa.array([word for word, a, b in zip(words, lone, behind, strict=True) if len(a.ids) == len(b.ids) == 1])
 
 
-def write_documents(path: Path, words: pa.Array, lengths: Ints, draw: np.random.Generator) -> None:
+def write_documents(path: Path, words: pa.Array, lengths: Ints) -> None:
     """Documents of so many tokens each, the one that ends them counted, a line each."""
+    draw = np.random.default_rng(0)
     with path.open("w", encoding="utf-8") as file:
         for begin in range(0, len(lengths), PART):
             offsets = offsets_of(lengths[begin : begin + PART] - 1)
