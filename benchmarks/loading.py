@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--prepare", action="store_true", help="make everything that is missing, and time nothing")
     parser.add_argument("--tokens", type=int, default=200_000_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a trial, after half as many to warm up")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a trial, after as many to warm up")
     parser.add_argument("--workloads", nargs="+", choices=["W1", "W2"], default=["W1", "W2"])
     parser.add_argument(
         "--only", nargs="+", choices=[*CONTENDERS], default=[], metavar="NAME", help=", ".join(CONTENDERS)

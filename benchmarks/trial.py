@@ -5,7 +5,7 @@ usage: trial.py CONTENDER FOLDER prepare
        trial.py CONTENDER FOLDER properties STATE
        trial.py CONTENDER FOLDER resume STATE
 
-`prepare` writes the loader's own format. `speed` reads batches for some seconds, after half as many to warm up.
+`prepare` writes the loader's own format. `speed` reads batches for some seconds, after as many to warm up.
 `properties` reads an epoch, and keeps the state in the midst of it in a file, from which `resume` goes on.
 """
 
@@ -55,7 +55,7 @@ def speed(contender: Contender, seconds: str) -> dict[str, float]:
                     return took, count, rows
             batches = contender.batches()
 
-    read(float(seconds) / 2)
+    read(float(seconds))
     gc.collect()
     took, count, rows = read(float(seconds))
     return {"rows_a_second": rows / took, "microseconds": took / count * 1e6}
