@@ -12,10 +12,11 @@ from tokenloom.loaders.loader_builder import DataLoaderBuilder
 from tokenloom.loaders.loader_config import DataLoaderConfig
 from tokenloom.loaders.loader_factory import DataLoaderFactory
 from tokenloom.loaders.map_loader import MapLoader
-from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.mixed import MixedDataset, Share
 from tokenloom.loaders.output_schema import OutputColumn, OutputSchema
 from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.rank_sampler import RankSampler
+from tokenloom.loaders.stored_mixture import open_mixture
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.task_spec import TaskSpec
 from tokenloom.loaders.text_windows import TransformerDataset, create_dataloaders
@@ -36,6 +37,7 @@ __all__ = [
     "OutputSchema",
     "PaddingPolicy",
     "RankSampler",
+    "Share",
     "StreamingDataset",
     "StreamingLoader",
     "TaskSpec",
@@ -54,4 +56,5 @@ __all__ = [
     "create_dataloaders",
     "create_seq2seq_collate",
     "open_dataset",
+    "open_mixture",
 ]
