@@ -27,7 +27,7 @@ demo: $(INSTALLED) .dagster/dagster.yaml  ## materialize the quickstart through 
 	@echo "== What the model is trained on"
 	@$(BIN)/tokenloom preview pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
 	@echo "== Training a tiny model on it"
-	@$(BIN)/python examples/train_tiny.py quickstart --store $(DEMO_STORE) --steps 30
+	@$(BIN)/python examples/train.py quickstart --store $(DEMO_STORE) --steps 30
 	@echo "== Next"
 	@echo "   make ui                 the assets, checks and schedules in Dagster's UI"
 	@echo "   docs/prepare.md         declare your own dataset"
@@ -58,6 +58,9 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/collation.py
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/resume.py
 
 docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/reference.py

@@ -7,10 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.lockstep import in_lockstep
 from tokenloom.loaders.permutation import Permutation, key_of
+from tokenloom.loaders.plan import FILLER
 from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.loaders.token_loader import to_tensors
 
@@ -25,8 +28,10 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
     """Whole batches, for a `StreamingLoader`.
 
     Each rank and worker process encodes its own share of the rows of every chunk, or, where rows are packed within
-    their chunk or take examples from it, its own share of the chunks. Rows are shuffled within their chunk. Ranks may
-    make different numbers of steps, for rejected rows are known only when they are met.
+    their chunk or take examples from it, its own share of the chunks. Rows are shuffled within their chunk. Which rows
+    are rejected is known only when they are met: ranks of `torch.distributed` tell each other how many batches they
+    have, and those with fewer are given batches of padding without loss. Ranks that are only named, by `rank` and
+    `world_size`, may make different numbers of steps.
 
     Args:
         tables: called once an epoch; yields the source's raw chunks.
@@ -34,7 +39,7 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         policy: how batches are padded.
         batch_size: rows a batch.
         shuffle: shuffle rows within their chunk.
-        drop_last: leave out a last batch that is not full.
+        drop_last: leave out a last batch that is not full; else rows of padding fill it where there are several ranks.
         rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
         whole_chunks: rows need the others of their chunk, as packed ones always do.
     """
@@ -84,10 +89,25 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         if not self._drop_last:
             yield from self._batches(held, 1)
 
+    @property
+    def _lockstep(self) -> bool:
+        """Whether ranks can tell each other how many batches they have."""
+        joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return joined and torch.distributed.get_world_size() == self._world_size > 1
+
+    def _blank(self) -> dict[str, Any]:
+        """A batch of padding alone."""
+        columns = self._encoder.encode(next(self._tables()).slice(0, 0)).schema
+        row = {field.name: [] if pa.types.is_list(field.type) else False for field in columns}
+        reader = SequenceReader.of_tables([pa.Table.from_pylist([row], columns)])
+        return to_tensors(reader.batch(np.full(self._batch_size, FILLER), self._policy))
+
     def _batches(self, held: _Held, at_least: int) -> Iterator[dict[str, Any]]:
         reader = SequenceReader.of_tables(held.chunks)
         while len(held.rows) >= at_least:
             rows, held.rows = held.rows[: self._batch_size], held.rows[self._batch_size :]
+            if len(rows) < self._batch_size and self._world_size > 1:
+                rows = np.concatenate([rows, np.full(self._batch_size - len(rows), FILLER)])
             yield to_tensors(reader.batch(rows, self._policy))
         held.forget_finished()
 
@@ -100,7 +120,8 @@ class StreamingLoader(DataLoader[Any]):
         self._stream = dataset
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        yield from super().__iter__()
+        batches = super().__iter__()
+        yield from in_lockstep(batches, self._stream._blank) if self._stream._lockstep else batches
         self._stream.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:

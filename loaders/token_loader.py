@@ -44,16 +44,23 @@ class _Batches(Dataset[Batch]):
 
 
 class _Rows:
-    """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch."""
+    """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch.
 
-    def __init__(self, loader: TokenLoader):
-        self._loader = loader
+    It does not know the loader: worker processes end with the last reference to a loader, not with the garbage's.
+    """
+
+    def __init__(self, plan: FixedBatches | TokenBudget, rank: int, world_size: int):
+        self.plan, self.place = plan, Place()
+        self._rank, self._world_size = rank, world_size
+
+    def steps(self) -> Iterator[Step]:
+        return self.plan.steps(self.place, self._rank, self._world_size)
 
     def __iter__(self) -> Iterator[Ints]:
-        return (step.rows for step in self._loader.steps())
+        return (step.rows for step in self.steps())
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self.plan.count(self._world_size)
 
 
 class TokenLoader(DataLoader[Any]):
@@ -80,7 +87,7 @@ class TokenLoader(DataLoader[Any]):
         padding_side: which side is filled.
         rank, world_size: default: those of `mesh`, else of `torch.distributed` where it is initialized, else 0 of 1.
         mesh: a DeviceMesh; ranks that differ only in other dimensions than `mesh_dim` get the same batches.
-        mesh_dim: the dimension of data parallelism.
+        mesh_dim: the dimension of data parallelism, or several, such as `("dp_replicate", "dp_shard")`.
         num_workers, pin_memory, persistent_workers: as in `torch.utils.data.DataLoader`; None is chosen for the
             hardware.
         prefetch_factor: batches that each worker makes ahead; without workers, that a thread does, None or 0: none,
@@ -108,36 +115,34 @@ class TokenLoader(DataLoader[Any]):
         persistent_workers: bool | None = None,
         token_budget: int | None = None,
         mesh: DeviceMesh | None = None,
-        mesh_dim: str = "dp",
+        mesh_dim: str | tuple[str, ...] = "dp",
         prefetch_to_device: torch.device | str | None = None,
     ):
         self.rank, self.world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
         kind: Any = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
         if batch_size < 1 or (token_budget is not None and token_budget < 1):
             raise ValueError(f"batch_size {batch_size} and token_budget {token_budget} must be at least 1")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is not one of world_size {self.world_size}")
         self._policy = dataset.padding(padding, padding_side)
         order, rows = dataset.order(seed, kind), len(dataset)
-        self.plan: FixedBatches | TokenBudget
+        plan: FixedBatches | TokenBudget
         if token_budget is None:
-            self.plan = FixedBatches(order, rows, batch_size, drop_last)
+            plan = FixedBatches(order, rows, batch_size, drop_last)
             planned: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
         else:
             lengths = partial(_lengths, dataset)
             key = ("batches", dataset.digest, seed)
-            self.plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
+            plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
             planned = {"token_budget": token_budget, "padding": padding}
         self._data = dataset
         self._made = {"rows": rows, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
-        self.place, self._resume = Place(), False
+        self._rows, self._resume = _Rows(plan, self.rank, self.world_size), False
         self._depth = 0 if num_workers else prefetch_factor or 0
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
         if pin_memory is None:  # what is moved here is pinned here
             pin_memory = torch.cuda.is_available() and self._copy is None
         super().__init__(
             _Batches(dataset, self._policy),
-            batch_sampler=_Rows(self),  # pyright: ignore[reportArgumentType]
+            batch_sampler=self._rows,  # pyright: ignore[reportArgumentType]
             collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -147,11 +152,29 @@ class TokenLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch."""
-        return self.plan.count(self.world_size)
+        return len(self._rows)
+
+    @property
+    def plan(self) -> FixedBatches | TokenBudget:
+        """Which rows each rank reads at each step."""
+        return self._rows.plan
+
+    @plan.setter
+    def plan(self, plan: FixedBatches | TokenBudget) -> None:
+        self._rows.plan = plan
+
+    @property
+    def place(self) -> Place:
+        """Where the loader stands."""
+        return self._rows.place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._rows.place = place
 
     def steps(self) -> Iterator[Step]:
         """What this rank reads in the rest of the epoch."""
-        return self.plan.steps(self.place, self.rank, self.world_size)
+        return self._rows.steps()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not self._resume:

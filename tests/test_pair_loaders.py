@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from canonical_tables import CHATML, Row, build_canonical, chatml, config_of, said, table_of
+from gloo_ranks import on_ranks
 from tokenizers import Tokenizer
 
 from tokenloom.assets.pairs import in_pairs
@@ -173,3 +174,19 @@ def test_streaming_makes_the_same_rows(form: str, tokenizer_folder: Path, tokeni
         )
         found += [row for batch in StreamingLoader(stream) for row in rows_in(tokenizer, form, batch, "longest")]
     assert sorted(found) == sorted(expected_rows(form))
+
+
+def test_ranks_of_a_stream_are_filled_with_rows_without_loss(
+    form: str, tokenizer_folder: Path, tokenizer: Tokenizer
+) -> None:
+    def batches(tokenizer_folder: Path, form: str) -> list[dict[str, Any]]:
+        steps = Steps(config(tokenizer_folder), form, tokenizer_folder)
+        policy = PaddingPolicy(2, "longest", "right", LONGEST, packed=False)
+        stream = StreamingDataset(lambda: iter(tables_of(form)), steps, policy, batch_size=4, whole_chunks=True)
+        return list(StreamingLoader(stream))
+
+    ranks = on_ranks(len(CHUNKS) + 1, batches, tokenizer_folder, form)
+    assert [len(rank) for rank in ranks] == [3] * 4
+    found = [[row for batch in rank for row in rows_in(tokenizer, form, batch, "longest")] for rank in ranks]
+    assert [len(rows) for rows in found] == [*CHUNKS, 0]
+    assert [row for rows in found for row in rows] == expected_rows(form)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gloo_ranks import on_ranks
 from loaded_rows import LONGEST, Row, rows_of, settings, write_rows
 
 from tokenloom import DataPipeline
@@ -95,32 +94,66 @@ def test_streaming_a_split_that_is_not_there_or_a_trained_tokenizer_is_refused(s
         stream(changed(source, "trained", tokenizer=train))
 
 
-RANK = """
-import json, sys
-import torch.distributed as dist
-from tokenloom import DataPipeline
-rank, meeting, store, *configs = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=2)
-for config in configs:
-    loader = DataPipeline.from_config(config, store=store).unwrap().get_dataloader("train").unwrap()
-    rows = [row for batch in loader for row in zip(batch["input_ids"], batch["attention_mask"])]
-    print(json.dumps([ids[mask == 1].tolist() for ids, mask in rows]))
-"""
+def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path) -> None:
+    def rows(config: Path) -> list[Row]:
+        pipeline = DataPipeline.from_config(config, store=source.parent / "store").unwrap()
+        return rows_of(pipeline.get_dataloader("train").unwrap())
+
+    expected = Counter(built(source))
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    for config in (source, changed(source, "streamed_by_rank", dataset=dataset)):
+        found = on_ranks(2, rows, config)
+        assert Counter(row for each in found for row in each) == expected, config.name
+        assert all(found)
 
 
-def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path, tmp_path: Path) -> None:
-    expected = Counter(ids for ids, _ in built(source))
-    dataset = yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"]
-    configs = [source, changed(source, "streamed_by_rank", dataset={**dataset, "streaming": True})]
-    common = [str(tmp_path / "meeting"), str(source.parent / "store"), *map(str, configs)]
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), *common], stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    printed = [rank.communicate(timeout=120)[0].splitlines() for rank in ranks]
-    for number, config in enumerate(configs):
-        found = [tuple(ids) for lines in printed for ids in json.loads(lines[number]) if ids]
-        assert Counter(found) == expected, config.name
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
+    """A YAML over three files of different lengths; of the largest every other row has no answer."""
+    path = tmp_path_factory.mktemp("uneven")
+    (path / "files").mkdir()
+    for number, count in enumerate((60, 3, 5)):
+        rows = write_rows(path / "files" / f"{number}.jsonl", count, seed=number)
+        for row in rows[:: 2 if count == 60 else count]:
+            row["a"] = None  # pyright: ignore[reportArgumentType]
+        (path / "files" / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    dataset, lenient = {"name": "files"}, {"max_reject_fraction": 1.0}
+    loader = {"batch_size": 2}
+    return write_config(
+        path, "uneven", dataset=dataset, dataloader=loader, validation=lenient, **settings(tokenizer_folder)
+    )
+
+
+def steps_of_epochs(config: Path) -> list[tuple[list[tuple[int, int]], list[Row]]]:
+    """Of two epochs on this rank: rows and real rows of each batch, and the real rows."""
+    loader = DataPipeline.from_config(config, store=config.parent / "unused").unwrap().get_dataloader("train").unwrap()
+    epochs = [list(loader), list(loader)]
+    sizes = [[(len(batch["labels"]), int(batch["attention_mask"].any(1).sum())) for batch in made] for made in epochs]
+    return [(size, rows_of(made)) for size, made in zip(sizes, epochs, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("packing", ["none", "concat"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_of_a_stream_make_the_same_number_of_steps(uneven: Path, workers: int, packing: str, world: int) -> None:
+    """Also where a rank has no row at all, as one of four has where rows of three files are packed."""
+    expected = built(changed(uneven, "whole", length={"packing": packing}))
+    dataset = {**yaml.safe_load(uneven.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    for drop_last in (False, True):
+        loader = {"num_workers": workers, "drop_last": drop_last}
+        config = changed(uneven, "stream", dataset=dataset, length={"packing": packing}, dataloader=loader)
+        ranks = on_ranks(world, steps_of_epochs, config)
+        for epoch in (0, 1):
+            sizes, rows = zip(*(rank[epoch] for rank in ranks), strict=True)
+            assert len({len(each) for each in sizes}) == 1
+            assert {size for each in sizes for size, _ in each} == {2}
+            found = Counter(row for each in rows for row in each)
+            if drop_last:
+                assert {real for each in sizes for _, real in each} <= {0, 2}
+                assert found < Counter(expected)
+            else:
+                assert found == Counter(expected)
+            assert len(sizes[0]) == max(sum(real > 0 for _, real in each) for each in sizes)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
