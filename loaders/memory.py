@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.resources.ragged import Ints, one_array, ranges
+from tokenloom.resources.ragged import Ints, flat_numbers, one_array, ranges
 
 Flags = npt.NDArray[np.bool_]
 
@@ -21,6 +21,9 @@ _FIRST = 64
 
 _ROWS, WIDEST = 1 << 46, 1 << 13
 """How many places, and numbers from each on, a view of memory has: NumPy counts their bytes in 63 bits."""
+
+
+_COLUMNS = np.arange(WIDEST)
 
 
 class _Memory:
@@ -72,7 +75,8 @@ class FlatValues:
 
     def lie_within(self, chunks: Ints, first: Ints, width: int) -> bool:
         """Whether `width` numbers from each of these positions on are all of the same chunk."""
-        return int(first.min(initial=0)) >= 0 and int((self._sizes[chunks] - first).min(initial=width)) >= width
+        room = (self._sizes[chunks] - first).tolist()
+        return min(first.tolist(), default=0) >= 0 and min(room, default=width) >= width
 
     def windows(self, chunks: Ints, positions: Ints, width: int) -> npt.NDArray[Any]:
         """[rows, width]: the numbers from each position on, which `lie_within` their chunks."""
@@ -127,12 +131,13 @@ class Rectangle:
     """
 
     def __init__(self, values: FlatValues, chunks: Ints, begins: Ints, lengths: Ints, left: bool):
-        self.width = width = int(lengths.max(initial=0))
+        listed = lengths.tolist()
+        self.width = width = max(listed, default=0)
         self._chunks, self._begins, self._lengths = chunks, begins, lengths
         self._first = begins - (width - lengths) if left else begins
         self.own: Flags | None = None
-        if int(lengths.min(initial=width)) < width:
-            column = np.arange(width)
+        if min(listed, default=width) < width:
+            column = _COLUMNS[:width] if width <= WIDEST else np.arange(width)
             self.own = column >= (width - lengths)[:, None] if left else column < lengths[:, None]
         narrow = width <= WIDEST
         self._whole = narrow and (self.own is None or values.lie_within(chunks, self._first, width))
@@ -148,6 +153,11 @@ class Rectangle:
         found[self.own] = flat
         return found
 
+    def flat(self, values: FlatValues) -> npt.NDArray[Any]:
+        """A column's values, those of one row behind those of the other."""
+        found = self.take(values)
+        return found.reshape(-1) if self.own is None else found[self.own]
+
 
 def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """What the lists of a column hold, one after the other."""
@@ -157,6 +167,6 @@ def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 def _parts(column: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
     """Offsets that begin at 0, and values, both without a copy where the column is not a slice."""
     array = one_array(column)
-    offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
+    offsets = flat_numbers(array.offsets) if len(array) else np.zeros(1, np.int32)
     begin, end = int(offsets[0]), int(offsets[-1])
-    return offsets - np.int32(begin) if begin else offsets, array.values.slice(begin, end - begin).to_numpy()
+    return offsets - np.int32(begin) if begin else offsets, flat_numbers(array.values.slice(begin, end - begin))

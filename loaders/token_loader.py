@@ -44,19 +44,31 @@ class _Batches(Dataset[Batch]):
 
 
 class _Rows:
-    """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch."""
+    """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch.
 
-    def __init__(self, loader: TokenLoader):
-        self._loader, self.sampler = loader, self  # frameworks look for set_epoch in either
+    It does not know the loader: worker processes end with the last reference to a loader, not with the garbage's.
+
+    Attributes:
+        resumed: whether the next iteration goes on from `place`, rather than to begin its epoch.
+    """
+
+    def __init__(self, plan: FixedBatches | TokenBudget, rank: int, world_size: int):
+        self.plan, self.place, self.resumed = plan, Place(), False
+        self.sampler = self  # frameworks look for set_epoch in either
+        self._rank, self._world_size = rank, world_size
 
     def set_epoch(self, epoch: int) -> None:
-        self._loader.set_epoch(epoch)
+        if epoch != self.place.epoch or not self.resumed:
+            self.place, self.resumed = Place(epoch), False
+
+    def steps(self) -> Iterator[Step]:
+        return self.plan.steps(self.place, self._rank, self._world_size)
 
     def __iter__(self) -> Iterator[Ints]:
-        return (step.rows for step in self._loader.steps())
+        return (step.rows for step in self.steps())
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return self.plan.count(self._world_size)
 
 
 class TokenLoader(DataLoader[Any]):
@@ -122,25 +134,25 @@ class TokenLoader(DataLoader[Any]):
             raise ValueError(f"batch_size {batch_size} and token_budget {token_budget} must be at least 1")
         self._policy = dataset.padding(padding, padding_side)
         order, rows = dataset.order(seed, kind), len(dataset)
-        self.plan: FixedBatches | TokenBudget
+        plan: FixedBatches | TokenBudget
         if token_budget is None:
-            self.plan = FixedBatches(order, rows, batch_size, drop_last)
+            plan = FixedBatches(order, rows, batch_size, drop_last)
             planned: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
         else:
             lengths = partial(_lengths, dataset)
             key = ("batches", dataset.digest, seed)
-            self.plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
+            plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
             planned = {"token_budget": token_budget, "padding": padding}
         self._data = dataset
         self._made = {"rows": rows, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
-        self.place, self._resume = Place(), False
+        self._rows = _Rows(plan, self.rank, self.world_size)
         self._depth = 0 if num_workers else prefetch_factor or 0
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
         if pin_memory is None:  # what is moved here is pinned here
             pin_memory = torch.cuda.is_available() and self._copy is None
         super().__init__(
             _Batches(dataset, self._policy),
-            batch_sampler=_Rows(self),  # pyright: ignore[reportArgumentType]
+            batch_sampler=self._rows,  # pyright: ignore[reportArgumentType]
             collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -150,17 +162,35 @@ class TokenLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch."""
-        return self.plan.count(self.world_size)
+        return len(self._rows)
+
+    @property
+    def plan(self) -> FixedBatches | TokenBudget:
+        """Which rows each rank reads at each step."""
+        return self._rows.plan
+
+    @plan.setter
+    def plan(self, plan: FixedBatches | TokenBudget) -> None:
+        self._rows.plan = plan
+
+    @property
+    def place(self) -> Place:
+        """Where the loader stands."""
+        return self._rows.place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._rows.place = place
 
     def steps(self) -> Iterator[Step]:
         """What this rank reads in the rest of the epoch."""
-        return self.plan.steps(self.place, self.rank, self.world_size)
+        return self._rows.steps()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not self._resume:
+        if not self._rows.resumed:
             done = self.place.position > 0 and next(self.steps(), None) is None  # the last batch was taken, no more
             self.place = Place(self.place.epoch + done)
-        self._resume = False
+        self._rows.resumed = False
         batches = self._batches()
         if self._depth or self._copy:
             batches = prefetched(batches, self._depth, self._copy)
@@ -182,8 +212,7 @@ class TokenLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration makes; a finished one moves on by itself. One that a loaded state
         stands in is gone on with."""
-        if epoch != self.place.epoch or not self._resume:
-            self.place, self._resume = Place(epoch), False
+        self._rows.set_epoch(epoch)
 
     def skip(self, begin: int, end: int) -> None:
         """Leave out the steps [begin, end), counted from 0 on through epochs; also kept in the state.
@@ -229,7 +258,7 @@ class TokenLoader(DataLoader[Any]):
         if isinstance(self.plan, FixedBatches):
             self.plan = replace(self.plan, skips=tuple((int(a), int(b)) for a, b in state_dict["skips"]))
         self.place = Place(state_dict["epoch"], state_dict["position"], state_dict["batch"])
-        self._resume = True
+        self._rows.resumed = True
 
 
 def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:
@@ -246,6 +275,6 @@ def batch_digest(batch: Mapping[str, Any]) -> str:
     return digest_json(parts)
 
 
-def to_tensors(batch: Batch) -> dict[str, Any]:
+def to_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of a batch as tensors of the same memory; numbers stay numbers."""
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -77,6 +77,11 @@ def text_array(offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8]) ->
     return pa.StringArray.from_buffers(len(offsets) - 1, offset_buffer, pa.py_buffer(np.ascontiguousarray(data)))
 
 
+def flat_numbers(array: pa.Array) -> npt.NDArray[Any]:
+    """The numbers of an array without nulls, in the same memory. `Array.to_numpy` would load pandas first."""
+    return np.from_dlpack(array)
+
+
 def one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The array in one piece."""
     if isinstance(array, pa.ChunkedArray):

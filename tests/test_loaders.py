@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -217,6 +219,36 @@ def test_importing_loaders_loads_no_pipeline_library() -> None:
     script = f"import sys, tokenloom, tokenloom.loaders; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["data", "packed"])
+def test_a_first_batch_loads_neither_pandas_nor_compute_kernels(folder: Path, name: str) -> None:
+    """They would take longer than the batch."""
+    heavy = ("pandas", "pyarrow.compute")
+    script = f"""
+import sys
+from tokenloom.loaders import TokenLoader, open_dataset
+next(iter(TokenLoader(open_dataset({name!r}, store={str(folder / "store")!r}))))
+print([name for name in {heavy} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_loader_that_is_let_go_takes_its_workers_along(dataset: TokenDataset, persistent: bool) -> None:
+    """At once: the garbage collector would end them late, and wait seconds for each."""
+    before = {process.pid for process in multiprocessing.active_children()}
+    gc.disable()
+    try:
+        loader = TokenLoader(dataset, num_workers=2, persistent_workers=persistent)
+        batches = iter(loader)
+        next(batches)
+        assert len({process.pid for process in multiprocessing.active_children()} - before) == 2
+        del batches, loader
+        assert not {process.pid for process in multiprocessing.active_children()} - before
+    finally:
+        gc.enable()
 
 
 def test_rank_and_world_size_are_checked(dataset: TokenDataset) -> None:

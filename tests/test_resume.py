@@ -1,14 +1,15 @@
-"""A loader that is stopped and resumed, anywhere and in any shape, goes on as if it had not been."""
+"""States: what they tell and remember, and which are refused. test_product.py stops and resumes in all shapes."""
 
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from loaded_rows import Row, rows_of, settings, write_rows
@@ -19,10 +20,14 @@ from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
+from tokenloom.loaders.batch import SequenceReader
+from tokenloom.loaders.blockwise import BLOCK
+from tokenloom.loaders.plan import WINDOW_ROWS
+from tokenloom.loaders.row_order import RowOrder, Shuffle
 from tokenloom.resources.store import ArtifactStore
 
 SIZE = ChunkSize(target=2048, maximum=8192)
-WORLDS, BATCHES = (1, 2, 3, 4, 8), (1, 4, 7)
+FAR = 10**12
 
 
 @pytest.fixture(scope="module")
@@ -46,58 +51,9 @@ def loaders(dataset: TokenDataset, world: int, **arguments: Any) -> list[TokenLo
     ]
 
 
-def walked(running: list[TokenLoader], steps: int | None = None) -> list[list[Row]]:
-    """The rows of each step of all ranks together; of the rest of the epoch, or of so many steps."""
-    found: list[list[Row]] = []
-    for batches in zip(*running, strict=steps is None):
-        if steps is not None and len(found) == steps:
-            break
-        found.append([row for batch in batches for row in rows_of([batch])])
-        if steps is not None and len(found) == steps:
-            break
-    return found
-
-
-def flat(steps: list[list[Row]]) -> list[Row]:
-    return [row for step in steps for row in step]
-
-
-@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
-@pytest.mark.parametrize("name", ["data", "packed"])
-@pytest.mark.parametrize(("world", "batch"), [*product(WORLDS, BATCHES)])
-def test_ranks_and_batches_only_divide_one_order(store: Path, name: str, shuffle: Any, world: int, batch: int) -> None:
-    dataset = open_dataset(name, store=store)
-    whole = flat(walked(loaders(dataset, 1, batch_size=1, shuffle=shuffle)))
-    assert Counter(whole) == Counter(flat(walked(loaders(dataset, 1, batch_size=50, shuffle="none"))))
-    running = loaders(dataset, world, batch_size=batch, shuffle=shuffle)
-    steps = walked(running)
-    assert flat(steps) == whole
-    assert len(steps) == len(running[0]) == -(-len(dataset) // (world * batch))
-    assert [len(step) for step in steps[:-1]] == [world * batch] * (len(steps) - 1)
-
-
-@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
-@pytest.mark.parametrize(("world", "batch"), [*product(WORLDS, BATCHES)])
-def test_a_state_resumes_at_any_step_in_any_shape(store: Path, shuffle: Any, world: int, batch: int) -> None:
-    dataset = open_dataset("data", store=store)
-    whole = flat(walked(loaders(dataset, 1, batch_size=10, shuffle=shuffle)))
-    running = loaders(dataset, world, batch_size=batch, shuffle=shuffle)
-    last = len(running[0]) - 1
-    for stop in sorted({0, 1, last // 2, last}):
-        stopped = loaders(dataset, world, batch_size=batch, shuffle=shuffle)
-        before = walked(stopped, stop) if stop else []
-        states = [loader.state_dict() for loader in stopped]
-        assert all(state == states[0] for state in states)
-        text = json.dumps(states[0])
-        assert len(text) < 1024
-        for other_world, other_batch in ((world, batch), (1, 5), (3, 2)):
-            resumed = loaders(dataset, other_world, batch_size=other_batch, shuffle=shuffle)
-            for loader in resumed:
-                loader.load_state_dict(json.loads(text))
-            assert flat(before) + flat(walked(resumed)) == whole
-            following = flat(walked(resumed))
-            assert Counter(following) == Counter(whole)
-            assert following == whole if shuffle == "none" else following != whole
+def walked(running: list[TokenLoader]) -> list[Row]:
+    """The rows of all ranks together, of the rest of the epoch."""
+    return [row for batches in zip(*running, strict=True) for row in rows_of(batches)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -115,39 +71,68 @@ def test_a_state_tells_of_batches_given_not_of_those_prefetched(store: Path, wor
         assert found + [batch_digest(batch) for batch in resumed] == right
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("budget", [64, 200])
-def test_a_token_budget_holds_and_resumes(
-    store: Path, world: int, budget: int, monkeypatch: pytest.MonkeyPatch
+class Counted(RowOrder):
+    """Counts the positions whose rows it computes."""
+
+    computed = 0
+
+    def take(self, positions: Any) -> Any:
+        self.computed += len(positions)
+        return super().take(positions)
+
+
+class Repeated(TokenDataset):
+    """The rows of a real dataset, over and over; `read` are the numbers of those that batches were made of."""
+
+    def __init__(self, real: TokenDataset):
+        self.__dict__.update(real.__dict__)
+        reader, real_rows, self.read = SequenceReader.joined([real.reader]), len(real), list[int]()
+        batch, lengths = reader.batch, reader.lengths
+
+        def batch_of(rows: Any, policy: Any) -> Any:
+            self.read += rows.tolist()
+            return batch(rows % real_rows, policy)
+
+        reader.batch, reader.lengths = batch_of, lambda rows: lengths(rows % real_rows)
+        self.__dict__["reader"] = reader
+
+    def __len__(self) -> int:
+        return FAR
+
+    def order(self, seed: int, shuffle: Shuffle) -> Counted:
+        self.counted = Counted(FAR, self.digest, seed, shuffle)
+        return self.counted
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block", "none"])
+@pytest.mark.parametrize("position", [0, 10**6, 10**9, FAR - 1])
+@pytest.mark.parametrize("budget", [None, 256])
+def test_going_on_far_in_takes_no_more_than_at_the_begin(
+    store: Path, shuffle: Shuffle, position: int, budget: int | None
 ) -> None:
-    monkeypatch.setattr("tokenloom.loaders.plan.WINDOW_ROWS", 40)
-    dataset = open_dataset("data", store=store)
-    whole = flat(walked(loaders(dataset, 1, batch_size=10)))
-    running = loaders(dataset, world, token_budget=budget)
-    steps, sizes = [], []
-    for batches in zip(*running, strict=True):
-        sizes += [batch["input_ids"].numel() for batch in batches]
-        steps.append([row for batch in batches for row in rows_of([batch])])
-    assert max(sizes) <= budget
-    assert sum(sizes) < 1.35 * sum(len(ids) for ids, _ in whole) + world * len(steps)
-    assert Counter(flat(steps)) == Counter(whole)
-    assert len(steps) == len(running[0])
-    for stop in (1, len(steps) // 2, len(steps) - 1):
-        stopped = loaders(dataset, world, token_budget=budget)
-        before = walked(stopped, stop)
-        for other in (world, 2):
-            resumed = loaders(dataset, other, token_budget=budget)
-            for loader in resumed:
-                loader.load_state_dict(stopped[0].state_dict())
-            after = walked(resumed)
-            assert Counter(flat(before) + flat(after)) == Counter(whole)
-            if other == world:
-                assert before + after == steps
+    position -= position % WINDOW_ROWS if budget else 0
+    real = open_dataset("data", store=store)
+    stored = walked(loaders(real, 1, batch_size=50, shuffle="none"))
+    dataset = Repeated(real)
+    (loader,) = loaders(dataset, 1, batch_size=8, shuffle=shuffle, token_budget=budget)
+    state = {**loader.state_dict(), "epoch": 2, "position": position}
+    tracemalloc.start()
+    try:
+        loader.load_state_dict(state)
+        batch = next(iter(loader))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert dataset.counted.computed <= 2 * BLOCK
+    places = np.arange(position, min(position + (WINDOW_ROWS if budget else 8), FAR))
+    due = RowOrder(FAR, real.digest, 5, shuffle).rows(2, places).tolist()
+    assert {*dataset.read} <= {*due} if budget else dataset.read == due
+    assert rows_of([batch]) == [stored[row % len(real)] for row in dataset.read]
 
 
 def test_skipped_steps_are_left_out_in_any_shape(store: Path) -> None:
     dataset = open_dataset("data", store=store)
-    whole = flat(walked(loaders(dataset, 1, batch_size=8)))
+    whole = walked(loaders(dataset, 1, batch_size=8))
     left = whole[:16] + whole[40:]
     for world, batch in ((1, 8), (2, 4), (3, 5)):
         first = loaders(dataset, 1, batch_size=8)[0]
@@ -155,8 +140,8 @@ def test_skipped_steps_are_left_out_in_any_shape(store: Path) -> None:
         resumed = loaders(dataset, world, batch_size=batch)
         for loader in resumed:
             loader.load_state_dict(first.state_dict())
-        assert flat(walked(resumed)) == left
-        assert Counter(flat(walked(resumed))) == Counter(whole)
+        assert walked(resumed) == left
+        assert Counter(walked(resumed)) == Counter(whole)
 
 
 def test_breaking_off_begins_the_epoch_anew_and_a_state_goes_on(store: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import BLOCK_BYTES, BLOCK_DIGEST_BYTES, block_digests
-from tokenloom.resources.ragged import Ints, one_array
+from tokenloom.resources.ragged import Ints, flat_numbers, one_array
 from tokenloom.resources.store.manifest import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 
@@ -119,7 +119,7 @@ class MappedObject:
         alone = np.zeros(len(self._checked), bool)
         for name in deferred:
             if name in self.table.column_names:
-                values = one_array(self.table[name]).values.to_numpy()  # by its metadata: offsets are not checked yet
+                values = flat_numbers(one_array(self.table[name]).values)  # by metadata: offsets are not checked yet
                 begin = self._place(values)
                 alone[-(-begin // BLOCK_BYTES) : (begin + values.nbytes) // BLOCK_BYTES] = True
         return alone
