@@ -8,21 +8,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.console.visible import say, visible
+from tokenloom.config_mixture import MixtureConfig
+from tokenloom.console.visible import visible
 from tokenloom.errors import ConfigError, Fault, TokenloomError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from tokenloom.assets.build import Build, StageReport
 
 EXIT_CODES = (
     "exit codes: 0 done; 2 the config or the command is wrong; 3 the data failed validation; "
     "4 the store is damaged; 1 anything else"
 )
+
+MIXED = ", or a mixture's"
 
 STORE_HELP = "a folder, or s3://bucket/prefix; default: $TOKENLOOM_STORE, else .tokenloom"
 
@@ -82,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(command=_inspect)
 
     build = commands.add_parser("build", help="make a dataset, computing only what changed", epilog=EXIT_CODES)
-    _common(build)
+    _common(build, MIXED)
     build.add_argument("--stage", metavar="S", help="stop after this stage")
     build.add_argument("--json", action="store_true", help="print one JSON object on stdout, everything else on stderr")
     build.set_defaults(command=_build)
@@ -90,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain", help="say what a build would compute, and why; computes nothing", epilog=EXIT_CODES
     )
-    explain.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+    explain.add_argument("config", metavar="CONFIG", help=f"the dataset's YAML{MIXED}")
     explain.add_argument("--limit", metavar="N", type=_positive, help="of the build with this --limit")
     explain.add_argument("--store", metavar="STORE", help=STORE_HELP)
     explain.add_argument(
@@ -125,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.set_defaults(command=_diff)
 
     trace = commands.add_parser("trace", help="name the raw rows of a batch", epilog=EXIT_CODES)
-    trace.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+    trace.add_argument("config", metavar="CONFIG", help=f"the dataset's YAML{MIXED}")
     trace.add_argument("--step", metavar="N", type=_number, required=True, help="counted from 0 on through epochs")
     trace.add_argument("--split", metavar="S", default="train", help="default: train")
     trace.add_argument("--rank", metavar="R", type=_number, help="only this rank; default: all")
@@ -137,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser(
         "verify", help="reread what is stored, and find what is damaged or missing", epilog=EXIT_CODES
     )
-    verify.add_argument("target", metavar="CONFIG|NAME", nargs="?", help="a dataset; default: the whole store")
+    verify.add_argument("target", metavar="CONFIG|NAME", nargs="?", help="a dataset or mixture; default: all")
     verify.add_argument("--store", metavar="STORE", help=STORE_HELP)
     verify.add_argument(
         "--keep-damaged", action="store_true", help="only report; default: remove it, so that a build makes it anew"
@@ -163,8 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="the dataset's YAML")
+def _common(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument("config", metavar="CONFIG", help=f"the dataset's YAML{more}")
     parser.add_argument("--store", metavar="STORE", help=STORE_HELP)
     parser.add_argument(
         "--limit", metavar="N", type=_positive, help="only the first N rows of each split, published as NAME@N"
@@ -200,89 +197,27 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _build(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    from tokenloom.console.building import run_build
 
-    from tokenloom.console.length_lines import length_lines
-    from tokenloom.console.stage_table import stage_json, stage_table, summary
-
-    console = Console(stderr=parsed.json)
-    if not console.is_terminal:
-        console = Console(stderr=parsed.json, width=120)
-    build, reports = _run(parsed, Console(stderr=True))
-    console.print(stage_table(build.name, reports))
-    for report in reports:
-        if report.rejected:
-            reasons = build.reject_reasons(report.name)
-            say(console, f"{report.name} rejected {reasons}")
-    if reports[-1].name == "sequences":
-        for line in length_lines(reports[-1], build.config.tokenizer.max_length):
-            say(console, line)
-    console.print(summary(reports), highlight=False)
-    if parsed.json:
-        print(json.dumps(stage_json(build.name, reports, build.config.tokenizer.max_length)))
-    return 0
+    return run_build(parsed)
 
 
 def _explain(parsed: argparse.Namespace) -> int:
-    from rich.console import Console
+    from tokenloom.console.explaining import run_explain
 
-    from tokenloom.assets.build import Build
-    from tokenloom.assets.explain import explain
-    from tokenloom.console.explanation import explanation_json, explanation_lines, explanation_table
-    from tokenloom.resources.store import ArtifactStore
-
-    config, store = PipelineConfig.from_file(parsed.config), ArtifactStore(parsed.store, read_only=True)
-    build = Build(config, store, limit=parsed.limit)
-    stages = explain(build)
-    console = Console(stderr=parsed.json)
-    console.print(explanation_table(build.name, stages))
-    for line in explanation_lines(stages):
-        say(console, line)
-    if parsed.json:
-        print(json.dumps(explanation_json(build.name, stages), ensure_ascii=False))
-    return 0
-
-
-def _run(parsed: argparse.Namespace, console: Console, last: str = "sequences") -> tuple[Build, list[StageReport]]:
-    """Build what a command asks for, with progress on `console`."""
-    from tokenloom.assets.build import STAGES, Build
-    from tokenloom.console.progress import BuildProgress
-    from tokenloom.resources.compute import ComputeEngine, keep_memory_low
-    from tokenloom.resources.store import ArtifactStore
-
-    if parsed.engine == "ray":
-        raise ConfigError([Fault("--engine", "ray is not available in this version")])
-    last = getattr(parsed, "stage", None) or last
-    if last not in STAGES:
-        raise _wrong_choice("--stage", last, STAGES)
-    config = PipelineConfig.from_file(parsed.config)
-    keep_memory_low()
-    engine = ComputeEngine(parsed.workers or config.compute.workers)
-    with BuildProgress(console) as progress:
-        build = Build(config, ArtifactStore(parsed.store), engine, parsed.limit, on_progress=progress.chunk_done)
-        reports = []
-        for report in build.run_all(last):
-            progress.stage_done(report)
-            reports.append(report)
-    return build, reports
-
-
-def _wrong_choice(option: str, given: str, choices: Sequence[str]) -> ConfigError:
-    import difflib
-
-    close = difflib.get_close_matches(given, choices, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return ConfigError([Fault(option, f"{given!r} is not one of {', '.join(choices)}{hint}")])
+    return run_explain(parsed.config, parsed.store, parsed.limit, parsed.json)
 
 
 def _preview(parsed: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from tokenloom.console.building import build_dataset
     from tokenloom.console.output_file import write_file
     from tokenloom.console.preview import html_preview, print_preview
     from tokenloom.console.token_runs import RowReader
 
-    build, _ = _run(parsed, Console(stderr=True, quiet=not sys.stderr.isatty()))
+    config = PipelineConfig.from_file(parsed.config)
+    build, _ = build_dataset(parsed, config, Console(stderr=True, quiet=not sys.stderr.isatty()))
     reader = RowReader(build.store, build.name)
     wanted = parsed.row if parsed.row is not None else range(min(3, len(reader)))
     if outside := [row for row in wanted if not 0 <= row < len(reader)]:
@@ -341,8 +276,9 @@ def _gc(parsed: argparse.Namespace) -> int:
 
 
 def _schema(parsed: argparse.Namespace) -> int:
-    schema: dict[str, Any] = PipelineConfig.model_json_schema()
-    print(json.dumps(schema, indent=2))
+    from pydantic import TypeAdapter
+
+    print(json.dumps(TypeAdapter(PipelineConfig | MixtureConfig).json_schema(), indent=2))
     return 0
 
 

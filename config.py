@@ -1,7 +1,8 @@
 """The YAML's schema: frozen pydantic models, one a section, each setting with its meaning and default.
 
 The field descriptions are the text of `tokenloom schema` and of docs/configuration.md. `PipelineConfig` is
-built from a file by `PipelineConfig.from_file`, which names the line of every fault.
+built from a file by `PipelineConfig.from_file`, which names the line of every fault. A YAML that mixes datasets is a
+`MixtureConfig` instead.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from tokenloom.config_cron import Cron
 from tokenloom.errors import ConfigError, Fault
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -274,19 +276,6 @@ class DataLoaderConfig(Section):
     """null: chosen for the hardware."""
 
 
-class MixtureSource(Section):
-    """One dataset of a mixture."""
-
-    dataset: str
-    """Name of a built dataset."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share, relative to the other weights."""
-    by: Literal["rows", "tokens"] = "tokens"
-    """What the weight counts."""
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    """At most so many passes; null: no limit."""
-
-
 class ComputeConfig(Section):
     """What runs the stages. It never changes a byte of the result."""
 
@@ -298,29 +287,12 @@ class ComputeConfig(Section):
     """Address of the Ray cluster."""
 
 
-_CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
-_CRON_NAMES = re.compile(r"(?i)jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat")
-
-
-def _is_cron(line: str) -> bool:
-    """Whether a line has five cron fields, each a list of `*`, numbers, names or ranges, with optional steps."""
-    fields = line.split()
-    if len(fields) != len(_CRON_RANGES):
-        return False
-    for field, (low, high) in zip(fields, _CRON_RANGES, strict=True):
-        for part in _CRON_NAMES.sub(str(low), field).split(","):
-            found = re.fullmatch(r"(?:\*|(\d+)(?:-(\d+))?)(?:/([1-9]\d*))?", part)
-            if not found or any(not low <= int(number) <= high for number in found.groups()[:2] if number):
-                return False
-    return True
-
-
 def _version_text(value: Any) -> Any:
     return "1.0" if isinstance(value, float) and value == 1.0 else value
 
 
-class PipelineConfig(Section):
-    """One dataset, as its YAML declares it."""
+class Declaration(Section):
+    """What every YAML says, whatever it declares."""
 
     type: Literal["data_module"] = "data_module"
     """The only type; another one is refused."""
@@ -328,6 +300,66 @@ class PipelineConfig(Section):
     """The only version; another one is refused."""
     name: Annotated[str, Field(pattern=f"^{DATASET_NAME}$")] | None = None
     """In the store, asset keys and `open_dataset`; default: the file's stem."""
+
+    _origin: Any = PrivateAttr(default=None)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a YAML file.
+
+        Raises:
+            ConfigError: with one fault for each thing wrong, naming its line and the nearest right name.
+        """
+        from tokenloom.config_file import load_config
+
+        return cls._own(load_config(path))
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> Self:
+        """The same settings from Python; faults name them by their dotted path.
+
+        Raises:
+            ConfigError: with one fault for each thing wrong.
+        """
+        from tokenloom.config_file import check_config
+
+        return cls._own(check_config(settings))
+
+    @classmethod
+    def _own(cls, found: Any) -> Self:
+        if isinstance(found, cls):
+            return found
+        raise found.fault("mixture", f"mixture: {found._otherwise}")
+
+    @property
+    def _otherwise(self) -> str:
+        """What to say where a YAML of the other kind is wanted."""
+        raise NotImplementedError
+
+    @property
+    def dataset_name(self) -> str:
+        """The name in the store, in asset keys and in `open_dataset`."""
+        return self.name or (self._origin.path.stem if self._origin else "dataset")
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of the YAML file, where relative paths start; None for a config that came from no file."""
+        return str(self._origin.path.parent) if self._origin else None
+
+    @property
+    def file(self) -> str | None:
+        """The YAML file, or None."""
+        return str(self._origin.path) if self._origin else None
+
+    def fault(self, setting: str, message: str, offset: int | None = None) -> ConfigError:
+        """A `ConfigError` at a setting's line; `offset` is a character position inside a block of text."""
+        at = tuple(int(part) if part.isdecimal() else part for part in setting.split("."))
+        return ConfigError([Fault(self._origin.place(at, offset) if self._origin else setting, message)])
+
+
+class PipelineConfig(Declaration):
+    """One dataset, as its YAML declares it."""
+
     dataset: DatasetConfig
     """Where the rows come from."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -340,61 +372,17 @@ class PipelineConfig(Section):
     """When a run fails for its data."""
     dataloader: DataLoaderConfig = DataLoaderConfig()
     """How training code gets its batches."""
-    mixture: Annotated[tuple[MixtureSource, ...], Field(strict=False)] | None = None
-    """Datasets to mix, instead of the sections that make one."""
+    mixture: None = None
+    """null: this YAML declares one dataset. A list mixes others, instead of the sections that make one."""
     compute: ComputeConfig = ComputeConfig()
     """What runs the stages."""
-    schedule: str | None = None
+    schedule: Cron | None = None
     """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
     keep: Literal["all", "sequences"] = "all"
     """What `tokenloom gc` may drop of what is in use: nothing, or the outputs of stages before sequences."""
     training: dict[str, Any] | None = None
     """The trainer's settings, handed on unread."""
 
-    _origin: Any = PrivateAttr(default=None)
-
-    @field_validator("schedule")
-    @classmethod
-    def _cron(cls, value: str | None) -> str | None:
-        if value is not None and not _is_cron(value):
-            raise ValueError(f"{value!r} is not a cron line of five fields, such as 0 3 * * *")
-        return value
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> PipelineConfig:
-        """Read a YAML file.
-
-        Raises:
-            ConfigError: with one fault for each thing wrong, naming its line and the nearest right name.
-        """
-        from tokenloom.config_file import load_config
-
-        loaded: Any = load_config(path)
-        return loaded
-
-    @classmethod
-    def from_mapping(cls, settings: Mapping[str, Any]) -> PipelineConfig:
-        """The same settings from Python; faults name them by their dotted path.
-
-        Raises:
-            ConfigError: with one fault for each thing wrong.
-        """
-        from tokenloom.config_file import check_config
-
-        checked: Any = check_config(settings)
-        return checked
-
     @property
-    def dataset_name(self) -> str:
-        """The name in the store, in asset keys and in `open_dataset`."""
-        return self.name or (self._origin.path.stem if self._origin else "dataset")
-
-    @property
-    def folder(self) -> str | None:
-        """The folder of the YAML file, where relative paths start; None for a config that came from no file."""
-        return str(self._origin.path.parent) if self._origin else None
-
-    def fault(self, setting: str, message: str, offset: int | None = None) -> ConfigError:
-        """A `ConfigError` at a setting's line; `offset` is a character position inside a block of text."""
-        place = self._origin.place(tuple(setting.split(".")), offset) if self._origin else setting
-        return ConfigError([Fault(place, message)])
+    def _otherwise(self) -> str:
+        return "missing; it is required"

@@ -1,4 +1,5 @@
-"""Reads a YAML file into a `PipelineConfig`, and tells a wrong one apart fault by fault, each with its line."""
+"""Reads a YAML file into a `PipelineConfig` or, where it mixes datasets, a `MixtureConfig`, and tells a wrong one apart
+fault by fault, each with its line."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tokenloom.config import DATASET_NAME, Constant, PipelineConfig
+from tokenloom.config_mixture import MixtureConfig
 from tokenloom.errors import ConfigError, Fault
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
+Config = PipelineConfig | MixtureConfig
 
 UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "mixture": frozenset(),
     "compute.engine": frozenset({"ray"}),
 }
 """Settings that this version refuses: the values listed, or any value but the default where none is listed."""
@@ -53,7 +55,7 @@ class Origin:
         return f"{self.path}:{line}"
 
 
-def load_config(path: str | os.PathLike[str]) -> PipelineConfig:
+def load_config(path: str | os.PathLike[str]) -> Config:
     """Read and check one YAML file.
 
     Raises:
@@ -70,7 +72,7 @@ def load_config(path: str | os.PathLike[str]) -> PipelineConfig:
     return parse_config(text, path)
 
 
-def parse_config(text: str, path: Path) -> PipelineConfig:
+def parse_config(text: str, path: Path) -> Config:
     """Check the text of one YAML file; `path` names it in messages and gives the dataset its default name."""
     try:
         node = yaml.compose(text, Loader=Loader)
@@ -94,16 +96,17 @@ def parse_config(text: str, path: Path) -> PipelineConfig:
     return check_config(data, origin)
 
 
-def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> PipelineConfig:
+def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> Config:
     """Check settings; `origin` tells where they stand.
 
     Raises:
         ConfigError: one fault for each thing wrong, in file order.
     """
+    model: type[Config] = PipelineConfig if data.get("mixture") is None else MixtureConfig
     try:
-        config = PipelineConfig.model_validate(data)
+        config: Config = model.model_validate(data)
     except ValidationError as error:
-        found = sorted(_faults(error, origin), key=lambda pair: pair[0])
+        found = sorted(_faults(error, origin, model), key=lambda pair: pair[0])
         raise ConfigError([fault for _, fault in found]) from None
     config._origin = origin
     if not re.fullmatch(DATASET_NAME, config.dataset_name):
@@ -113,7 +116,8 @@ def check_config(data: Mapping[str, Any], origin: Origin | None = None) -> Pipel
         config.fault(name, f"{name}: {_shown(value)} is not available in this version")
         for name, value in _unavailable(config)
     ]
-    refused += [config.fault(name, f"{name}: {message}") for name, message in _idle(config)]
+    wrong = _idle(config) if isinstance(config, PipelineConfig) else config.contradictions()
+    refused += [config.fault(name, f"{name}: {message}") for name, message in wrong]
     if refused:
         raise ConfigError([error.faults[0] for error in refused])
     return config
@@ -142,22 +146,21 @@ def _record_lines(
             yield from _record_lines(item, (*at, index), lines, blocks, depth + 1)
 
 
-def _faults(error: ValidationError, origin: Origin | None) -> Iterator[tuple[int, Fault]]:
+def _faults(error: ValidationError, origin: Origin | None, model: type[Config]) -> Iterator[tuple[int, Fault]]:
     """One fault a setting, although pydantic reports one for each member of a union."""
     seen: set[Location] = set()
     for item in error.errors():
-        location = _in_file(item["loc"])
+        location = _in_file(item["loc"], model)
         if location in seen:
             continue
         seen.add(location)
         place = origin.place(location) if origin else "config"
         line = int(place.rpartition(":")[2]) if origin else 0
-        yield line, Fault(place, _sentence(item, location))
+        yield line, Fault(place, _sentence(item, location, model))
 
 
-def _in_file(location: Location) -> Location:
+def _in_file(location: Location, model: Any) -> Location:
     """The part of a pydantic location that names settings, without the tags of union members."""
-    model: Any = PipelineConfig
     kept: list[str | int] = []
     for at, part in enumerate(location):
         fields = model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else {}
@@ -183,22 +186,24 @@ def section_of(annotation: Any) -> Any:
     return None
 
 
-def _sentence(item: Any, location: Location) -> str:
+def _sentence(item: Any, location: Location, model: type[Config]) -> str:
     name = ".".join(map(str, location)) or "the file"
     kind, given = item["type"], item.get("input")
+    if kind == "extra_forbidden" and model is MixtureConfig and name in PipelineConfig.model_fields:
+        return f"{name}: a mixture has none: it belongs into the YAML of a dataset that `mixture:` names"
     if kind == "extra_forbidden":
-        return f"{name}: unknown setting{_nearest(str(location[-1]), _settings_at(location[:-1]))}"
+        return f"{name}: unknown setting{nearest(str(location[-1]), _settings_at(location[:-1], model))}"
     if kind == "invalid_key":
         return f"{name}: names of settings are text"
     if kind == "string_pattern_mismatch" and name == "dataset.reader.delimiter":
         return f"{name}: {_shown(given)} is not one ASCII character, other than a quote or a line break"
     if kind == "missing":
         return f"{name}: missing; it is required"
-    takes = expected(location)
+    takes = expected(location, model)
     if kind == "value_error":
         return f"{name}: {item['msg'].removeprefix('Value error, ')}"
     if isinstance(given, str) and takes.choices:
-        return f"{name}: {given!r} is not one of {', '.join(takes.choices)}{_nearest(given, takes.choices)}"
+        return f"{name}: {given!r} is not one of {', '.join(takes.choices)}{nearest(given, takes.choices)}"
     if kind.startswith(("greater", "less", "string_too", "string_pattern")):
         return f"{name}: {_shown(given)}: {item['msg'][0].lower()}{item['msg'][1:]}"
     return f"{name}: expected {takes.text}, found {_shown(given)}"
@@ -215,9 +220,9 @@ class Expected:
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", types.NoneType: "null"}
 
 
-def expected(location: Location) -> Expected:
-    model: Any = PipelineConfig
-    annotation: Any = PipelineConfig
+def expected(location: Location, model: Any = PipelineConfig) -> Expected:
+    """What a setting of a kind of YAML takes."""
+    annotation: Any = model
     for part in location:
         if isinstance(part, int):
             continue
@@ -255,8 +260,7 @@ def _words(annotation: Any) -> list[str]:
     return [_WORDS.get(annotation, "text")]
 
 
-def _settings_at(location: Location) -> list[str]:
-    model: Any = PipelineConfig
+def _settings_at(location: Location, model: Any) -> list[str]:
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:
             model = section_of(model.model_fields[part].annotation)
@@ -270,7 +274,8 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "…"
 
 
-def _nearest(given: str, names: Any) -> str:
+def nearest(given: str, names: Any) -> str:
+    """`; did you mean …?` where a name is near, else nothing."""
     close = difflib.get_close_matches(given, list(names), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -280,7 +285,7 @@ def _nearest_file(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return ""
-    return _nearest(path.name, names)
+    return nearest(path.name, names)
 
 
 def _idle(config: PipelineConfig) -> Iterator[tuple[str, str]]:
@@ -296,7 +301,7 @@ def _idle(config: PipelineConfig) -> Iterator[tuple[str, str]]:
         yield "length.give_up", f"{twice[0]} is listed twice"
 
 
-def _unavailable(config: PipelineConfig) -> Iterator[tuple[str, Any]]:
+def _unavailable(config: Config) -> Iterator[tuple[str, Any]]:
     for name, values in UNAVAILABLE.items():
         holder: Any = config
         *sections, last = name.split(".")

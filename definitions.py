@@ -12,10 +12,12 @@ from pathlib import Path
 import dagster as dg
 
 from tokenloom.assets.dagster_assets import StoreResource, dagster_name, dataset_definitions
-from tokenloom.config import PipelineConfig
+from tokenloom.assets.members import yaml_files
+from tokenloom.config import Declaration
+from tokenloom.config_file import load_config
+from tokenloom.config_mixture import MixtureConfig
 from tokenloom.errors import ConfigError, Fault
-
-SUFFIXES = (".yaml", ".yml")
+from tokenloom.mixture_asset import mixture_definitions
 
 
 def pipelines_folder() -> Path:
@@ -24,7 +26,7 @@ def pipelines_folder() -> Path:
 
 
 def load_definitions(folder: Path) -> dg.Definitions:
-    """The definitions of all datasets that a folder declares.
+    """The definitions of all datasets and mixtures that a folder declares.
 
     Raises:
         ConfigError: with every fault of every file.
@@ -32,29 +34,23 @@ def load_definitions(folder: Path) -> dg.Definitions:
     parts: list[dg.Definitions] = []
     declared: dict[str, tuple[Path, str]] = {}
     faults: list[Fault] = []
-    for path in _yaml_files(folder):
+    for path in yaml_files(folder):
         try:
-            config = PipelineConfig.from_file(path)
+            config = load_config(path)
             _claim_name(config, path, declared)
-            parts.append(dataset_definitions(config))
+            mixes = isinstance(config, MixtureConfig)
+            parts.append(mixture_definitions(config) if mixes else dataset_definitions(config))
         except ConfigError as error:
             faults += error.faults
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(list(dict.fromkeys(faults)))  # a mixture tells those of its datasets too
     if not parts:
         logging.getLogger(__name__).warning("no pipeline YAML in %s: there is nothing to show", folder.resolve())
     shared = dg.Definitions(resources={"store": StoreResource()}, executor=dg.in_process_executor)
     return dg.Definitions.merge(shared, *parts)
 
 
-def _yaml_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return sorted(entry for entry in visible if entry.suffix in SUFFIXES and entry.is_file())
-
-
-def _claim_name(config: PipelineConfig, path: Path, declared: dict[str, tuple[Path, str]]) -> None:
+def _claim_name(config: Declaration, path: Path, declared: dict[str, tuple[Path, str]]) -> None:
     """Enter a dataset into `declared`: file and name under the name that Dagster knows it by.
 
     Raises:

@@ -122,6 +122,12 @@ class LoaderStateError(TokenloomError):
     exit_code = 2
 
 
+class MixtureEndedError(TokenloomError):
+    """All datasets of a mixture have given their `epochs`: it has no more rows."""
+
+    exit_code = 2
+
+
 class DatasetNotFoundError(StoreError):
     """The store holds no such dataset, split or stage; the message lists what it holds."""
 

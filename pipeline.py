@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.build import Build, StageReport
 from tokenloom.config import PipelineConfig
+from tokenloom.config_file import Config, check_config, load_config
+from tokenloom.config_mixture import MixtureConfig
 from tokenloom.errors import DatasetNotFoundError, Result, TokenloomError, attempt
 from tokenloom.resources.store import ArtifactStore, Version
 
@@ -29,21 +31,27 @@ class DataPipeline:
     @classmethod
     def from_config(
         cls,
-        config: str | os.PathLike[str] | Mapping[str, Any] | PipelineConfig,
+        config: str | os.PathLike[str] | Mapping[str, Any] | Config,
         store: str | os.PathLike[str] | None = None,
     ) -> Result[DataPipeline, TokenloomError]:
         """A pipeline from a YAML file, a mapping of the same settings, or a `PipelineConfig`.
+
+        Where they mix datasets, it is a `MixturePipeline`.
 
         Args:
             store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
         """
 
         def opened() -> DataPipeline:
-            if isinstance(config, PipelineConfig):
-                return cls(config, store)
-            if isinstance(config, Mapping):
-                return cls(PipelineConfig.from_mapping(config), store)
-            return cls(PipelineConfig.from_file(config), store)
+            from tokenloom.mixture_pipeline import MixturePipeline
+
+            given: Any = config
+            if isinstance(given, Mapping):
+                given = check_config(given)
+            elif not isinstance(given, PipelineConfig | MixtureConfig):
+                given = load_config(given)
+            kind: Any = MixturePipeline if isinstance(given, MixtureConfig) else DataPipeline
+            return kind(given, store)
 
         return attempt(opened)
 
@@ -90,23 +98,24 @@ class DataPipeline:
             rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
             version, verify: as in `get_dataset`.
         """
-        settings, tokenizer = self.config.dataloader, self.config.tokenizer
+        settings = self.config.dataloader
         wanted = shuffle if shuffle is not None else split.startswith("train") and settings.shuffle != "none"
 
         def loader() -> DataLoader[Any]:
+            if self._streams:
+                return self._streaming(split, wanted, rank, world_size)
             from tokenloom.loaders import TokenLoader
 
-            if self.config.dataset.streaming:
-                return self._streaming(split, wanted, rank, world_size)
+            dataset: Any = self.get_dataset(split, version, verify).unwrap()
             return TokenLoader(
-                self.get_dataset(split, version, verify).unwrap(),
+                dataset,
                 batch_size=settings.batch_size,
                 shuffle="none" if not wanted else "full" if settings.shuffle == "none" else settings.shuffle,
                 token_budget=settings.token_budget,
                 seed=settings.seed,
                 drop_last=settings.drop_last,
-                padding=tokenizer.padding,
-                padding_side=tokenizer.padding_side,
+                padding=self._padding[0],
+                padding_side=self._padding[1],
                 rank=rank,
                 world_size=world_size,
                 num_workers=settings.num_workers,
@@ -116,6 +125,15 @@ class DataPipeline:
             )
 
         return attempt(loader)
+
+    @property
+    def _streams(self) -> bool:
+        return self.config.dataset.streaming
+
+    @property
+    def _padding(self) -> tuple[Any, Any]:
+        """What is padded to, and on which side."""
+        return self.config.tokenizer.padding, self.config.tokenizer.padding_side
 
     def get_tokenizer(self) -> Result[Any, TokenloomError]:
         """The tokenizer in force, as `transformers` loads it, building what is missing."""

@@ -24,7 +24,7 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.assets.schema.cells import column_cells, format_cells
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage import Stage
-from tokenloom.config import PipelineConfig
+from tokenloom.config import Declaration, PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.compute import ComputeEngine, keep_memory_low
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
@@ -89,7 +89,7 @@ def dataset_definitions(config: PipelineConfig) -> dg.Definitions:
         assets=[_asset(config, stage, versions[stage.name]) for stage in stages],
         asset_checks=[*(_check(config, stage) for stage in stages), _template_check(config)],
         jobs=[job],
-        schedules=[_schedule(config, config.schedule, job)] if config.schedule else [],
+        schedules=[dataset_schedule(config, config.schedule, job)] if config.schedule else [],
     )
 
 
@@ -103,7 +103,7 @@ def _asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.Assets
         code_version=code_version,
     )
     def materialize(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
-        with _clear_failures():
+        with clear_failures():
             build = Build(config, store.open(), on_progress=_log_progress(context.log.info))
             report = build.run(stage.name)
             metadata = _metadata(build, build.manifest(stage.name), report)
@@ -146,7 +146,12 @@ def _job(config: PipelineConfig) -> Any:
     )
 
 
-def _schedule(config: PipelineConfig, cron: str, job: Any) -> dg.ScheduleDefinition:
+def dataset_schedule(config: Declaration, cron: str, job: Any) -> dg.ScheduleDefinition:
+    """A schedule that is switched off at first.
+
+    Raises:
+        ConfigError: the cron line is none that Dagster takes.
+    """
     try:
         return dg.ScheduleDefinition(job=job, cron_schedule=cron, default_status=dg.DefaultScheduleStatus.STOPPED)
     except dg.DagsterInvalidDefinitionError:
@@ -160,7 +165,7 @@ def _description(stage: Stage) -> str:
 
 
 @contextmanager
-def _clear_failures() -> Iterator[None]:
+def clear_failures() -> Iterator[None]:
     """A user's mistake ends the step with its message alone: no traceback, no retry."""
     try:
         yield
@@ -209,10 +214,10 @@ def _metadata(build: Build, manifest: Manifest, report: StageReport) -> dict[str
     if manifest.stage == "sequences":
         metadata |= _lengths(report, manifest.facts["max_length"])
     if manifest.stage == "schema":
-        metadata["columns"] = _cells([column_cells(column) for column in manifest.facts["columns"]])
-        metadata["formats"] = _cells([format_cells(found) for found in manifest.facts["formats"]])
+        metadata["columns"] = cells([column_cells(column) for column in manifest.facts["columns"]])
+        metadata["formats"] = cells([format_cells(found) for found in manifest.facts["formats"]])
     if found := manifest.notes.get("certificate"):
-        metadata["certificate"] = _cells(found)
+        metadata["certificate"] = cells(found)
     if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
         metadata["rejects"] = _reject_codes(rejects)
         metadata["rejects_summary"] = reject_reasons(store, manifest)
@@ -230,7 +235,7 @@ def _lengths(report: StageReport, max_length: int) -> dict[str, Any]:
     return {
         "fill": fill(report.counters, report.tokens, max_length),
         "lengths": dg.MetadataValue.md(f"![lengths](data:image/png;base64,{picture})\n\n{caption}"),
-        "length_counts": _cells(rows),
+        "length_counts": cells(rows),
     }
 
 
@@ -254,7 +259,8 @@ def _reject_codes(rejects: Sequence[pa.Table]) -> dg.TableMetadataValue:
     return dg.MetadataValue.table([dg.TableRecord({name: _cell(row[name]) for name in row}) for row in shown])
 
 
-def _cells(rows: Sequence[Mapping[str, str]]) -> dg.TableMetadataValue:
+def cells(rows: Sequence[Mapping[str, str]]) -> dg.TableMetadataValue:
+    """A table of texts."""
     columns = [dg.TableColumn(name) for name in (rows[0] if rows else ())]
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows], schema=dg.TableSchema(columns=columns))
 
@@ -355,7 +361,7 @@ def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetChec
         passed=not wrong,
         severity=dg.AssetCheckSeverity.WARN,
         description="; ".join(wrong) or "the stop is trained, BOS stands at most once",
-        metadata={"certificate": _cells(found)},
+        metadata={"certificate": cells(found)},
     )
 
 

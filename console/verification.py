@@ -11,7 +11,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tokenloom.config import PipelineConfig
+from tokenloom.config_file import load_config
 from tokenloom.console.sizes import size
 from tokenloom.console.visible import say
 from tokenloom.errors import StoreError
@@ -27,7 +27,7 @@ def run_verify(target: str | None, store: str | None, keep_damaged: bool, as_jso
     """Reread a dataset, by its YAML or its name, or the whole store; returns the exit code."""
     name = target
     if target is not None and Path(target).suffix in (".yaml", ".yml"):
-        name = PipelineConfig.from_file(target).dataset_name
+        name = load_config(target).dataset_name
     with _ObjectProgress(Console(stderr=True)) as progress:
         found = verify(ArtifactStore(store), name, ComputeEngine(), not keep_damaged, progress.done)
     shown = Console(stderr=as_json)

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tokenloom.config import PipelineConfig
+from tokenloom.config_file import load_config
 from tokenloom.console.visible import visible
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import ArtifactStore
@@ -30,7 +30,7 @@ def run_versions(named: str, store: str | None, as_json: bool) -> int:
 
 def dataset_of(named: str) -> str:
     """The dataset's name: what is named, or what the YAML that is named declares."""
-    return PipelineConfig.from_file(named).dataset_name if Path(named).suffix in (".yaml", ".yml") else named
+    return load_config(named).dataset_name if Path(named).suffix in (".yaml", ".yml") else named
 
 
 def version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:

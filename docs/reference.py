@@ -16,24 +16,30 @@ from typing import Any
 from pydantic import BaseModel
 
 import tokenloom
-from tokenloom import config, config_file, errors, loaders
+from tokenloom import config, config_file, config_mixture, errors, loaders
 from tokenloom.config import PipelineConfig
+from tokenloom.config_mixture import MixtureConfig, MixtureSource
 
 DOCS = Path(__file__).parent
 
 CONFIGURATION_HEAD = """# Configuration
 
-One YAML file declares one dataset. Only `dataset.name` is required, and a tokenizer: `tokenizer.name_or_path` or
-`tokenizer.train`. Relative paths start at the YAML's folder, then at the working directory. An unknown setting, a wrong
-type or value is refused with its line and the nearest right name; `tokenloom schema` prints the JSON Schema.
+One YAML file declares one dataset, or [mixes several](mixtures.md). Only `dataset.name` is required, and a tokenizer:
+`tokenizer.name_or_path` or `tokenizer.train`. Relative paths start at the YAML's folder, then at the working directory.
+An unknown setting, a wrong type or value is refused with its line and the nearest right name; `tokenloom schema` prints
+the JSON Schema.
 
 Settings marked ✗ are known but not available in this version: they are refused rather than ignored.
 """
 
+MIXTURE = """A list of datasets, [which take turns](mixtures.md), instead of `dataset`, `tokenizer`, `prompt_template`,
+`length`, `validation` and `keep`."""
+
 API_HEAD = """# API reference
 
-A `Result` is an `Ok` or an `Err`. Names are imported from `tokenloom`, `tokenloom.loaders`, `tokenloom.config` and
-`tokenloom.errors`; all but the first never import Dagster, datasets, transformers or pandera.
+A `Result` is an `Ok` or an `Err`. Names are imported from `tokenloom`, `tokenloom.loaders`, `tokenloom.config`,
+`tokenloom.config_mixture` and `tokenloom.errors`; all but the first never import Dagster, datasets, transformers or
+pandera.
 """
 
 
@@ -49,7 +55,11 @@ def _own(module: Any) -> list[str]:
 MODULES = {
     "tokenloom": (tokenloom, tokenloom.__all__),
     "tokenloom.loaders": (loaders, [name for name in loaders.__all__ if name not in tokenloom.__all__]),
-    "tokenloom.config": (config, [name for name in _own(config) if name not in ("PipelineConfig", "Section")]),
+    "tokenloom.config": (
+        config,
+        [name for name in _own(config) if name not in ("PipelineConfig", "Section", "Declaration")],
+    ),
+    "tokenloom.config_mixture": (config_mixture, [name for name in _own(config_mixture) if name != "MixtureConfig"]),
     "tokenloom.errors": (errors, _own(errors)),
 }
 
@@ -62,6 +72,10 @@ def configuration() -> str:
     for name, field in PipelineConfig.model_fields.items():
         if (model := _section(field)) is not None:
             sections.append(f"\n## {name}\n\n{_one_line(model.__doc__)}\n\n" + _table(_settings(name, model)))
+        if name == "mixture":
+            sections.append(
+                f"\n## mixture\n\n{MIXTURE}\n\n" + _table(_settings("mixture", MixtureSource), MixtureConfig)
+            )
     return "".join(sections)
 
 
@@ -76,10 +90,10 @@ def _section(field: Any) -> type[BaseModel] | None:
     return config_file.section_of(field.annotation)
 
 
-def _table(settings: Iterator[tuple[str, str, Any]]) -> str:
+def _table(settings: Iterator[tuple[str, str, Any]], model: type[BaseModel] = PipelineConfig) -> str:
     lines = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
     for path, _, field in settings:
-        takes = config_file.expected(tuple(path.split("."))).text.replace("|", "\\|")
+        takes = config_file.expected(tuple(path.split(".")), model).text.replace("|", "\\|")
         default = "required" if field.is_required() else _default(field)
         lines.append(f"| `{path}` | {takes} | {default} | {_one_line(field.description)}{_refused(path)} |")
     return "\n".join(lines) + "\n"

@@ -49,11 +49,11 @@ class PaddingPolicy:
         if self.side not in ("left", "right"):
             raise ValueError(f"padding side {self.side!r} is not 'left' or 'right'")
 
-    def width(self, lengths: Ints) -> int:
-        """The length that rows of these lengths are padded to."""
+    def width(self, longest: int) -> int:
+        """The length that rows are padded to whose longest has so many tokens."""
         if self.padding == "max_length":
             return self.max_length
-        longest = int(lengths.max(initial=1))
+        longest = max(longest, 1)
         return longest if self.padding == "longest" else -(-longest // int(self.padding)) * int(self.padding)
 
 
@@ -181,7 +181,7 @@ class SequenceReader:
         Raises:
             StoreError: bytes that are read are missing or damaged.
         """
-        real = rows >= 0 if int(rows.min(initial=0)) < 0 else None
+        real = rows >= 0 if min(rows.tolist(), default=0) < 0 else None
         chunks, local = self._places(rows if real is None else np.where(real, rows, 0))
         if self._unchecked:
             self._touch(chunks, local)
@@ -243,24 +243,23 @@ def _padded(columns: SequenceColumns, chunks: Ints, local: Ints, real: Flags | N
         lengths *= real
     left, rows = policy.side == "left", len(lengths)
     found = Rectangle(columns.ids.values, chunks, begins, lengths, left)
-    width = policy.width(lengths)
+    width = policy.width(found.width)
     part = np.s_[:, width - found.width :] if left else np.s_[:, : found.width]
     whole = found.own is None and width == found.width
     made = np.empty((4 if policy.packed else 3, rows, width), np.int64)
     input_ids, attention_mask, labels = made[:3]
-    if width > found.width:
+    ids, trained = found.take(columns.ids.values), found.take(columns.trained).view(bool)
+    attention_mask.fill(whole)
+    if whole:
+        input_ids[:] = ids
+        labels[:] = input_ids if trained.all() else np.where(trained, input_ids, IGNORED)
+    else:
+        own = np.True_ if found.own is None else found.own
         input_ids.fill(policy.pad_token_id)
         labels.fill(IGNORED)
-    input_ids[part] = found.take(columns.ids.values)
-    trained = found.take(columns.trained).view(bool)
-    attention_mask.fill(whole)
-    if found.own is not None:
-        attention_mask[part] = found.own
-        np.copyto(input_ids[part], policy.pad_token_id, where=~found.own)
-        trained &= found.own
-    elif not whole:
-        attention_mask[part] = 1
-    labels[part] = input_ids[part] if trained.all() else np.where(trained, input_ids[part], IGNORED)
+        np.copyto(input_ids[part], ids, where=own)
+        np.copyto(attention_mask[part], own)
+        np.copyto(labels[part], ids, where=trained & own)
     batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
     if policy.packed:
         counts, sizes = _documents(columns.documents, chunks, local, real)
@@ -285,7 +284,7 @@ def _documents(documents: RaggedLists, chunks: Ints, local: Ints, real: Flags | 
     first, counts = documents.rows(chunks, local)
     if real is not None:
         counts *= real
-    return counts, documents.values.lists(chunks, first, counts).astype(np.int64)
+    return counts, Rectangle(documents.values, chunks, first, counts, left=False).flat(documents.values)
 
 
 def _bounds(starts: Ints, sizes: Ints, blank_starts: Ints, blank: Ints, position_ids: Ints) -> Batch:
@@ -296,19 +295,21 @@ def _bounds(starts: Ints, sizes: Ints, blank_starts: Ints, blank: Ints, position
         blank_starts, blank: int64 [rows], of the runs of padding.
         position_ids: int64 [rows, width], to be filled.
     """
-    padded = np.flatnonzero(blank)
+    padded = blank.nonzero()[0]
     begins, lengths, flat = starts, sizes, position_ids.reshape(-1)
     if len(padded):
         begins = np.concatenate([starts, blank_starts[padded]])
         order = np.argsort(begins, kind="stable")
         begins, lengths = begins[order], np.concatenate([sizes, blank[padded]])[order]
-    np.subtract(_counting(flat.size), np.repeat(begins, lengths), out=flat)
+    within = np.repeat(begins.astype(np.int32), lengths)
+    flat[:] = np.subtract(_counting(flat.size), within, out=within)
     if len(padded):
         flat[ranges(blank_starts[padded], blank[padded])] = 0
-    bounds = np.append(begins, flat.size).astype(np.int32)
+    bounds = np.empty(len(begins) + 1, np.int32)
+    bounds[:-1], bounds[-1] = begins, flat.size
     return {"position_ids": position_ids, "cu_seqlens": bounds, "max_seqlen": int(lengths.max(initial=0))}
 
 
 @lru_cache(maxsize=4)
-def _counting(size: int) -> Ints:
-    return np.arange(size)
+def _counting(size: int) -> npt.NDArray[np.int32]:
+    return np.arange(size, dtype=np.int32)

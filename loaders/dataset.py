@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tokenloom.loaders.batch import DEFERRED, PaddingPolicy, SequenceReader
 from tokenloom.loaders.row_order import RowOrder, Shuffle
 from tokenloom.loaders.trace import TracedRow, traced
 from tokenloom.loaders.unpadded import unpadded
-from tokenloom.resources.digest import digest_json
+from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import WEIGHTED
@@ -99,6 +100,17 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         return self._facts["tokenizer"]
 
     @property
+    def vocabulary_digest(self) -> str:
+        """Hex BLAKE3 of the tokenizer's tokenizer.json, whatever chat template and names of tokens stand beside it."""
+        return digest_bytes((Path(self.tokenizer_path) / "tokenizer.json").read_bytes())
+
+    @property
+    def kind(self) -> str:
+        """What a row is: `sequence`, or in preference data `pair`, or in kto data `labelled sequence`."""
+        columns = self._store.objects.get(self._chunks[0].output).column_names if self._chunks else []
+        return "labelled sequence" if "label" in columns else "pair" if "chosen_input_ids" in columns else "sequence"
+
+    @property
     def tokenizer_path(self) -> str:
         """A folder that `transformers.AutoTokenizer.from_pretrained` loads."""
         return str(self._store.tokenizer_folder(self._facts["tokenizer"]))
@@ -141,13 +153,22 @@ def open_dataset(
         StoreError: the store is damaged.
     """
     opened = ArtifactStore(store)
-    digest = opened.manifest_digest(name, version=version)
-    hold = opened.hold(digest)
-    manifest = opened.manifest_at(digest)
+    return open_split(opened, opened.manifest_digest(name, version=version), split, verify)
+
+
+def open_split(store: ArtifactStore, digest: str, split: str, verify: bool = True) -> TokenDataset:
+    """A split of the sequences whose manifest object has that digest.
+
+    Raises:
+        DatasetNotFoundError: there is no such split; the message lists those there are.
+        StoreError: the store is damaged.
+    """
+    hold = store.hold(digest)
+    manifest = store.manifest_at(digest)
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise DatasetNotFoundError(
-            f"dataset {name!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
+            f"dataset {manifest.dataset!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
         )
-    return TokenDataset(opened, manifest, split, verify, hold)
+    return TokenDataset(store, manifest, split, verify, hold)

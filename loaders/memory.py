@@ -23,6 +23,9 @@ _ROWS, WIDEST = 1 << 46, 1 << 13
 """How many places, and numbers from each on, a view of memory has: NumPy counts their bytes in 63 bits."""
 
 
+_COLUMNS = np.arange(WIDEST)
+
+
 class _Memory:
     """This process's memory, as NumPy is shown it: bytes that are not written to."""
 
@@ -72,7 +75,8 @@ class FlatValues:
 
     def lie_within(self, chunks: Ints, first: Ints, width: int) -> bool:
         """Whether `width` numbers from each of these positions on are all of the same chunk."""
-        return int(first.min(initial=0)) >= 0 and int((self._sizes[chunks] - first).min(initial=width)) >= width
+        room = (self._sizes[chunks] - first).tolist()
+        return min(first.tolist(), default=0) >= 0 and min(room, default=width) >= width
 
     def windows(self, chunks: Ints, positions: Ints, width: int) -> npt.NDArray[Any]:
         """[rows, width]: the numbers from each position on, which `lie_within` their chunks."""
@@ -127,12 +131,13 @@ class Rectangle:
     """
 
     def __init__(self, values: FlatValues, chunks: Ints, begins: Ints, lengths: Ints, left: bool):
-        self.width = width = int(lengths.max(initial=0))
+        listed = lengths.tolist()
+        self.width = width = max(listed, default=0)
         self._chunks, self._begins, self._lengths = chunks, begins, lengths
         self._first = begins - (width - lengths) if left else begins
         self.own: Flags | None = None
-        if int(lengths.min(initial=width)) < width:
-            column = np.arange(width)
+        if min(listed, default=width) < width:
+            column = _COLUMNS[:width] if width <= WIDEST else np.arange(width)
             self.own = column >= (width - lengths)[:, None] if left else column < lengths[:, None]
         narrow = width <= WIDEST
         self._whole = narrow and (self.own is None or values.lie_within(chunks, self._first, width))
@@ -147,6 +152,11 @@ class Rectangle:
         found = np.zeros(self.own.shape, flat.dtype)
         found[self.own] = flat
         return found
+
+    def flat(self, values: FlatValues) -> npt.NDArray[Any]:
+        """A column's values, those of one row behind those of the other."""
+        found = self.take(values)
+        return found.reshape(-1) if self.own is None else found[self.own]
 
 
 def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from tokenloom.errors import MixtureEndedError
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.mixture import By, Mixture, Source
@@ -18,6 +21,27 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import Ints, offsets_of
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a dataset gives to an epoch of a mixture.
+
+    Args:
+        dataset: its name in the mixture.
+        rows, tokens: how many it has.
+        taken: how many rows an epoch of the mixture takes of it.
+        epochs: how often the dataset is gone through in that.
+        row_share, token_share: its part of all rows, and of all tokens by its rows' mean.
+    """
+
+    dataset: str
+    rows: int
+    tokens: int
+    taken: int
+    epochs: float
+    row_share: float
+    token_share: float
+
+
 class MixedOrder:
     """Rows of a `MixedDataset` at running positions."""
 
@@ -25,7 +49,14 @@ class MixedOrder:
         self._order, self._first_row = order, first_row
 
     def span(self, begin: int, end: int) -> Ints:
-        """int64 [end - begin]: rows, counted through all datasets."""
+        """int64 [end - begin]: rows, counted through all datasets.
+
+        Raises:
+            MixtureEndedError: all datasets have given their `epochs` before.
+        """
+        if (last := self._order.end) is not None and end > last:
+            told = f"the mixture ends after {last} rows: all its datasets have given their `epochs`"
+            raise MixtureEndedError(f"{told}; train one epoch, or leave `epochs` out of a dataset")
         found = self._order.span(begin, end)
         return self._first_row[found[:, 0]] + found[:, 1]
 
@@ -47,7 +78,7 @@ class MixedDataset:
         mixture: whose turn it is at a position.
 
     Raises:
-        ValueError: the datasets were made with different tokenizers, or the weights are wrong.
+        ValueError: two datasets do not fit into one batch, or the weights are wrong.
     """
 
     def __init__(
@@ -59,9 +90,9 @@ class MixedDataset:
         mixture: Mixture | None = None,
     ):
         self.datasets = dict(datasets)
-        kinds = {(each.tokenizer_digest, each.packed) for each in self.datasets.values()}
-        if len(kinds) != 1:
-            raise ValueError("datasets of one mixture are made with one tokenizer, and all packed or none")
+        for (first, one), (second, other) in pairwise(self.datasets.items()):
+            if misfit := _misfit(first, one, second, other):
+                raise ValueError(misfit)
         if mixture is None:
             limits = epochs or {}
             sources = [_source(name, each, limits.get(name)) for name, each in self.datasets.items()]
@@ -109,6 +140,39 @@ class MixedDataset:
         first_row = offsets_of(np.array([len(each) for each in self._all]))
         return MixedOrder(MixtureOrder(self.mixture, orders), first_row)
 
+    def shares(self) -> list[Share]:
+        """What each dataset gives to the first epoch."""
+        taken = self.mixture.given(len(self))
+        tokens = [rows * each.tokens / len(each) for rows, each in zip(taken, self._all, strict=True)]
+        return [
+            Share(
+                source.name, len(each), each.tokens, rows, rows / len(each), rows / len(self), part / (sum(tokens) or 1)
+            )
+            for source, each, rows, part in zip(self.mixture.sources, self._all, taken, tokens, strict=True)
+        ]
+
+    @property
+    def pad_token_id(self) -> int:
+        return self._all[0].pad_token_id
+
+    @property
+    def vocab_size(self) -> int:
+        return self._all[0].vocab_size
+
+    @property
+    def max_length(self) -> int:
+        """Of the dataset with the longest rows."""
+        return max(each.max_length for each in self._all)
+
+    @property
+    def packed(self) -> bool:
+        return self._all[0].packed
+
+    @property
+    def tokenizer_path(self) -> str:
+        """A folder that `transformers.AutoTokenizer.from_pretrained` loads; of the first dataset."""
+        return self._all[0].tokenizer_path
+
     @cached_property
     def reader(self) -> SequenceReader:
         """All chunks of all datasets."""
@@ -120,6 +184,25 @@ class MixedDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "reader"}
+
+
+def _misfit(first: str, one: TokenDataset, second: str, other: TokenDataset) -> str:
+    """What keeps the rows of two datasets from standing in one batch, in a sentence, or nothing."""
+    both = f"{first} and {second}"
+    if one.tokenizer_digest != other.tokenizer_digest and one.vocabulary_digest != other.vocabulary_digest:
+        return (
+            f"{both} were made with different tokenizers; "
+            f"for {second} set tokenizer.name_or_path to that of {first}, which is in {one.tokenizer_path}"
+        )
+    if (one.pad_token_id, one.vocab_size) != (other.pad_token_id, other.vocab_size):
+        return f"{both} are padded with different tokens, {one.pad_token_id} and {other.pad_token_id}"
+    if one.packed != other.packed:
+        return f"of {both} only {first if one.packed else second} is packed; set length.packing alike"
+    if one.packed and one.max_length != other.max_length:
+        return f"{both} are packed to {one.max_length} and to {other.max_length} tokens; set tokenizer.max_length alike"
+    if one.kind != other.kind:
+        return f"a row of {first} is a {one.kind}, and one of {second} is a {other.kind}"
+    return ""
 
 
 def _source(name: str, dataset: TokenDataset, epochs: float | None) -> Source:

@@ -115,7 +115,7 @@ class TokenBudget:
         rows: of an epoch.
         lengths: tokens of rows, int64 [n] for int64 [n].
         key: of what the batches' order is drawn with.
-        width: the padded length of rows of these lengths.
+        width: the length that rows are padded to whose longest has so many tokens.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TokenBudget:
         budget: int,
         lengths: Callable[[Ints], Ints],
         key: Sequence[object],
-        width: Callable[[Ints], int],
+        width: Callable[[int], int],
     ):
         self.order, self.rows, self.budget = order, rows, budget
         self._lengths, self._key, self._width = lengths, tuple(key), width
@@ -144,7 +144,7 @@ class TokenBudget:
         lengths = self._lengths(rows)
         by_length = np.argsort(lengths, kind="stable")
         rows, lengths = rows[by_length], lengths[by_length]
-        padded = np.array([self._width(lengths[index : index + 1]) for index in _firsts(lengths)], np.int64)
+        padded = np.array([self._width(longest) for longest in lengths[_firsts(lengths)].tolist()], np.int64)
         padded = np.repeat(padded, np.diff(np.append(_firsts(lengths), len(lengths))))
         if padded[-1] > self.budget:
             raise ValueError(

@@ -35,7 +35,7 @@ def collate_prompts(
     lengths = np.diff(offsets)
     longest = int(lengths.max(initial=1))
     policy = PaddingPolicy(pad_token_id, padding, padding_side, max_length or longest, packed=False)
-    width = policy.width(lengths)
+    width = policy.width(longest)
     if longest > width:
         raise ValueError(f"a prompt of {longest} tokens is longer than max_length {width}; prompts are never cut")
     rows = len(lengths)

@@ -153,8 +153,9 @@ def test_preview_says_why_a_row_is_absent_and_shows_no_control_character(tmp_pat
 
 def test_schema_prints_the_json_schema(tmp_path: Path) -> None:
     schema = json.loads(run("schema", folder=tmp_path).stdout)
-    assert "dataset" in schema["properties"]
-    assert schema["required"] == ["dataset"]
+    one, mixture = (schema["$defs"][found["$ref"].rpartition("/")[2]] for found in schema["anyOf"])
+    assert (one["required"], mixture["required"]) == (["dataset"], ["mixture"])
+    assert "tokenizer" in one["properties"] and "tokenizer" not in mixture["properties"]
 
 
 def test_help_names_commands_and_exit_codes(tmp_path: Path) -> None:

@@ -134,7 +134,6 @@ def test_a_setting_that_is_not_available_is_refused_rather_than_ignored(setting:
     values = {
         "dataset.filters": ["len(output) > 0"],
         "dataset.reader.root": "data[]",
-        "mixture": [{"dataset": "a"}],
     }
     value = values.get(setting) or sorted(UNAVAILABLE[setting])[0]
     settings: dict[str, object] = {"dataset": {"name": "x"}}

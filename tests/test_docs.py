@@ -16,6 +16,7 @@ import tokenloom
 from tokenloom import loaders
 from tokenloom.config import PipelineConfig
 from tokenloom.config_file import parse_config
+from tokenloom.config_mixture import MixtureConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,16 +58,14 @@ def test_every_setting_and_public_name_is_documented() -> None:
         for name, value in properties.items():
             found.add(prefix + name)
             for target in re.findall(r"#/\$defs/(\w+)", str(value)):
-                if target not in ("MixtureSource", "Constant"):
+                if target != "Constant":
                     found |= paths(schema, schema["$defs"][target], f"{prefix}{name}.")  # type: ignore[arg-type]
         return found
 
-    schema = PipelineConfig.model_json_schema()
-    leaves = {
-        path
-        for path in paths(schema, schema, "")
-        if not any(other.startswith(f"{path}.") for other in paths(schema, schema, ""))
-    }
+    schemas = [model.model_json_schema() for model in (PipelineConfig, MixtureConfig)]
+    every = {path for schema in schemas for path in paths(schema, schema, "")}
+    leaves = {path for path in every if not any(other.startswith(f"{path}.") for other in every)}
+    assert "mixture.weight" in leaves
     assert {path for path in leaves if f"`{path}`" not in configuration and f"## {path}" not in configuration} == set()
     api = (ROOT / "docs" / "api_reference.md").read_text()
     assert {name for name in (*tokenloom.__all__, *loaders.__all__) if f"### `{name}" not in api} == set()
@@ -82,7 +81,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_yaml_samples_load(page: Path) -> None:
     for sample in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
         settings = yaml.safe_load(sample)
-        if "dataset" in settings:
+        if settings.keys() & {"dataset", "mixture"}:
             parse_config(sample, Path("sample.yaml"))
 
 

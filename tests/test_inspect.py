@@ -19,7 +19,7 @@ from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.templates.chatml import chatml
 from tokenloom.cli import main
-from tokenloom.config import DATASET_NAME
+from tokenloom.config import DATASET_NAME, PipelineConfig
 from tokenloom.config_file import Loader, parse_config
 from tokenloom.console.inspection import dataset_name
 from tokenloom.console.starter import FILL_IN, scalar, starter_yaml
@@ -145,7 +145,8 @@ def test_a_yaml_on_stdout_is_all_of_it(folder: Path, capsys: pytest.CaptureFixtu
     write_rows(folder / "small.jsonl")
     assert main(["inspect", "small.jsonl", "--out", "-"]) == 0
     out = capsys.readouterr().out
-    assert parse_config(out, folder / "x.yaml").dataset.name == "small.jsonl"
+    config = parse_config(out, folder / "x.yaml")
+    assert isinstance(config, PipelineConfig) and config.dataset.name == "small.jsonl"
     assert not list(folder.glob("*.yaml"))
 
 

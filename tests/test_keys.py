@@ -132,7 +132,7 @@ CASES = [
     Case("dataloader.pin_memory", True, NOTHING),
     Case("dataloader.prefetch_factor", 3, NOTHING),
     Case("dataloader.persistent_workers", True, NOTHING),
-    Case("mixture", [{"dataset": "a"}], NOTHING),
+    Case("mixture", None, NOTHING),
     Case("compute.engine", "ray", NOTHING),
     Case("compute.workers", 3, NOTHING),
     Case("compute.address", "auto", NOTHING),

@@ -102,7 +102,7 @@ def test_a_change_later_on_leaves_the_past_and_its_states_alone(datasets: dict[s
 
 
 def test_datasets_of_different_kinds_are_not_mixed(datasets: dict[str, TokenDataset]) -> None:
-    with pytest.raises(ValueError, match="all packed or none"):
+    with pytest.raises(ValueError, match="of a and packed only packed is packed"):
         MixedDataset(pick(datasets, "a", "packed"), {"a": 1, "packed": 1})
     with pytest.raises(ValueError, match="weight"):
         MixedDataset(pick(datasets, "a", "b"), {"a": 1})

@@ -4,7 +4,7 @@ FORMAT                              the version of this layout
 objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAKE3 of their bytes
 actions/<ab>/<key>.json             what a stage made of one chunk
 certificates/<key>/<digest>.json    where two tokenizer engines agree
-datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object
+datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object; of mixtures, `mixture.json`
 probes/<stage>-<digest>.json        what a stage makes of fixed rows, as a digest
 versions/<name>/<time>-<…>.json     the manifests of every state that was published
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
@@ -31,7 +31,7 @@ from tokenloom.resources.store.blobs import Blobs, renew
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.folder import Folder
 from tokenloom.resources.store.hold import Hold
-from tokenloom.resources.store.manifest import Manifest
+from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
 from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.read_only import ReadOnly
@@ -278,6 +278,11 @@ class ArtifactStore:
 
     def _not_found(self, dataset: str, stage: str) -> str:
         names = self.datasets()
+        if dataset in names and stage != MIXTURE and self.latest(dataset, MIXTURE):
+            mixed = ", ".join(self.manifest(dataset, MIXTURE).pinned)
+            return f"{dataset!r} is a mixture, which `open_mixture` opens; its datasets are {mixed}"
+        if dataset in names and stage == MIXTURE:
+            return f"{dataset!r} is one dataset, which `open_dataset` opens, and no mixture"
         if dataset in names:
             return f"dataset {dataset!r} has no {stage} yet: run `tokenloom build` on its YAML"
         close = difflib.get_close_matches(dataset, names, n=1)

@@ -1,9 +1,9 @@
 """Garbage: what no published state that is kept reaches.
 
-Roots are, for each dataset, the latest manifests and those of its latest versions, and manifests that a process has
-open. They keep their chunks' actions, outputs and rejects, and tokenizers; outputs of a stage that the dataset's latest
-build lets go (`keep: sequences`) are not kept. What was written or touched lately stays, and what a young action names.
-What is removed goes in such an order that no version or action is left that names what is gone.
+Roots are, for each dataset, the latest manifests and those of its latest versions, those that mixtures read, and those
+that a process has open. They keep their chunks' actions, outputs and rejects, and tokenizers; outputs of a stage that
+the dataset's latest build lets go (`keep: sequences`) are not kept. What was written or touched lately stays, and what
+a young action names. What is removed goes in such an order that no version or action is left that names what is gone.
 """
 
 from __future__ import annotations
@@ -136,6 +136,8 @@ class _Collection:
         dropped = {stage for stage, digest in state.latest.items() if found[digest].droppable}
         for digest, manifest in found.items():
             self._mark(digest, manifest, name if manifest.stage in dropped else None)
+        for digest in {digest for manifest in found.values() for digest in manifest.pinned.values()}:
+            self._mark(digest, self._manifest(digest, name))
 
     def _mark(self, digest: str, manifest: Manifest, drops: str | None = None) -> None:
         self._objects.add(digest)

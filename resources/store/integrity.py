@@ -91,7 +91,7 @@ def verify(
     """Reread everything that a dataset's latest manifests and its versions name, or everything in the store.
 
     Args:
-        dataset: its name; None: everything.
+        dataset: its name, or that of a mixture; None: everything.
         engine: what rereads several at a time.
         remove: whether what is damaged is removed, and mended where that takes no build.
         on_progress: told how many objects are done, and of how many.
@@ -113,6 +113,7 @@ class _Reading:
         self._manifests: set[str] = set()
         self._tokenizers: dict[str, str] = {}
         self._keys: set[str] = set()
+        self._named: set[str] = set()
 
     def run(self, dataset: str | None) -> Verification:
         store = self._store
@@ -122,7 +123,8 @@ class _Reading:
             store.manifest_digest(dataset)  # says which datasets there are
         every = (blob.name.split("/")[1] for kind in ("datasets", VERSIONS) for blob in store.blobs.below(kind))
         for name in [dataset] if dataset is not None else sorted(set(every)):
-            self._dataset(name)
+            if name not in self._named:
+                self._dataset(name)
         if dataset is None:
             found = [object_digest(blob.name) for blob in store.blobs.below(OBJECTS)]
             known = self._expected.keys() | self._manifests
@@ -139,7 +141,8 @@ class _Reading:
         return self._done
 
     def _dataset(self, name: str) -> None:
-        """Check a dataset's pointers, versions and manifests, and expect what they name."""
+        """Check a dataset's pointers, versions and manifests, and expect what they name; of a mixture, its datasets."""
+        self._named.add(name)
         store, latest, versions = self._store, set[tuple[str, str]](), dict[str, Version]()
         for stage in store.stages(name):
             if (digest := store.latest(name, stage)) is None:
@@ -153,13 +156,17 @@ class _Reading:
                 versions[blob.name] = version
         named = latest.union(*(version.stages.items() for version in versions.values()))
         whole: dict[tuple[str, str], Manifest] = {}
+        mixed: dict[str, str] = {}
         for stage, digest in sorted(named, key=lambda one: (one not in latest, one)):
             is_latest = (stage, digest) in latest
             if manifest := self._manifest(_Expected(digest, "manifest", name, stage, latest=is_latest)):
                 whole[stage, digest] = manifest
                 self._expect(manifest, is_latest)
+                mixed |= manifest.pinned
         for blob, version in versions.items():
             self._version(name, blob, version, whole, latest)
+        for dataset in mixed.keys() - self._named:
+            self._dataset(dataset)
 
     def _manifest(self, expected: _Expected) -> Manifest | None:
         """A manifest, where the bytes are those of its name, and it is the dataset's and the stage's."""

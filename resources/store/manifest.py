@@ -19,6 +19,9 @@ MANIFEST_VERSION = 3
 WEIGHTED = "weighted_chunks"
 """Counter of `sequences`: chunks that hold weights."""
 
+MIXTURE = "mixture"
+"""Stands for the stage of what mixes datasets: its facts name them, its notes the manifests that they had."""
+
 _SCHEMA = pa.schema(
     [
         ("split", pa.string()),
@@ -96,6 +99,11 @@ class Manifest:
     def droppable(self) -> bool:
         """Whether `gc` may drop the outputs, since they can be made anew where they are needed."""
         return self.notes.get("keep") == "sequences"
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """By dataset, the object digest of the manifest that a mixture reads."""
+        return self.notes.get("manifests", {})
 
     @property
     def splits(self) -> list[str]:

@@ -1,0 +1,1 @@
+../../mixture_asset.py
