@@ -57,6 +57,8 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 	$(BIN)/python benchmarks/incremental.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/order.py
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/resume.py
 
 docs: $(INSTALLED)  ## write the reference pages from the code

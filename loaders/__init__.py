@@ -2,28 +2,63 @@
 
 from tokenloom.loaders.array_loader import ArrayDataLoader
 from tokenloom.loaders.batch import PaddingPolicy
+from tokenloom.loaders.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
+from tokenloom.loaders.collators.default import DefaultCollator
+from tokenloom.loaders.collators.registry import CollatorRegistry
+from tokenloom.loaders.collators.text import LanguageModelingDataCollator, TextCollator
+from tokenloom.loaders.collators.vision import VisionCollator, VisionDataCollator
+from tokenloom.loaders.data_module import DataModuleProtocol, UniversalDataModule
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
+from tokenloom.loaders.loader_builder import DataLoaderBuilder
+from tokenloom.loaders.loader_config import DataLoaderConfig
+from tokenloom.loaders.loader_factory import DataLoaderFactory
+from tokenloom.loaders.map_loader import MapLoader
 from tokenloom.loaders.mixed import MixedDataset, Share
+from tokenloom.loaders.output_schema import OutputColumn, OutputSchema
 from tokenloom.loaders.prompts import collate_prompts
+from tokenloom.loaders.rank_sampler import RankSampler
 from tokenloom.loaders.stored_mixture import open_mixture
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
+from tokenloom.loaders.task_spec import TaskSpec
 from tokenloom.loaders.text_dataset import TextDataset
+from tokenloom.loaders.text_windows import TransformerDataset, create_dataloaders
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
 from tokenloom.loaders.trace import TracedRow
 
 __all__ = [
     "ArrayDataLoader",
+    "CollatorRegistry",
+    "DataLoaderBuilder",
+    "DataLoaderConfig",
+    "DataLoaderFactory",
+    "DataModuleProtocol",
+    "DefaultCollator",
+    "LanguageModelingDataCollator",
+    "MapLoader",
     "MixedDataset",
+    "OutputColumn",
+    "OutputSchema",
     "PaddingPolicy",
+    "RankSampler",
     "Share",
     "StreamingDataset",
     "StreamingLoader",
+    "TaskSpec",
+    "TextCollator",
     "TextDataset",
     "TokenDataset",
     "TokenLoader",
     "TracedRow",
+    "TransformerDataset",
+    "UniversalDataModule",
+    "VisionCollator",
+    "VisionDataCollator",
     "batch_digest",
     "collate_prompts",
+    "create_causal_lm_collate",
+    "create_collate_fn",
+    "create_dataloaders",
+    "create_seq2seq_collate",
     "open_dataset",
     "open_mixture",
 ]

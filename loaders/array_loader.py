@@ -49,10 +49,11 @@ class ArrayDataLoader(TokenLoader):
     Order, ranks, `len`, `state_dict`, `load_state_dict`, `set_epoch`, `skip` and `trace` are those of `TokenLoader`.
 
     Args:
-        config: what is not given here: any object or mapping with some of `batch_size`, `token_budget`, `shuffle`,
-            `seed`, `drop_last`, `padding`, `padding_side`, `prefetch_factor`, `max_length`, `dataset_name` and
-            `cache_dir` (the store; default `$TOKENLOOM_STORE`, else `.tokenloom`); or a `DataPipeline`, whose YAML says
-            them, and whose dataset is built where it is missing. None: the defaults.
+        config: what is not given here: a `DataLoaderConfig`, or any object or mapping with some of `batch_size`,
+            `token_budget`, `shuffle`, `seed`, `drop_last`, `padding`, `padding_side`, `rank` and `world_size`,
+            `prefetch_factor`, `collate_fn`, `max_length`, `dataset_name` and `cache_dir` (the store; default
+            `$TOKENLOOM_STORE`, else `.tokenloom`); or a `DataPipeline`, whose YAML says them, and whose dataset is
+            built where it is missing. None: the defaults.
         tokenizer: what raw text is tokenized with: `encode(text)` returns ids, a dict with `input_ids`, or an Encoding.
             Built datasets need none; one that is given is held against theirs.
         dataset_name: a dataset or mixture that the store holds; else a file or folder of raw text, as `TextDataset`
@@ -111,8 +112,8 @@ class ArrayDataLoader(TokenLoader):
             return next((value for value in found if value is not None), None)
 
         self._put = _to_jax() if framework == "jax" else _as_it_is
-        if framework == "jax" and rank is None and world_size is None:
-            rank, world_size = _jax_processes()
+        if rank is None and world_size is None:
+            rank, world_size = _joined(sources, framework)
         data = open_source(
             chosen("dataset_name", dataset_name), config, tokenizer, split, chosen("max_length"), chosen("cache_dir")
         )
@@ -130,7 +131,8 @@ class ArrayDataLoader(TokenLoader):
             prefetch_factor=chosen("prefetch_factor", prefetch_factor),
             pin_memory=False,
         )
-        self._examples_to_batch, self._transform, self._resized = collate_fn, transform, False
+        self._examples_to_batch, self._transform = chosen("collate_fn", collate_fn), transform
+        self._resized = False
 
     def set_batch_size(self, batch_size: int) -> None:
         """Rows of the batches from the next one on, also within an epoch: the order of rows stays, and a state resumes
@@ -236,8 +238,14 @@ def _to_jax() -> Callable[[np.ndarray], Any]:
     return put
 
 
-def _jax_processes() -> tuple[int, int] | tuple[None, None]:
-    """The number of this process and how many there are, where JAX knows."""
-    import jax
+def _joined(sources: list[Any], framework: Framework) -> tuple[int | None, int | None]:
+    """This process's rank and how many there are, as the config says, or else JAX, where it knows."""
+    for source in sources:
+        if getattr(source, "rank", None) is not None and getattr(source, "world_size", None) is not None:
+            return source.rank, source.world_size
+    if framework == "jax":
+        import jax
 
-    return (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (None, None)
+        if jax.distributed.is_initialized():
+            return jax.process_index(), jax.process_count()
+    return None, None

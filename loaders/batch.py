@@ -248,20 +248,18 @@ def _padded(columns: SequenceColumns, chunks: Ints, local: Ints, real: Flags | N
     whole = found.own is None and width == found.width
     made = np.empty((4 if policy.packed else 3, rows, width), np.int64)
     input_ids, attention_mask, labels = made[:3]
-    if width > found.width:
+    ids, trained = found.take(columns.ids.values), found.take(columns.trained).view(bool)
+    attention_mask.fill(whole)
+    if whole:
+        input_ids[:] = ids
+        labels[:] = input_ids if trained.all() else np.where(trained, input_ids, IGNORED)
+    else:
+        own = np.True_ if found.own is None else found.own
         input_ids.fill(policy.pad_token_id)
         labels.fill(IGNORED)
-    input_ids[part] = found.take(columns.ids.values)
-    trained = found.take(columns.trained).view(bool)
-    attention_mask.fill(whole)
-    if found.own is not None:
-        attention_mask[part] = found.own
-        np.copyto(input_ids[part], policy.pad_token_id, where=~found.own)
-        trained &= found.own
-    elif not whole:
-        attention_mask[part] = 1
-    every = found.own is None and trained.all()
-    labels[part] = input_ids[part] if every else np.where(trained, input_ids[part], IGNORED)
+        np.copyto(input_ids[part], ids, where=own)
+        np.copyto(attention_mask[part], own)
+        np.copyto(labels[part], ids, where=trained & own)
     batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
     if policy.packed:
         counts, sizes = _documents(columns.documents, chunks, local, real)

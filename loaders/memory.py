@@ -23,6 +23,9 @@ _ROWS, WIDEST = 1 << 46, 1 << 13
 """How many places, and numbers from each on, a view of memory has: NumPy counts their bytes in 63 bits."""
 
 
+_COLUMNS = np.arange(WIDEST)
+
+
 class _Memory:
     """This process's memory, as NumPy is shown it: bytes that are not written to."""
 
@@ -134,7 +137,7 @@ class Rectangle:
         self._first = begins - (width - lengths) if left else begins
         self.own: Flags | None = None
         if min(listed, default=width) < width:
-            column = np.arange(width)
+            column = _COLUMNS[:width] if width <= WIDEST else np.arange(width)
             self.own = column >= (width - lengths)[:, None] if left else column < lengths[:, None]
         narrow = width <= WIDEST
         self._whole = narrow and (self.own is None or values.lie_within(chunks, self._first, width))

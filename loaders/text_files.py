@@ -50,7 +50,8 @@ def _text(line: str, place: str) -> str:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise SourceError(f"{place}: this is no JSON: {error}; a file of plain text ends with .txt") from error
+        remedy = "plain text is in files that end with .txt, or give create_dataloaders is_jsonl=False"
+        raise SourceError(f"{place}: this is no JSON: {error}; {remedy}") from error
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         found = f"it has {', '.join(map(repr, row))}" if isinstance(row, dict) else f"it is a {type(row).__name__}"

@@ -264,6 +264,6 @@ def batch_digest(batch: Mapping[str, Any]) -> str:
     return digest_json(parts)
 
 
-def to_tensors(batch: Batch) -> dict[str, Any]:
+def to_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of a batch as tensors of the same memory; numbers stay numbers."""
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

@@ -28,7 +28,7 @@ class DataLoaderConfig:
 
 BASIC_USAGE = """
 from tokenloom.loaders import ArrayDataLoader as CapibaraDataLoader
-from settings import DataLoaderConfig as CapibaraConfig
+from {settings} import DataLoaderConfig as CapibaraConfig
 from transformers import AutoTokenizer
 
 # Initialize components
@@ -61,9 +61,10 @@ print([batch["input_ids"].shape[0] for batch in batches], batches[0]["input_ids"
 """
 
 
-@pytest.mark.parametrize("source", ["built", "raw"])
-def test_basic_usage(tmp_path: Path, source: str) -> None:
-    """With `wikitext` a dataset of the store, and with a folder of that name that holds raw text."""
+@pytest.mark.parametrize(("source", "settings"), [("built", "settings"), ("raw", "tokenloom.loaders")])
+def test_basic_usage(tmp_path: Path, source: str, settings: str) -> None:
+    """With `wikitext` a dataset of the store, and with a folder of that name that holds raw text; with the config's
+    class as it was written, and with that of the loaders."""
     path = write_dataset(tmp_path / "yaml", 70, "wikitext")
     pipeline = DataPipeline.from_config(path, tmp_path / ".tokenloom").unwrap()
     shutil.copytree(pipeline.get_dataset().unwrap().tokenizer_path, tmp_path / "nous-capybara")
@@ -73,7 +74,7 @@ def test_basic_usage(tmp_path: Path, source: str) -> None:
         (tmp_path / "wikitext" / "de.txt").write_text("".join(f"Satz {number} äöü\n" for number in range(35)))
         (tmp_path / "wikitext" / "ja.txt").write_text("".join(f"文 {number}\n\n" for number in range(35)))
     (tmp_path / "settings.py").write_text(CONFIG)
-    (tmp_path / "sample.py").write_text(BASIC_USAGE + CHECKS)
+    (tmp_path / "sample.py").write_text(BASIC_USAGE.format(settings=settings) + CHECKS)
     done = subprocess.run([sys.executable, "sample.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ("[32, 32, 6] 256" if source == "built" else "[32, 32, 6] 2048")

@@ -1,0 +1,236 @@
+"""Collate functions for rows that come one by one, from any dataset: dicts in, a padded batch out.
+
+Batches of built datasets are read whole by `TokenLoader`, which needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenloom.errors import DataValidationError
+from tokenloom.loaders.batch import IGNORED, Padding
+from tokenloom.loaders.output_schema import OutputColumn, OutputSchema
+from tokenloom.loaders.row_columns import RowColumn, Rows, read_columns
+from tokenloom.loaders.row_padding import Arrays, RowPadding, Side
+from tokenloom.loaders.token_loader import to_tensors
+from tokenloom.resources.ragged import offsets_of
+
+Columns = Mapping[str, OutputColumn | tuple[npt.DTypeLike | torch.dtype, float]]
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Pads rows to a batch; what `create_collate_fn` returns."""
+
+    schema: OutputSchema
+    padding: RowPadding
+    return_tensors: bool = True
+
+    def __call__(self, rows: Rows) -> dict[str, Any]:
+        batch = self.arrays(rows)
+        return to_tensors(batch) if self.return_tensors else batch
+
+    def arrays(self, rows: Rows) -> Arrays:
+        """The batch in NumPy."""
+        return self.padding.padded(read_columns(rows, self.schema), "input_ids", "attention_mask", self.schema)
+
+
+def with_labels(batch: Arrays, schema: OutputSchema) -> Arrays:
+    """A batch with labels: those that it has, else `input_ids`, without the first token of packed documents."""
+    if "labels" not in batch:
+        trained = batch["attention_mask"] != 0
+        if "position_ids" in batch:
+            trained &= batch["position_ids"] != 0
+        column = schema["labels"]
+        batch["labels"] = np.where(trained, batch["input_ids"], column.pad_value).astype(column.dtype)
+    return batch
+
+
+@dataclass(frozen=True)
+class CausalLMCollate(Collate):
+    """Pads rows and shifts labels; what `create_causal_lm_collate` returns."""
+
+    def arrays(self, rows: Rows) -> Arrays:
+        """The batch in NumPy."""
+        batch = with_labels(super().arrays(rows), self.schema)
+        if batch["labels"].ndim != 2:
+            raise DataValidationError("rows have one label each; a causal language model needs one for each token")
+        for name in {"labels", "loss_weights"} & batch.keys():
+            ahead = np.full_like(batch[name], self.schema[name].pad_value)
+            ahead[:, :-1] = batch[name][:, 1:]
+            ahead[batch["attention_mask"] == 0] = self.schema[name].pad_value
+            batch[name] = ahead
+        return batch
+
+
+@dataclass(frozen=True)
+class Seq2SeqCollate(Collate):
+    """Pads both sides of rows; what `create_seq2seq_collate` returns."""
+
+    target_padding: RowPadding = field(default_factory=RowPadding)
+    decoder_start_token_id: int | None = None
+
+    def arrays(self, rows: Rows) -> Arrays:
+        """The batch in NumPy."""
+        source = read_columns(rows, self.schema)
+        names = [name for name in source if name in ("labels", "loss_weights") or name.startswith("decoder_")]
+        target = {name: source.pop(name) for name in names}
+        if "decoder_input_ids" not in target:
+            target["decoder_input_ids"] = self._decoder_input_ids(target.get("labels"))
+        elif "labels" not in target:
+            target["labels"] = self._labels(target["decoder_input_ids"])
+        return self.padding.padded(source, "input_ids", "attention_mask", self.schema) | self.target_padding.padded(
+            target, "decoder_input_ids", "decoder_attention_mask", self.schema
+        )
+
+    def _decoder_input_ids(self, labels: RowColumn | None) -> RowColumn:
+        """Labels one behind, each row begun with the start token."""
+        if labels is None or labels.lengths is None:
+            raise DataValidationError(
+                "rows have neither lists 'labels' nor 'decoder_input_ids', one of which must be there"
+            )
+        if self.decoder_start_token_id is None:
+            raise DataValidationError(
+                "rows have no 'decoder_input_ids', and they begin with the model's start token: say "
+                "decoder_start_token_id=model.config.decoder_start_token_id"
+            )
+        column = self.schema["decoder_input_ids"]
+        ids = np.roll(labels.values, 1).astype(column.dtype)
+        ids[np.roll(labels.values, 1) == self.schema["labels"].pad_value] = column.pad_value
+        ids[offsets_of(labels.lengths)[:-1][labels.lengths > 0]] = self.decoder_start_token_id
+        return RowColumn(ids, labels.lengths)
+
+    def _labels(self, ids: RowColumn) -> RowColumn:
+        """Decoder ids one ahead; nothing is trained where a row ends."""
+        lengths, column = ids.lengths, self.schema["labels"]
+        labels = np.roll(ids.values, -1).astype(column.dtype)
+        if lengths is not None:
+            labels[offsets_of(lengths)[1:][lengths > 0] - 1] = column.pad_value
+        return RowColumn(labels, lengths)
+
+
+def create_collate_fn(
+    pad_token_id: int,
+    label_pad_token_id: int = IGNORED,
+    padding_side: Side = "right",
+    max_length: int | None = None,
+    return_tensors: bool = True,
+    *,
+    padding: Padding | None = None,
+    truncation: bool = False,
+    schema: Columns | None = None,
+) -> Collate:
+    """A collate function that pads rows to one length. It can be pickled.
+
+    Rows are dicts with the same columns: `input_ids`, and any of `attention_mask`, `labels`, `position_ids`,
+    `token_type_ids`, `special_tokens_mask`, `loss_weights` and what `schema` names. The values of a column are a list,
+    tuple, array, tensor or Arrow list for each row, as long as the row's `input_ids`, or a single number for each.
+
+    Args:
+        pad_token_id: fills `input_ids`.
+        label_pad_token_id: fills `labels`, and stands where attention_mask is 0.
+        padding_side: which side is filled.
+        max_length: the length of every batch, unless `padding` says otherwise; longer rows are an error.
+        return_tensors: tensors; False: NumPy arrays.
+        padding: `longest` (of the batch), `max_length`, or a multiple.
+        truncation: keep the first `max_length` tokens of longer rows.
+        schema: further columns or other dtypes, `{name: (dtype, pad_value)}`, beside those of `OutputSchema.default`.
+
+    Returns:
+        A function from a list of rows to a dict of [rows, length] for columns of lists and [rows] for columns of
+        numbers, in the schema's dtypes. Without `attention_mask` it is 1 for all that a row has; without `labels` there
+        are none. A column that is None in all rows counts as missing. The function raises DataValidationError, with
+        the row's place in the batch, where rows do not fit together, the schema or `max_length`.
+
+    Raises:
+        ValueError: arguments are out of range or contradict each other.
+    """
+    side = RowPadding(padding, padding_side, max_length, truncation)
+    return Collate(_schema(pad_token_id, label_pad_token_id, schema), side, return_tensors)
+
+
+def create_causal_lm_collate(
+    pad_token_id: int,
+    label_pad_token_id: int = IGNORED,
+    padding_side: Side = "right",
+    max_length: int | None = None,
+    return_tensors: bool = True,
+    *,
+    padding: Padding | None = None,
+    truncation: bool = False,
+    schema: Columns | None = None,
+) -> Collate:
+    """A collate function as `create_collate_fn` makes, with labels shifted by one for models that do not shift them.
+
+    `labels[:, i]` is what follows position i: the row's label of position i + 1, and `label_pad_token_id` at the last
+    position of each row and where attention_mask is 0. So `cross_entropy(logits.transpose(1, 2), labels)` is the loss.
+    Models of transformers shift labels themselves: give them those of `create_collate_fn`.
+
+    Rows without `labels` are trained on all of `input_ids`; where `position_ids` begin anew, no document's first token
+    is predicted. `loss_weights` are shifted with the labels.
+
+    Args and errors are those of `create_collate_fn`.
+    """
+    side = RowPadding(padding, padding_side, max_length, truncation)
+    return CausalLMCollate(_schema(pad_token_id, label_pad_token_id, schema), side, return_tensors)
+
+
+def create_seq2seq_collate(
+    pad_token_id: int,
+    label_pad_token_id: int = IGNORED,
+    padding_side: Side = "right",
+    max_length: int | None = None,
+    return_tensors: bool = True,
+    *,
+    max_target_length: int | None = None,
+    decoder_start_token_id: int | None = None,
+    padding: Padding | None = None,
+    truncation: bool = False,
+    schema: Columns | None = None,
+) -> Collate:
+    """A collate function for encoder-decoder models. Both sides are padded on their own.
+
+    Rows have `input_ids` and `labels`, `decoder_input_ids` or both; `labels[:, i]` is what the decoder is to say after
+    `decoder_input_ids[:, : i + 1]`. `decoder_input_ids` that are missing are the row's labels one behind, begun with
+    the start token; labels that are missing are the row's `decoder_input_ids` one ahead, with no label at the last.
+
+    Args:
+        pad_token_id: fills `input_ids` and `decoder_input_ids`, where it also stands for labels of
+            `label_pad_token_id`.
+        max_length, max_target_length: the length of every batch, of the encoder's and of the decoder's side.
+        decoder_start_token_id: what the decoder begins with; needed for rows without `decoder_input_ids`.
+        padding, truncation: for both sides. The other arguments are those of `create_collate_fn`.
+
+    Returns:
+        A function as of `create_collate_fn`: `input_ids` and `attention_mask` [rows, source length],
+        `decoder_input_ids`, `decoder_attention_mask` and `labels` [rows, target length]. Further columns belong to the
+        decoder's side when their names begin with `decoder_`, as `loss_weights` do.
+
+    Raises:
+        ValueError: arguments are out of range or contradict each other.
+    """
+    found = _schema(pad_token_id, label_pad_token_id, schema)
+    source = RowPadding(padding, padding_side, max_length, truncation)
+    target = RowPadding(padding, padding_side, max_target_length, truncation, "max_target_length")
+    return Seq2SeqCollate(found, source, return_tensors, target, decoder_start_token_id)
+
+
+def _schema(pad_token_id: int, label_pad_token_id: int, schema: Columns | None) -> OutputSchema:
+    default = OutputSchema.default(pad_token_id, label_pad_token_id)
+    joined = default | (schema or {})
+    for name, argument in (
+        ("input_ids", "pad_token_id"),
+        ("decoder_input_ids", "pad_token_id"),
+        ("labels", "label_pad_token_id"),
+    ):
+        if joined[name].pad_value != default[name].pad_value:
+            raise ValueError(
+                f"the schema fills {name!r} with {joined[name].pad_value}, but {argument} is {default[name].pad_value}"
+            )
+    return joined

@@ -1,0 +1,59 @@
+"""Rows of raw text as rows of tokens, encoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch.utils.data import Dataset
+
+from tokenloom.loaders.encoding import TextEncoder, encode_texts
+from tokenloom.loaders.fetch import fetch
+from tokenloom.resources.ragged import Ints
+
+ROWS_AT_ONCE = 10_000
+
+
+class TokenizedTexts(Dataset[dict[str, torch.Tensor]]):
+    """`dataset[i]` is row i: int64 [tokens] `input_ids` and `attention_mask`, at most `max_length` tokens.
+
+    Args:
+        dataset: of texts, or of dicts with a `text`; other columns are not read.
+        tokenizer: `encode(text)` returns ids, a dict with `input_ids`, or an Encoding; special tokens are as it says.
+    """
+
+    def __init__(self, dataset: Any, tokenizer: TextEncoder, max_length: int | None = None):
+        self.dataset = dataset.select_columns(["text"]) if hasattr(dataset, "select_columns") else dataset
+        self.tokenizer, self.max_length = tokenizer, max_length
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: list[int]) -> list[dict[str, torch.Tensor]]:
+        texts = [_text(sample) for sample in fetch(self.dataset, rows)]
+        encoded = map(torch.from_numpy, encode_texts(self.tokenizer, texts, self.max_length))
+        return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in encoded]
+
+    def written(self) -> Ints:
+        """int64: the rows that are not blank; lines of plain text often are."""
+        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *map(_is_written, self._columns())]))
+
+    def _columns(self) -> Sequence[Any]:
+        if hasattr(self.dataset, "with_format"):
+            return [table["text"] for table in self.dataset.with_format("arrow").iter(ROWS_AT_ONCE)]
+        return [pa.array([_text(sample) for sample in self.dataset], pa.large_string())]
+
+
+def _text(sample: Any) -> Any:
+    return sample["text"] if isinstance(sample, Mapping) else sample
+
+
+def _is_written(texts: Any) -> np.ndarray:
+    return pc.fill_null(pc.match_substring_regex(texts, r"\S"), False).to_numpy(zero_copy_only=False)
