@@ -208,10 +208,11 @@ def _sources(config: Any) -> list[Any]:
         raise ConfigError([Fault("config", told)])
     if isinstance(config, Mapping):
         return [SimpleNamespace(**config)]
-    if not hasattr(config, "get_dataset"):
+    declared = config.config if hasattr(config, "get_dataset") else config
+    if not hasattr(declared, "dataloader"):
         return [config]
-    declared = config.config
-    return [declared.dataloader, getattr(declared, "tokenizer", None)]
+    sections = [declared.dataloader, getattr(declared, "tokenizer", None)]
+    return sections if declared is not config else [*sections, config]
 
 
 def _to_numpy(batch: Mapping[str, Any]) -> Arrays:

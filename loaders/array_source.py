@@ -41,19 +41,26 @@ def open_source(
         SourceError: a file of raw text cannot be read.
     """
     found: Any = named
-    if found is None and hasattr(pipeline, "get_dataset"):
-        found = pipeline.get_dataset(split).unwrap()
+    if hasattr(pipeline, "get_dataset"):
+        store = pipeline.store.address
+        found = pipeline.get_dataset(split).unwrap() if found is None else found
     if found is None:
         raise _fault("dataset_name", "there is nothing to read; name a built dataset, or a file of texts")
     if isinstance(found, str | os.PathLike):
-        found = _by_name(os.fspath(found), tokenizer, split, max_length, getattr(pipeline, "store", store))
+        found = _by_name(os.fspath(found), tokenizer, split, max_length, store)
     if tokenizer is not None and not isinstance(found, TextDataset):
         _check_tokenizer(tokenizer, found)
     return found
 
 
-def _by_name(name: str, tokenizer: TextEncoder | None, split: str, max_length: int, store: Any) -> Opened:
-    opened = store if isinstance(store, ArtifactStore) else ArtifactStore(store)
+def _by_name(
+    name: str,
+    tokenizer: TextEncoder | None,
+    split: str,
+    max_length: int,
+    store: str | os.PathLike[str] | None,
+) -> Opened:
+    opened = ArtifactStore(store)
     held = opened.datasets()
     if name in held:
         kind = open_mixture if MIXTURE in opened.stages(name) else open_dataset

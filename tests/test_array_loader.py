@@ -213,7 +213,7 @@ def test_a_collator_of_single_rows_makes_the_same_batches(store: Path, written: 
             assert all(np.array_equal(one[name], other[name]) for name in ("input_ids", "attention_mask", "labels"))
 
 
-def test_a_pipeline_is_built_and_its_yaml_obeyed(tmp_path: Path) -> None:
+def test_a_pipeline_is_built_and_its_yaml_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_dataset(
         tmp_path,
         40,
@@ -227,7 +227,8 @@ def test_a_pipeline_is_built_and_its_yaml_obeyed(tmp_path: Path) -> None:
     found = list(ArrayDataLoader(pipeline))
     for one, other in zip(found, expected, strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in other)
-    assert not (tmp_path / ".tokenloom").exists()
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "other" / "store"))
+    assert list(rows_of(ArrayDataLoader(pipeline.config))) == list(rows_of(expected))
     larger = list(ArrayDataLoader(pipeline, batch_size=9, split="validation"))
     assert list(rows_of(larger)) == list(rows_of(pipeline.get_dataloader("validation").unwrap()))
     assert len(larger[0]["input_ids"]) == 9
