@@ -57,6 +57,7 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 	$(BIN)/python benchmarks/incremental.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/order.py
+	$(BIN)/python benchmarks/collation.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/resume.py

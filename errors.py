@@ -42,12 +42,13 @@ class ConfigError(TokenloomError):
 
     exit_code = 2
 
-    def __init__(self, faults: Sequence[Fault]):
-        self.faults = tuple(faults)
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+    def __init__(self, faults: Sequence[Fault] | str):
+        """A text stands for faults where a `DataLoader` hands on what a worker process raised."""
+        self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
+        super().__init__(faults if isinstance(faults, str) else "\n".join(map(str, self.faults)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConfigError, (self.faults,)
+        return ConfigError, (self.faults or str(self),)
 
 
 class SourceError(TokenloomError):

@@ -170,7 +170,6 @@ class DataPipeline:
         from tokenloom.loaders import PaddingPolicy, StreamingDataset, StreamingLoader
 
         settings, tokenizer = self.config.dataloader, self.config.tokenizer
-        few_shot = self.config.prompt_template.few_shot
         if settings.token_budget is not None:
             message = "dataloader.token_budget: a stream's lengths are not known before; set dataset.streaming to false"
             raise self.config.fault("dataloader.token_budget", message)
@@ -178,9 +177,8 @@ class DataPipeline:
         if not heads:
             raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")
         engine, tables = PromptEngine(self.config, heads), partial(_raw_tables, self.config, split)
-        packed = self.config.length.packing != "none"
         policy = PaddingPolicy(
-            engine.pad_token_id, tokenizer.padding, tokenizer.padding_side, tokenizer.max_length, packed
+            engine.pad_token_id, tokenizer.padding, tokenizer.padding_side, tokenizer.max_length, engine.packed
         )
         dataset = StreamingDataset(
             tables,
@@ -192,7 +190,7 @@ class DataPipeline:
             settings.drop_last,
             rank,
             world_size,
-            whole_chunks=bool(few_shot.count) and few_shot.source is None,
+            whole_chunks=engine.whole_chunks,
         )
         return StreamingLoader(dataset, num_workers=settings.num_workers)
 

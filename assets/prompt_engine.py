@@ -14,7 +14,7 @@ from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.source import parse_source, paths_of
 from tokenloom.assets.pairs import in_pairs
 from tokenloom.assets.prompts.stage import renderer
-from tokenloom.assets.rejects import ROW, join_rejects
+from tokenloom.assets.rejects import ROW, join_rejects, no_rejects
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.sequences.stage import in_turn, sequencer
 from tokenloom.assets.stage import ChunkOutput
@@ -32,10 +32,15 @@ Conversation = Sequence[Row]
 class PromptEngine:
     """Turns tables of raw rows into sequences, as the pipeline that `config` declares would.
 
-    Rows that cannot be used are left out and kept in `rejects`.
+    Rows that cannot be used are left out. The columns are those of `heads`, else of the first table that is encoded:
+    all later ones are read by them, also in other processes that the engine is sent to.
+
+    Attributes:
+        rejects: the rows that the last call left out, with their position (`_row`), `stage`, `code`, `field`,
+            `message` and `excerpt`.
 
     Args:
-        heads: tables of raw rows that show which columns there are; default: the first one encoded.
+        heads: tables of raw rows that show which columns there are.
 
     Raises:
         ConfigError: the config trains a tokenizer: that needs the whole dataset, so build it instead;
@@ -44,8 +49,8 @@ class PromptEngine:
 
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
         self.config = config
-        self._columns = merge([sketch(head) for head in heads])
-        self.rejects: pa.Table = join_rejects([])
+        self._columns = self._first = merge([sketch(head) for head in heads])
+        self.rejects: pa.Table = no_rejects()
         self._tokenizer = resolve_tokenizer(config)
         if not self._tokenizer.files:
             raise config.fault("tokenizer.train", "tokenizer.train: a tokenizer is trained by a build, not on the fly")
@@ -62,7 +67,8 @@ class PromptEngine:
         """
         table = _numbered(table)
         if "sequences" not in self._steps:
-            self._steps["sequences"] = self._training(table)
+            self._first = self._first or merge([sketch(table)])
+            self._steps["sequences"] = self._training()
         return self._run("sequences", table)
 
     def prompt_only(self, rows: pa.Table | Sequence[Row] | Sequence[Conversation]) -> pa.Table:
@@ -102,16 +108,29 @@ class PromptEngine:
         pad = self._tokenizer.pad or self._tokenizer.eos
         return self._encoder.id_of(pad) if pad else 0
 
+    @property
+    def packed(self) -> bool:
+        """Whether sequences hold several rows."""
+        return self.config.length.packing != "none"
+
+    @property
+    def whole_chunks(self) -> bool:
+        """Whether what becomes of a row depends on the other rows of its table."""
+        few_shot = self.config.prompt_template.few_shot
+        return self.packed or (bool(few_shot.count) and few_shot.source is None)
+
     def _run(self, name: str, table: pa.Table) -> pa.Table:
+        rejects = []
         for step in self._steps[name]:
             output = step(table)
-            self.rejects = join_rejects([self.rejects, output.rejects])
+            rejects.append(output.rejects)
             table = output.table
+        self.rejects = join_rejects(rejects)
         return table
 
-    def _training(self, table: pa.Table) -> Sequence[Step]:
+    def _training(self) -> Sequence[Step]:
         config = self.config
-        mapping = resolve(config, self._columns or merge([sketch(table)]))
+        mapping = resolve(config, self._first)
         render = renderer(config, mapping.to_json(), self._tokenizer)
         encode = in_turn(render, in_pairs(self._tokens))
         sequence = sequencer(config, mapping.to_json(), encode)
@@ -156,11 +175,11 @@ class PromptEngine:
         return tokenize(prompts, self._encoder, self._tokenizer.control, policy)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"config": self.config, "columns": self._columns}
+        return {"config": self.config, "columns": self._columns, "first": self._first}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["config"])
-        self._columns = state["columns"]
+        self._columns, self._first = state["columns"], state["first"]
 
 
 def with_tokenizer(config: PipelineConfig, folder: str) -> PipelineConfig:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 
-def median_seconds(run: Callable[[], object], runs: int) -> float:
-    """The median over some runs, in seconds by the clock."""
+def median_seconds(run: Callable[[], object], runs: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The median over some runs, in seconds by the clock; `time.process_time` counts the CPU's time."""
 
     def once() -> float:
-        started = time.perf_counter()
+        started = clock()
         run()
-        return time.perf_counter() - started
+        return clock() - started
 
     return statistics.median(once() for _ in range(runs))

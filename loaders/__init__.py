@@ -14,11 +14,15 @@ from tokenloom.loaders.loader_config import DataLoaderConfig
 from tokenloom.loaders.loader_factory import DataLoaderFactory
 from tokenloom.loaders.map_loader import MapLoader
 from tokenloom.loaders.mixed import MixedDataset, Share
+from tokenloom.loaders.model_inputs import model_inputs
 from tokenloom.loaders.output_schema import OutputColumn, OutputSchema
+from tokenloom.loaders.preprocessed import PreprocessedDataset, create_preprocessed_dataset
 from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.rank_sampler import RankSampler
+from tokenloom.loaders.row_encoder import SkippedRow
 from tokenloom.loaders.stored_mixture import open_mixture
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
+from tokenloom.loaders.streaming_preprocessed import StreamingPreprocessedDataset
 from tokenloom.loaders.task_spec import TaskSpec
 from tokenloom.loaders.text_dataset import TextDataset
 from tokenloom.loaders.text_windows import TransformerDataset, create_dataloaders
@@ -39,10 +43,13 @@ __all__ = [
     "OutputColumn",
     "OutputSchema",
     "PaddingPolicy",
+    "PreprocessedDataset",
     "RankSampler",
     "Share",
+    "SkippedRow",
     "StreamingDataset",
     "StreamingLoader",
+    "StreamingPreprocessedDataset",
     "TaskSpec",
     "TextCollator",
     "TextDataset",
@@ -58,7 +65,9 @@ __all__ = [
     "create_causal_lm_collate",
     "create_collate_fn",
     "create_dataloaders",
+    "create_preprocessed_dataset",
     "create_seq2seq_collate",
+    "model_inputs",
     "open_dataset",
     "open_mixture",
 ]

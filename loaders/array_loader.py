@@ -21,7 +21,7 @@ from tokenloom.loaders.mixed import MixedDataset
 from tokenloom.loaders.plan import FixedBatches, Place
 from tokenloom.loaders.row_order import Shuffle
 from tokenloom.loaders.token_loader import TokenLoader
-from tokenloom.loaders.unpadded import examples
+from tokenloom.loaders.unpadded import unpadded
 
 if TYPE_CHECKING:
     import tensorflow as tf  # pyright: ignore[reportMissingImports]
@@ -158,7 +158,7 @@ class ArrayDataLoader(TokenLoader):
                         break
                 else:
                     return
-            self._resume = True
+            self._rows.resumed = True
 
     def _batches(self) -> Iterator[tuple[Place, Arrays]]:
         return ((place, self._arrays(batch)) for place, batch in super()._batches())
@@ -166,7 +166,7 @@ class ArrayDataLoader(TokenLoader):
     def _arrays(self, batch: Mapping[str, Any]) -> Arrays:
         arrays = _to_numpy(batch)
         if self._examples_to_batch is not None:
-            arrays = _to_numpy(self._examples_to_batch(examples(arrays)))
+            arrays = _to_numpy(self._examples_to_batch([_to_numpy(row) for row in unpadded(arrays)]))
         if self._transform is not None:
             arrays = self._transform(arrays)
         return {name: self._put(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}

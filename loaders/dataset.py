@@ -16,6 +16,7 @@ from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders.batch import DEFERRED, PaddingPolicy, SequenceReader
 from tokenloom.loaders.row_order import RowOrder, Shuffle
 from tokenloom.loaders.trace import TracedRow, traced
+from tokenloom.loaders.unpadded import unpadded
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.hold import Hold
@@ -54,11 +55,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))
-        return {
-            name: torch.from_numpy(value)[0]
-            for name, value in batch.items()
-            if isinstance(value, np.ndarray) and (value.ndim == 2 or name == "label")
-        }
+        return unpadded(batch)[0]
 
     @cached_property
     def reader(self) -> SequenceReader:

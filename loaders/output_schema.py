@@ -46,7 +46,11 @@ class OutputColumn:
         Raises:
             ValueError: a number is none of this dtype.
         """
-        if np.can_cast(values.dtype, self.dtype) or (self.dtype.kind == "f" and values.dtype.kind in "biuf"):
+        if (
+            values.dtype == self.dtype
+            or np.can_cast(values.dtype, self.dtype)
+            or (self.dtype.kind == "f" and values.dtype.kind in "biuf")
+        ):
             return values
         if values.dtype.kind not in "biuf":
             raise ValueError(f"holds {_described(values)}, not numbers")

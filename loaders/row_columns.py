@@ -79,10 +79,13 @@ def read_columns(rows: Rows, schema: Mapping[str, OutputColumn]) -> dict[str, Ro
 
 
 def _column(name: str, values: list[Any], column: OutputColumn) -> RowColumn:
+    lengths = np.fromiter(map(len, values), np.int64, len(values)) if {*map(type, values)} == {list} else None
+    if lengths is not None and (flat := _of_lists(values, column)) is not None:
+        return RowColumn(flat, lengths)
     arrays, dimensions = [], -1
     for number, value in enumerate(values):
         try:
-            found = column.cast(_array(value, column.dtype))
+            found = column.cast(_array(value))
             if dimensions not in (-1, found.ndim) or found.ndim > 1:
                 raise ValueError(f"has {found.ndim} dimensions; each row has a list of numbers, or each a single one")
         except (ValueError, TypeError) as error:
@@ -95,16 +98,22 @@ def _column(name: str, values: list[Any], column: OutputColumn) -> RowColumn:
     return RowColumn(np.concatenate(arrays, dtype=column.dtype, casting="same_kind"), lengths)
 
 
-def _array(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _of_lists(values: list[list[Any]], column: OutputColumn) -> npt.NDArray[Any] | None:
+    """The numbers of lists; None where some are not of this dtype."""
+    flat = array("d" if column.dtype.kind == "f" else "q")
+    try:
+        for value in values:  # several times as fast as np.array, and takes no float for an integer
+            flat.fromlist(value)
+        return column.cast(np.frombuffer(flat, flat.typecode)).astype(column.dtype, copy=False)
+    except (TypeError, OverflowError, ValueError):
+        return None
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
+        return value.numpy(force=True)
     if isinstance(value, pa.Scalar):
         value = value.values if isinstance(value, pa.ListScalar) else value.as_py()
-    if isinstance(value, list | tuple):
-        try:  # several times as fast as np.array, and takes no float for an integer
-            return np.frombuffer(array("d" if dtype.kind == "f" else "q", value), "f8" if dtype.kind == "f" else "i8")
-        except (TypeError, OverflowError):
-            pass
     return np.asarray(value)

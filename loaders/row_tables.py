@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenloom.loaders.batch import Batch
 from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.mixed import MixedDataset
-from tokenloom.loaders.unpadded import side_of, unpadded
+from tokenloom.loaders.unpadded import flat_columns, side_of
 from tokenloom.resources.ragged import Ints, list_array, offsets_of
 
 ROWS_AT_ONCE = 4096
@@ -52,7 +52,7 @@ def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
 def row_table(batch: Batch) -> pa.Table:
     """The rows of a batch."""
     columns: dict[str, Any] = {}
-    for name, (values, lengths) in unpadded(batch).items():
+    for name, (values, lengths) in flat_columns(batch).items():
         side = side_of(name)
         kind = name.removeprefix(side)
         columns[name] = list_array(offsets_of(lengths), values.astype(TYPES[kind], copy=False))

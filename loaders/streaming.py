@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.lockstep import in_lockstep
-from tokenloom.loaders.permutation import Permutation, key_of
 from tokenloom.loaders.plan import FILLER
 from tokenloom.loaders.ranks import place_among_ranks
+from tokenloom.loaders.raw_rows import to_table
+from tokenloom.loaders.row_encoder import Encoder
+from tokenloom.loaders.shares import Share
 from tokenloom.loaders.token_loader import to_tensors
-
-
-class Encoder(Protocol):
-    """What turns raw rows into sequences."""
-
-    def encode(self, table: pa.Table) -> pa.Table: ...
+from tokenloom.resources.ragged import Ints
 
 
 class StreamingDataset(IterableDataset[dict[str, Any]]):
@@ -68,23 +65,10 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker = get_worker_info()
-        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
-        share, shares = self._rank * workers + number, self._world_size * workers
-        held, before = _Held(), 0
-        for index, table in enumerate(self._tables()):
-            if not self._whole_chunks:
-                mine = np.arange((share - before) % shares, table.num_rows, shares)
-                before += table.num_rows
-                table = table.take(pa.array(mine))
-            elif index % shares != share:
-                continue
-            chunk = self._encoder.encode(table)
-            rows = chunk.num_rows
-            order = np.arange(rows)
-            if self._shuffle and rows:
-                order = Permutation(rows, key_of("stream", index, self._seed, self.epoch))(order)
-            held.add(chunk, order)
+        share, held = Share.of(self._rank, self._world_size), _Held()
+        for number, (rows, _) in enumerate(share.deal(self._tables(), self._whole_chunks)):
+            chunk = self._encoder.encode(to_table(rows))
+            held.add(chunk, share.order(chunk.num_rows, number, self._seed, self.epoch) if self._shuffle else None)
             yield from self._batches(held, self._batch_size)
         if not self._drop_last:
             yield from self._batches(held, 1)
@@ -136,8 +120,9 @@ class _Held:
         self.chunks: list[pa.Table] = []
         self.rows = np.zeros(0, np.int64)
 
-    def add(self, chunk: pa.Table, order: np.ndarray) -> None:
+    def add(self, chunk: pa.Table, order: Ints | None) -> None:
         before = sum(held.num_rows for held in self.chunks)
+        order = np.arange(chunk.num_rows) if order is None else order
         self.chunks.append(chunk)
         self.rows = np.concatenate([self.rows, order + before])
 

@@ -47,11 +47,19 @@ class _Rows:
     """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch.
 
     It does not know the loader: worker processes end with the last reference to a loader, not with the garbage's.
+
+    Attributes:
+        resumed: whether the next iteration goes on from `place`, rather than to begin its epoch.
     """
 
     def __init__(self, plan: FixedBatches | TokenBudget, rank: int, world_size: int):
-        self.plan, self.place = plan, Place()
+        self.plan, self.place, self.resumed = plan, Place(), False
+        self.sampler = self  # frameworks look for set_epoch in either
         self._rank, self._world_size = rank, world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.place.epoch or not self.resumed:
+            self.place, self.resumed = Place(epoch), False
 
     def steps(self) -> Iterator[Step]:
         return self.plan.steps(self.place, self._rank, self._world_size)
@@ -98,6 +106,8 @@ class TokenLoader(DataLoader[Any]):
         ValueError: an argument is not one of these.
     """
 
+    _is_accelerate_prepared = True  # Accelerate's prepare would shard what is sharded
+
     def __init__(
         self,
         dataset: TokenDataset | MixedDataset,
@@ -135,7 +145,7 @@ class TokenLoader(DataLoader[Any]):
             planned = {"token_budget": token_budget, "padding": padding}
         self._data = dataset
         self._made = {"rows": rows, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
-        self._rows, self._resume = _Rows(plan, self.rank, self.world_size), False
+        self._rows = _Rows(plan, self.rank, self.world_size)
         self._depth = 0 if num_workers else prefetch_factor or 0
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
         if pin_memory is None:  # what is moved here is pinned here
@@ -177,9 +187,10 @@ class TokenLoader(DataLoader[Any]):
         return self._rows.steps()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not self._resume:
-            self.place = Place(self.place.epoch)
-        self._resume = False
+        if not self._rows.resumed:
+            done = self.place.position > 0 and next(self.steps(), None) is None  # the last batch was taken, no more
+            self.place = Place(self.place.epoch + done)
+        self._rows.resumed = False
         batches = self._batches()
         if self._depth or self._copy:
             batches = prefetched(batches, self._depth, self._copy)
@@ -199,9 +210,9 @@ class TokenLoader(DataLoader[Any]):
                 yield step.after, to_tensors(reader.batch(step.rows, policy))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration makes; a finished one moves on by itself."""
-        if epoch != self.place.epoch:
-            self.place, self._resume = Place(epoch), False
+        """Choose the epoch that the next iteration makes; a finished one moves on by itself. One that a loaded state
+        stands in is gone on with."""
+        self._rows.set_epoch(epoch)
 
     def skip(self, begin: int, end: int) -> None:
         """Leave out the steps [begin, end), counted from 0 on through epochs; also kept in the state.
@@ -247,7 +258,7 @@ class TokenLoader(DataLoader[Any]):
         if isinstance(self.plan, FixedBatches):
             self.plan = replace(self.plan, skips=tuple((int(a), int(b)) for a, b in state_dict["skips"]))
         self.place = Place(state_dict["epoch"], state_dict["position"], state_dict["batch"])
-        self._resume = True
+        self._rows.resumed = True
 
 
 def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:

@@ -72,7 +72,7 @@ def test_dagster_stays_at_the_edge(path: Path) -> None:
 
 def test_importing_the_loaders_stays_light() -> None:
     heavy = "{'dagster', 'datasets', 'transformers', 'pandera', 'polars', 'pydantic', 'yaml', 'tokenizers', 'jinja2', "
-    heavy += "'gigatoken', 'awkward'}"
+    heavy += "'gigatoken', 'awkward', 'PIL'}"
     program = f"import sys, tokenloom.loaders; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -43,6 +43,7 @@ class LanguageModelingDataCollator:
 
     Raises:
         ValueError: arguments are out of range, or the tokenizer lacks what they need.
+        DataValidationError: when called with rows that do not fit together, the schema or `max_length`.
     """
 
     def __init__(
@@ -102,9 +103,6 @@ class LanguageModelingDataCollator:
 
         With `mlm`, `labels` are what stood where tokens were chosen and `label_pad_token_id` elsewhere, whatever labels
         the rows had.
-
-        Raises:
-            DataValidationError: rows do not fit together, the schema or `max_length`.
         """
         batch = self._collate.arrays(self._token_rows(rows))
         special = batch.pop("special_tokens_mask", None)

@@ -42,6 +42,8 @@ class VisionDataCollator:
 
     Raises:
         ValueError: arguments are out of range.
+        DataValidationError: when called with rows without an image, with one that cannot be read, or with images or
+            columns that differ.
     """
 
     def __init__(
@@ -76,11 +78,7 @@ class VisionDataCollator:
         self.image_column, self.label_column = image_column, label_column
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """A batch: `pixel_values`, int64 or float32 `labels` [rows, …] where rows have labels, and what else they hold.
-
-        Raises:
-            DataValidationError: rows have no image, one cannot be read, or they differ in size, channels or columns.
-        """
+        """A batch: `pixel_values`, int64 or float32 `labels` [rows, …] where rows have labels, and the rest."""
         rows = [row if isinstance(row, Mapping) else self._named(row) for row in rows]
         names = column_names(rows)
         image_column = self.image_column or next((name for name in IMAGE_COLUMNS if name in names), None)

@@ -1,0 +1,52 @@
+"""Which part of a stream this process reads, and in what order; no other rank or worker process reads the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from tokenloom.loaders.permutation import Permutation, key_of
+from tokenloom.loaders.raw_rows import Rows, rows_at
+from tokenloom.resources.ragged import Ints
+
+
+@dataclass(frozen=True)
+class Share:
+    """The `number`-th of `count` parts of a stream."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"share {self.number} of {self.count}"
+
+    @classmethod
+    def of(cls, rank: int, world_size: int) -> Share:
+        """The part of this process: of a rank, or of one of its `DataLoader`'s worker processes."""
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        return cls(rank * workers + number, world_size * workers)
+
+    def deal(self, blocks: Iterable[Rows], whole: bool) -> Iterator[tuple[Rows, Ints]]:
+        """Own rows of each block, and their numbers in the stream, int64.
+
+        Args:
+            whole: every `count`-th block instead of every `count`-th row.
+        """
+        before = 0
+        for index, block in enumerate(blocks):
+            rows = len(block)
+            if not whole:
+                own = np.arange((self.number - before) % self.count, rows, self.count)
+                yield (block if self.count == 1 else rows_at(block, own)), before + own
+            elif index % self.count == self.number:
+                yield block, before + np.arange(rows)
+            before += rows
+
+    def order(self, rows: int, window: int, seed: int, epoch: int) -> Ints:
+        """int64 [rows]: the shuffled order of the rows of a window."""
+        order = np.arange(rows)
+        return Permutation(rows, key_of("stream", window, self.number, seed, epoch))(order) if rows else order

@@ -1,0 +1,81 @@
+"""Tells the process that owns a stream which rows its worker processes skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from tokenloom.loaders.row_encoder import SkippedRow
+from tokenloom.loaders.shares import Share
+
+_SHOWN = 3
+
+
+class SkipReport:
+    """The rows that each share skipped in the epoch that it began last.
+
+    They are lines of a file for each share, in a temporary folder that goes with the report that made it: however
+    workers are started, nothing waits for a reader.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="tokenloom-skipped-"))
+        weakref.finalize(self, _remove, self._folder, os.getpid())
+
+    def begin(self, share: Share) -> ShareReport:
+        """A report of one share, with nothing in it."""
+        self._folder.mkdir(exist_ok=True)  # a copy may outlive the report that made it
+        for stale in self._folder.glob("*.jsonl"):
+            if not stale.name.startswith(f"{share.count}-"):
+                stale.unlink(missing_ok=True)
+        return ShareReport(self._folder / f"{share.count}-{share.number}.jsonl")
+
+    def rows(self) -> tuple[SkippedRow, ...]:
+        """All that was skipped, by number."""
+        lines = [line for path in self._folder.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
+        found = [SkippedRow(*json.loads(line)) for line in lines]
+        return tuple(sorted(found, key=lambda skipped: (skipped.shard or 0, skipped.row)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder}
+
+
+class ShareReport:
+    """The rows that one share skips in one epoch."""
+
+    def __init__(self, path: Path):
+        self._path, self._codes, self._first = path, Counter[str](), list[SkippedRow]()
+        path.write_text("")
+
+    def add(self, rows: Sequence[SkippedRow]) -> None:
+        """Some more."""
+        if not rows:
+            return
+        lines = "".join(f"{json.dumps(astuple(row))}\n" for row in rows)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+        self._codes.update(row.code for row in rows)
+        self._first += rows[: _SHOWN - len(self._first)]
+
+    def warn(self) -> None:
+        """Tell on stderr, at the end of an epoch, what was skipped in it."""
+        if not self._codes:
+            return
+        counts = ", ".join(f"{count:,} × {code}" for code, count in self._codes.most_common())
+        first = "; ".join(map(str, self._first))
+        message = f"{self._codes.total():,} rows were skipped: {counts} (e.g. {first}); `skipped` names all of them"
+        warnings.warn(message, stacklevel=3)
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked process
+        shutil.rmtree(folder, ignore_errors=True)

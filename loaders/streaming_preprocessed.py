@@ -1,0 +1,210 @@
+"""A stream of raw rows that are preprocessed as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tokenloom.errors import DataValidationError, LoaderStateError
+from tokenloom.loaders.ranks import place_among_ranks
+from tokenloom.loaders.raw_rows import Rows, blocks_of, in_columns, shard_of, shards_of
+from tokenloom.loaders.row_encoder import FILTERED, HEAD_ROWS, Encoder, RowEncoder, SkippedRow
+from tokenloom.loaders.shares import Share
+from tokenloom.loaders.skip_report import SkipReport
+from tokenloom.loaders.unpadded import Row, unpadded
+from tokenloom.resources.ragged import Ints
+
+LARGEST_BLOCK, UNSHUFFLED_BLOCK = 1024, 256
+"""Rows read and encoded at once: at most, and where nothing is shuffled."""
+
+GATHERED = 64
+"""Rows of a window that are gathered at once."""
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Raw rows of this share that are encoded at once, and their numbers, int64."""
+
+    rows: Rows
+    numbers: Ints
+    shard: int | None
+
+
+class StreamingPreprocessedDataset(IterableDataset[Row]):
+    """The rows of a stream as sequences, encoded in blocks as they are read.
+
+    Yields rows as `PreprocessedDataset` has them; packed ones have `position_ids` too. Ranks, and the worker processes
+    of each `DataLoader`, share the rows: shards of a Hugging Face `IterableDataset` where there are enough (and no
+    `take`, `skip`, `repeat` or `interleave_datasets`), else every n-th row; whole blocks, where rows become sequences
+    only together. Ranks may have different numbers of rows.
+
+    Args:
+        hf_iterable: a Hugging Face `IterableDataset`, or anything that can be iterated again and again over rows that
+            are mappings, all of them in every process.
+        prompt_engine: a `PromptEngine`, or any object with its `encode`.
+        buffer_size: raw rows that are shuffled together; 0 or 1 keeps the order.
+        skip_errors: leave out rows that cannot be used, and name them in `skipped`; else the first one raises.
+        seed: chooses the order, together with the epoch.
+        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1; a stream that
+            `split_dataset_by_node` has divided is not divided again.
+        loss_weights: whether rows have `loss_weights`; None: where the first rows need them.
+
+    Raises:
+        ValueError: an argument is not one of these.
+        ConfigError: the engine's settings do not suit the columns.
+    """
+
+    def __init__(
+        self,
+        hf_iterable: Any,
+        prompt_engine: Encoder,
+        buffer_size: int = 1000,
+        skip_errors: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        loss_weights: bool | None = None,
+    ):
+        if buffer_size < 0:
+            raise ValueError(f"buffer_size {buffer_size} must be at least 0")
+        self._source = in_columns(hf_iterable)
+        self._divided = getattr(self._source, "_distributed", None) is not None
+        self._rank, self._world_size = (0, 1) if self._divided else place_among_ranks(rank, world_size)
+        self._window, self._skip_errors, self._seed = buffer_size, skip_errors, seed
+        self._encoder = RowEncoder(prompt_engine, next(blocks_of(self._source, HEAD_ROWS), []), loss_weights)
+        self._report = SkipReport()
+        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()  # the epoch; whether workers iterate
+        self._place = (0, 0)  # windows that are done, and rows that were given of the next
+        self._resumed: Share | None = None  # of whom a state was loaded that the next iteration goes on from
+
+    @property
+    def epoch(self) -> int:
+        """Chooses the order, together with the seed."""
+        return int(self._shared[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next iteration, also of workers that persist."""
+        if epoch != self.epoch:
+            self._shared[0], self._resumed = epoch, None
+
+    @property
+    def skipped(self) -> tuple[SkippedRow, ...]:
+        """The rows that this rank and its workers left out in their latest epoch, and why, by number."""
+        return self._report.rows()
+
+    def __iter__(self) -> Iterator[Row]:
+        self._shared[1] = get_worker_info() is not None
+        share, resumed, self._resumed = Share.of(self._rank, self._world_size), self._resumed, None
+        if resumed is None:
+            self._place = 0, 0
+        elif resumed != share:
+            raise LoaderStateError(f"the state is of {resumed}, this is {share}: load it where as many workers run")
+        return self._rows(share, self.epoch, *self._place)
+
+    def _rows(self, share: Share, epoch: int, done: int, given: int) -> Iterator[Row]:
+        """The rows of an epoch behind some windows, and some rows of the next."""
+        report = self._report.begin(share)
+        for window, parts in enumerate(self._windows(share, epoch)):
+            if window < done:
+                continue
+            tables, skipped = self._encoded(parts)
+            report.add(skipped)
+            reader = self._encoder.reader(tables)
+            order = np.arange(len(reader))
+            if self._window > 1:
+                order = share.order(len(reader), window, self._seed, epoch)
+            for begin in range(given, len(order), GATHERED):
+                rows = unpadded(self._encoder.batch(reader, order[begin : begin + GATHERED]))
+                for number, row in enumerate(rows, begin + 1):
+                    self._place = window, number
+                    yield row
+            self._place, given = (window + 1, 0), 0
+        report.warn()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shared.share_memory_()  # a plain copy does not share
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this process stands behind the row that it gave last. torchdata's `StatefulDataLoader` asks in each
+        worker process; under a plain `DataLoader` it tells only without workers.
+
+        Raises:
+            LoaderStateError: worker processes of a plain `DataLoader` make the rows.
+        """
+        share = Share.of(self._rank, self._world_size)
+        if get_worker_info() is None and self._shared[1]:
+            raise LoaderStateError(
+                "rows are made in worker processes: use num_workers=0, or torchdata's StatefulDataLoader, which asks "
+                "each of them"
+            )
+        return {**self._made(share), "epoch": self.epoch, "window": self._place[0], "row": self._place[1]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state: the next iteration reads over what was given, without encoding it.
+
+        Raises:
+            LoaderStateError: the state is of another stream, or of another number of ranks or workers.
+        """
+        own = self._made(Share.of(self._rank, self._world_size))
+        if missing := [name for name in (*own, "epoch", "window", "row") if name not in state_dict]:
+            raise LoaderStateError(f"this is no state of a stream: it lacks {', '.join(missing)}")
+        if differ := [name for name in own if own[name] != state_dict[name]]:
+            told = "; ".join(f"{name} is {state_dict[name]} in the state, {own[name]} here" for name in differ)
+            raise LoaderStateError(f"the state is of another stream: {told}")
+        self._shared[0], self._place = state_dict["epoch"], (state_dict["window"], state_dict["row"])
+        self._resumed = Share.of(self._rank, self._world_size)
+
+    def _made(self, share: Share) -> dict[str, Any]:
+        made = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}
+        return {"version": STATE_VERSION, **made}
+
+    def _encoded(self, parts: list[_Part]) -> tuple[list[Any], list[SkippedRow]]:
+        """The sequences of a window, and the rows without one.
+
+        Raises:
+            DataValidationError: a row cannot be used, and errors are not skipped.
+        """
+        tables, skipped = [], []
+        for part in parts:
+            made, without = self._encoder.encode(part.rows, part.numbers, part.shard)
+            tables += made
+            skipped += without
+        bad = next((row for row in skipped if row.code != FILTERED), None)
+        if bad and not self._skip_errors:
+            raise DataValidationError(f"{bad}; skip_errors=True leaves such rows out")
+        return tables, skipped
+
+    def _windows(self, share: Share, epoch: int) -> Iterator[list[_Part]]:
+        """The parts of this share, as many together as are shuffled together."""
+        held: list[_Part] = []
+        for part in self._parts(share, epoch):
+            held.append(part)
+            if sum(len(each.numbers) for each in held) >= self._window:
+                yield held
+                held = []
+        if held:
+            yield held
+
+    def _parts(self, share: Share, epoch: int) -> Iterator[_Part]:
+        size = min(self._window, LARGEST_BLOCK) if self._window > 1 else UNSHUFFLED_BLOCK
+        shards = 1 if self._divided else shards_of(self._source)
+        if shards < max(share.count, 2):
+            for rows, numbers in share.deal(blocks_of(self._source, size), self._encoder.whole_chunks):
+                yield _Part(rows, numbers, None)
+            return
+        own = np.arange(share.number, shards, share.count)
+        if self._window > 1:
+            own = own[share.order(len(own), -1, self._seed, epoch)]
+        for shard in own.tolist():
+            before = 0
+            for rows in blocks_of(shard_of(self._source, shard), size):
+                yield _Part(rows, before + np.arange(len(rows)), shard)
+                before += len(rows)
