@@ -1,5 +1,5 @@
-"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `trace`, `verify`,
-`gc` and `schema`."""
+"""The terminal's front door: `tokenloom inspect`, `build`, `explain`, `preview`, `versions`, `diff`, `trace`, `export`,
+`verify`, `gc` and `schema`."""
 
 from __future__ import annotations
 
@@ -131,6 +131,19 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--json", action="store_true", help="print one JSON object")
     trace.set_defaults(command=_trace)
 
+    export = commands.add_parser(
+        "export", help="write a dataset's rows for other libraries, building what is missing", epilog=EXIT_CODES
+    )
+    _common(export, MIXED)
+    export.add_argument("folder", metavar="DIR", help="the folder to write; it appears when it is whole")
+    export.add_argument(
+        "--to", choices=("hf", "parquet"), required=True, help="what datasets.load_from_disk loads, or Parquet files"
+    )
+    export.add_argument("--split", metavar="S", help="only this split; default: all")
+    export.add_argument("--overwrite", action="store_true", help="replace an earlier export in DIR")
+    export.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    export.set_defaults(command=_export)
+
     verify = commands.add_parser(
         "verify", help="reread what is stored, and find what is damaged or missing", epilog=EXIT_CODES
     )
@@ -261,6 +274,12 @@ def _trace(parsed: argparse.Namespace) -> int:
         raise pipeline.config.fault("dataset.streaming", message)
     print_trace({rank: loader.trace(parsed.step, rank) for rank in ranks}, parsed.step, world, parsed.json)
     return 0
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    from tokenloom.console.exporting import run_export
+
+    return run_export(parsed)
 
 
 def _verify(parsed: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -21,7 +22,10 @@ from tokenloom.console.stage_table import stage_json, stage_table, summary
 from tokenloom.console.visible import say
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.resources.compute import ComputeEngine, keep_memory_low
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, Manifest
+
+if TYPE_CHECKING:
+    from tokenloom.loaders import MixedDataset
 
 
 def run_build(parsed: argparse.Namespace) -> int:
@@ -60,15 +64,23 @@ def print_stages(console: Console, build: Build, reports: list[StageReport]) -> 
     console.print(summary(reports), highlight=False)
 
 
-def _run_mixture(parsed: argparse.Namespace, config: MixtureConfig) -> None:
-    from tokenloom.console.mixture_table import mixture_json, mixture_lines, share_table
+def build_mixture(
+    parsed: argparse.Namespace, config: MixtureConfig, console: Console
+) -> tuple[MixtureBuild, dict[str, list[StageReport]], tuple[Manifest, MixedDataset] | None]:
+    """Build a mixture as a command asks for it, with progress on `console`; what it was published as, if it was."""
     from tokenloom.loaders.stored_mixture import mixed_dataset
 
     engine, last = _engine(parsed), _last(parsed)
-    with BuildProgress(Console(stderr=True)) as progress:
+    with BuildProgress(console) as progress:
         build = MixtureBuild(config, ArtifactStore(parsed.store), engine, parsed.limit, progress.chunk_done)
         reports = {name: _told(progress, stages, f"{name}/") for name, stages in build.run_each(last)}
-    published = build.publish(mixed_dataset) if last == STAGES[-1] else None
+    return build, reports, build.publish(mixed_dataset) if last == STAGES[-1] else None
+
+
+def _run_mixture(parsed: argparse.Namespace, config: MixtureConfig) -> None:
+    from tokenloom.console.mixture_table import mixture_json, mixture_lines, share_table
+
+    build, reports, published = build_mixture(parsed, config, Console(stderr=True))
     console = _console(parsed.json)
     for name, own in reports.items():
         print_stages(console, build.builds[name], own)

@@ -1,5 +1,6 @@
 """The training side: opens built datasets and feeds them to PyTorch. Needs torch, numpy and pyarrow, nothing more."""
 
+from tokenloom.loaders.array_loader import ArrayDataLoader
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
 from tokenloom.loaders.collators.default import DefaultCollator
@@ -23,11 +24,13 @@ from tokenloom.loaders.stored_mixture import open_mixture
 from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.streaming_preprocessed import StreamingPreprocessedDataset
 from tokenloom.loaders.task_spec import TaskSpec
+from tokenloom.loaders.text_dataset import TextDataset
 from tokenloom.loaders.text_windows import TransformerDataset, create_dataloaders
 from tokenloom.loaders.token_loader import TokenLoader, batch_digest
 from tokenloom.loaders.trace import TracedRow
 
 __all__ = [
+    "ArrayDataLoader",
     "CollatorRegistry",
     "DataLoaderBuilder",
     "DataLoaderConfig",
@@ -49,6 +52,7 @@ __all__ = [
     "StreamingPreprocessedDataset",
     "TaskSpec",
     "TextCollator",
+    "TextDataset",
     "TokenDataset",
     "TokenLoader",
     "TracedRow",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -17,10 +15,10 @@ from tokenloom.errors import SourceError
 from tokenloom.loaders.encoding import TextEncoder, encode_texts
 from tokenloom.loaders.loader_config import workers_for_hardware
 from tokenloom.loaders.map_loader import MapLoader
+from tokenloom.loaders.text_files import read_texts
 from tokenloom.resources.digest import digest_bytes
 
 TEXTS_AT_ONCE = 1024
-JSONL = (".jsonl", ".ndjson", ".json")
 
 
 class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
@@ -56,8 +54,7 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
         if seq_length < 1:
             raise ValueError(f"seq_length {seq_length} must be at least 1")
         self.path, self.seq_length = Path(path), seq_length
-        jsonl = self.path.suffix.lower() in JSONL if is_jsonl is None else is_jsonl
-        texts = _texts(self.path, jsonl)
+        texts = (text for _, text in read_texts(self.path, is_jsonl))
         parts: list[np.ndarray] = [np.zeros(0, np.uint16)]
         while some := list(islice(texts, TEXTS_AT_ONCE)):
             ids = np.concatenate(encode_texts(tokenizer, some))
@@ -121,26 +118,3 @@ def create_dataloaders(
             "rank; lower batch_size or seq_length"
         )
     return train_loader, MapLoader(validation, shuffle=False, **shared)
-
-
-def _texts(path: Path, jsonl: bool) -> Iterator[str]:
-    """The text of each line that is not blank."""
-    try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.isspace():
-                    yield _text(line, f"{path}:{number}") if jsonl else line.rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: the file cannot be read as UTF-8 text: {error}") from error
-
-
-def _text(line: str, place: str) -> str:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise SourceError(f"{place}: this is no JSON: {error}; give is_jsonl=False for plain text") from error
-    text = row.get("text") if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        found = f"it has {', '.join(map(repr, row))}" if isinstance(row, dict) else f"it is a {type(row).__name__}"
-        raise SourceError(f"{place}: there is no object with a text in its field 'text'; {found}")
-    return text
