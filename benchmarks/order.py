@@ -14,11 +14,11 @@ import argparse
 import numpy as np
 from timing import median_seconds
 
-from tokenloom.loaders.blockwise import BLOCK, BlockwiseOrder
-from tokenloom.loaders.mixture import Mixture, Source
-from tokenloom.loaders.mixture_order import MixtureOrder
-from tokenloom.loaders.permutation import Permutation
-from tokenloom.loaders.row_order import RowOrder
+from tokenloom.loaders.order.blockwise import BLOCK, BlockwiseOrder
+from tokenloom.loaders.order.mixture import Mixture, Source
+from tokenloom.loaders.order.mixture_order import MixtureOrder
+from tokenloom.loaders.order.permutation import Permutation
+from tokenloom.loaders.order.row_order import RowOrder
 
 BATCH = 8
 

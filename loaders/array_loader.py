@@ -16,10 +16,10 @@ from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders.array_source import open_source
 from tokenloom.loaders.batch import Padding
 from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.encoding import TextEncoder
 from tokenloom.loaders.mixed import MixedDataset
-from tokenloom.loaders.plan import FixedBatches, Place
-from tokenloom.loaders.row_order import Shuffle
+from tokenloom.loaders.order.plan import FixedBatches, Place
+from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.raw_text.encoding import TextEncoder
 from tokenloom.loaders.token_loader import TokenLoader
 from tokenloom.loaders.unpadded import unpadded
 

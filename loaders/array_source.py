@@ -10,10 +10,10 @@ from typing import Any
 
 from tokenloom.errors import ConfigError, DatasetNotFoundError, Fault
 from tokenloom.loaders.dataset import TokenDataset, open_dataset
-from tokenloom.loaders.encoding import TextEncoder
 from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.raw_text.encoding import TextEncoder
+from tokenloom.loaders.raw_text.text_dataset import TRAIN, TextDataset
 from tokenloom.loaders.stored_mixture import open_mixture
-from tokenloom.loaders.text_dataset import TRAIN, TextDataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.manifest import MIXTURE
 

@@ -10,15 +10,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tokenloom.errors import ConfigError, Fault, LoaderStateError
-from tokenloom.loaders.chosen_rows import ChosenRows, split_rows
 from tokenloom.loaders.collators.registry import CollatorRegistry
 from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.encoding import TextEncoder
 from tokenloom.loaders.loader_config import DataLoaderConfig
 from tokenloom.loaders.loader_factory import DataLoaderFactory
+from tokenloom.loaders.map_style.chosen_rows import ChosenRows, split_rows
 from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.raw_text.encoding import TextEncoder
+from tokenloom.loaders.raw_text.tokenized_texts import TokenizedTexts
 from tokenloom.loaders.task_spec import TaskSpec
-from tokenloom.loaders.tokenized_texts import TokenizedTexts
 
 MOST_TOKENS = 2048
 """That texts are cut to unless told otherwise."""

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.loaders.batch import DEFERRED, PaddingPolicy, SequenceReader
-from tokenloom.loaders.row_order import RowOrder, Shuffle
+from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.trace import TracedRow, traced
 from tokenloom.loaders.unpadded import unpadded
 from tokenloom.resources.digest import digest_bytes, digest_json

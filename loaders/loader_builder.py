@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders.batch import Padding
 from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.map_loader import MapLoader
+from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.map_style.transformed import TransformedDataset, TransformedStream, TransformedTokenLoader
 from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.on_the_fly.streaming import StreamingDataset, StreamingLoader
+from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.ranks import place_among_ranks
-from tokenloom.loaders.row_order import Shuffle
-from tokenloom.loaders.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.token_loader import TokenLoader
-from tokenloom.loaders.transformed import TransformedDataset, TransformedStream, TransformedTokenLoader
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

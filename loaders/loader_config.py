@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tokenloom.loaders.row_order import Shuffle
+from tokenloom.loaders.order.row_order import Shuffle
 
 MOST_WORKERS = 4
 """Worker processes that are chosen for the hardware, at most."""

@@ -13,9 +13,9 @@ import numpy as np
 from tokenloom.errors import MixtureEndedError
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.mixture import By, Mixture, Source
-from tokenloom.loaders.mixture_order import MixtureOrder
-from tokenloom.loaders.row_order import Shuffle
+from tokenloom.loaders.order.mixture import By, Mixture, Source
+from tokenloom.loaders.order.mixture_order import MixtureOrder
+from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.trace import TracedRow
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import Ints, offsets_of

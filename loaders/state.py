@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.plan import Place
+from tokenloom.loaders.order.plan import Place
 
 STATE_VERSION = 1
 

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 from tokenloom.loaders.batch import Batch, Padding, PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.mixed import MixedDataset
-from tokenloom.loaders.plan import FILLER, FixedBatches, Place, Step, TokenBudget
+from tokenloom.loaders.order.plan import FILLER, FixedBatches, Place, Step, TokenBudget
+from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.prefetch import DeviceCopy, prefetched
 from tokenloom.loaders.ranks import place_among_ranks
-from tokenloom.loaders.row_order import Shuffle
 from tokenloom.loaders.state import STATE_VERSION, check_state, place_in
 from tokenloom.loaders.trace import TracedRow
 from tokenloom.resources.digest import digest_bytes, digest_json

@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.loaders.apportionment import LONGEST_PERIOD, counts_before_place, counts_before_row, period_of, shares_of
-from tokenloom.loaders.mixture import Mixture, Source
-from tokenloom.loaders.mixture_order import MixtureOrder
-from tokenloom.loaders.row_order import RowOrder
+from tokenloom.loaders.order.apportionment import (
+    LONGEST_PERIOD,
+    counts_before_place,
+    counts_before_row,
+    period_of,
+    shares_of,
+)
+from tokenloom.loaders.order.mixture import Mixture, Source
+from tokenloom.loaders.order.mixture_order import MixtureOrder
+from tokenloom.loaders.order.row_order import RowOrder
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 KNOWN = [[0, 2, 0, 0, 0, 2, 0, 0, 2, 0, 1, 0], [0, 0, 1, 2, 3, 1, 4, 5, 2, 6, 0, 7]]

@@ -21,8 +21,8 @@ import torch
 from stored_sequences import write_numbered
 
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
-from tokenloom.loaders.permutation import Permutation, key_of
-from tokenloom.loaders.row_order import Shuffle
+from tokenloom.loaders.order.permutation import Permutation, key_of
+from tokenloom.loaders.order.row_order import Shuffle
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 LONGEST, WINDOW = 12, 64
@@ -140,7 +140,7 @@ def flat(steps: list[Step]) -> list[int]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Data]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenloom.loaders.plan.WINDOW_ROWS", WINDOW)
+        patch.setattr("tokenloom.loaders.order.plan.WINDOW_ROWS", WINDOW)
         yield Data(tmp_path_factory.mktemp("product"))
 
 

@@ -21,9 +21,9 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
 from tokenloom.loaders.batch import SequenceReader
-from tokenloom.loaders.blockwise import BLOCK
-from tokenloom.loaders.plan import WINDOW_ROWS
-from tokenloom.loaders.row_order import RowOrder, Shuffle
+from tokenloom.loaders.order.blockwise import BLOCK
+from tokenloom.loaders.order.plan import WINDOW_ROWS
+from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.resources.store import ArtifactStore
 
 SIZE = ChunkSize(target=2048, maximum=8192)

@@ -15,8 +15,8 @@ from chi_square import bucket, combined, deviation, deviations, pairs, sampled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.loaders.permutation import Permutation, key_of
-from tokenloom.loaders.row_order import RowOrder, Shuffle
+from tokenloom.loaders.order.permutation import Permutation, key_of
+from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 
 SHUFFLES = get_args(Shuffle)
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"

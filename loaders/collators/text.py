@@ -11,11 +11,11 @@ from torch.utils.data import get_worker_info
 
 from tokenloom.errors import DataValidationError
 from tokenloom.loaders.batch import IGNORED, Padding
-from tokenloom.loaders.collate import Columns, create_collate_fn, with_labels
+from tokenloom.loaders.collation.collate import Columns, create_collate_fn, with_labels
+from tokenloom.loaders.collation.output_schema import OutputSchema
+from tokenloom.loaders.collation.row_columns import Rows
+from tokenloom.loaders.collation.row_padding import Side
 from tokenloom.loaders.collators.masking import TokenMasking
-from tokenloom.loaders.output_schema import OutputSchema
-from tokenloom.loaders.row_columns import Rows
-from tokenloom.loaders.row_padding import Side
 from tokenloom.loaders.task_spec import TaskSpec
 from tokenloom.loaders.token_loader import to_tensors
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 
 from tokenloom.errors import DataValidationError
+from tokenloom.loaders.collation.row_columns import column_names
 from tokenloom.loaders.collators.default import DefaultCollator
 from tokenloom.loaders.collators.images import ColorMode, image_tensor, in_color_mode, resized, unit_range
-from tokenloom.loaders.row_columns import column_names
 from tokenloom.loaders.task_spec import TaskSpec
 
 NORMALIZATIONS = {

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import SourceError
-from tokenloom.loaders.encoding import TextEncoder, encode_texts
 from tokenloom.loaders.loader_config import workers_for_hardware
-from tokenloom.loaders.map_loader import MapLoader
-from tokenloom.loaders.text_files import read_texts
+from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
+from tokenloom.loaders.raw_text.text_files import read_texts
 from tokenloom.resources.digest import digest_bytes
 
 TEXTS_AT_ONCE = 1024

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.loaders.blockwise import BlockwiseOrder, groups
-from tokenloom.loaders.mixture import Mixture
-from tokenloom.loaders.row_order import RowOrder
+from tokenloom.loaders.order.blockwise import BlockwiseOrder, groups
+from tokenloom.loaders.order.mixture import Mixture
+from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.ragged import Ints
 
 

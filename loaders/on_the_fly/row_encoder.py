@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.loaders.batch import IGNORED, Batch, InMemory, PaddingPolicy, SequenceReader
-from tokenloom.loaders.raw_rows import Rows, to_table
+from tokenloom.loaders.on_the_fly.raw_rows import Rows, to_table
 from tokenloom.resources.ragged import Ints, list_array, list_parts
 from tokenloom.resources.sides import sides
 

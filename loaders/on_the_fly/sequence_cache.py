@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tokenloom.errors import DataValidationError
 from tokenloom.loaders.batch import Batch, SequenceReader
-from tokenloom.loaders.raw_rows import rows_at
-from tokenloom.loaders.row_encoder import RowEncoder, SkippedRow
+from tokenloom.loaders.on_the_fly.raw_rows import rows_at
+from tokenloom.loaders.on_the_fly.row_encoder import RowEncoder, SkippedRow
 from tokenloom.resources.ragged import Ints, list_parts
 
 LARGEST = 1 << 30
@@ -25,7 +25,7 @@ class SequenceCache:
     not larger: there are few, and each row is copied few times.
 
     Args:
-        raw: rows by number; see `tokenloom.loaders.raw_rows`.
+        raw: rows by number; see `tokenloom.loaders.on_the_fly.raw_rows`.
         encoder: makes sequences of them.
         enabled: keep the sequences; else only what is known of rows without one.
     """

@@ -14,8 +14,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from tokenloom.loaders.row_encoder import SkippedRow
-from tokenloom.loaders.shares import Share
+from tokenloom.loaders.on_the_fly.row_encoder import SkippedRow
+from tokenloom.loaders.on_the_fly.shares import Share
 
 _SHOWN = 3
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from tokenloom.loaders.fetch import fetch
-from tokenloom.loaders.permutation import Permutation, key_of
+from tokenloom.loaders.map_style.fetch import fetch
+from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import Ints
 

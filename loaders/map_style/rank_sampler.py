@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from tokenloom.loaders.row_order import RowOrder
+from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.ragged import Ints
 
 READ_AHEAD = 1024

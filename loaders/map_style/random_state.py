@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenloom.loaders.permutation import key_of
+from tokenloom.loaders.order.permutation import key_of
 
 
 @contextmanager

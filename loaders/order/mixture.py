@@ -12,8 +12,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.loaders.apportionment import LONGEST_PERIOD, counts_before_place, counts_before_row, period_of, shares_of
-from tokenloom.loaders.blockwise import groups
+from tokenloom.loaders.order.apportionment import (
+    LONGEST_PERIOD,
+    counts_before_place,
+    counts_before_row,
+    period_of,
+    shares_of,
+)
+from tokenloom.loaders.order.blockwise import groups
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import Ints
 
@@ -93,7 +99,7 @@ class _Segment:
 class Mixture:
     """A sequence of sources' rows, each source's in turn: endless, or until all sources have given their `epochs`.
 
-    Sources take turns by integer shares of a period, as loaders/apportionment.py says. One that has given its epochs
+    Sources take turns by integer shares of a period, as apportionment.py says. One that has given its epochs
     drops out right there; the others share by their weights from then on. `change` makes a mixture that goes on with
     other weights or more sources from some position.
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.output_schema import OutputColumn
+from tokenloom.loaders.collation.output_schema import OutputColumn
 from tokenloom.resources.ragged import Ints, offsets_of, ranges
 
 Rows = Sequence[Mapping[str, Any]]

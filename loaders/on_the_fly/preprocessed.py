@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from tokenloom.loaders.raw_rows import in_columns, rows_at
-from tokenloom.loaders.row_encoder import HEAD_ROWS, Encoder, RowEncoder, SkippedRow
-from tokenloom.loaders.sequence_cache import SequenceCache
+from tokenloom.loaders.on_the_fly.raw_rows import in_columns, rows_at
+from tokenloom.loaders.on_the_fly.row_encoder import HEAD_ROWS, Encoder, RowEncoder, SkippedRow
+from tokenloom.loaders.on_the_fly.sequence_cache import SequenceCache
 from tokenloom.loaders.unpadded import Row, unpadded
 from tokenloom.resources.ragged import Ints
 
 if TYPE_CHECKING:
-    from tokenloom.loaders.streaming_preprocessed import StreamingPreprocessedDataset
+    from tokenloom.loaders.on_the_fly.streaming_preprocessed import StreamingPreprocessedDataset
 
 BLOCK_ROWS = 1024
 """Rows encoded at once where all are."""
@@ -134,7 +134,7 @@ def create_preprocessed_dataset(
     Raises:
         ValueError, ConfigError: as the class does.
     """
-    from tokenloom.loaders.streaming_preprocessed import StreamingPreprocessedDataset
+    from tokenloom.loaders.on_the_fly.streaming_preprocessed import StreamingPreprocessedDataset
 
     if streaming or not (hasattr(hf_dataset, "__len__") and hasattr(hf_dataset, "__getitem__")):
         return StreamingPreprocessedDataset(

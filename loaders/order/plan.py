@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenloom.loaders.permutation import Permutation, key_of
+from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.ragged import Ints
 
 FILLER = -1

@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.fetch import fetch, noted, told
-from tokenloom.loaders.random_state import seeded
-from tokenloom.loaders.rank_sampler import RankSampler
+from tokenloom.loaders.map_style.fetch import fetch, noted, told
+from tokenloom.loaders.map_style.random_state import seeded
+from tokenloom.loaders.map_style.rank_sampler import RankSampler
+from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.ranks import place_among_ranks
-from tokenloom.loaders.row_order import Shuffle
 from tokenloom.loaders.state import STATE_VERSION, check_state
 
 Fetched = tuple[tuple[int, int], list[int]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from tokenloom.loaders.permutation import Permutation, key_of
-from tokenloom.loaders.raw_rows import Rows, rows_at
+from tokenloom.loaders.on_the_fly.raw_rows import Rows, rows_at
+from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.ragged import Ints
 
 

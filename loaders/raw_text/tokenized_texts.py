@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
-from tokenloom.loaders.encoding import TextEncoder, encode_texts
-from tokenloom.loaders.fetch import fetch
+from tokenloom.loaders.map_style.fetch import fetch
+from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
 from tokenloom.resources.ragged import Ints
 
 ROWS_AT_ONCE = 10_000

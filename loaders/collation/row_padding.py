@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from tokenloom.errors import DataValidationError
 from tokenloom.loaders.batch import Padding, PaddingPolicy
-from tokenloom.loaders.output_schema import OutputColumn
-from tokenloom.loaders.row_columns import RowColumn
+from tokenloom.loaders.collation.output_schema import OutputColumn
+from tokenloom.loaders.collation.row_columns import RowColumn
 from tokenloom.resources.ragged import Ints
 
 Side = Literal["left", "right"]

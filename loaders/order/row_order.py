@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.loaders.blockwise import BLOCK, BlockwiseOrder, groups
-from tokenloom.loaders.permutation import Permutation, key_of
+from tokenloom.loaders.order.blockwise import BLOCK, BlockwiseOrder, groups
+from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.ragged import Ints
 
 Shuffle = Literal["full", "block", "none"]

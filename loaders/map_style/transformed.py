@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from tokenloom.loaders.fetch import fetch, noted
-from tokenloom.loaders.random_state import seeded
+from tokenloom.loaders.map_style.fetch import fetch, noted
+from tokenloom.loaders.map_style.random_state import seeded
 from tokenloom.loaders.token_loader import TokenLoader
 
 

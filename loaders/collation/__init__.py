@@ -1,0 +1,1 @@
+"""Batches of rows that come one by one."""

@@ -1,0 +1,1 @@
+"""Any map-style dataset of torch: fetched, changed, dealt out to ranks, resumed."""

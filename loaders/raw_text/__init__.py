@@ -1,0 +1,1 @@
+"""Small texts that are tokenized as they are opened."""
