@@ -4,6 +4,7 @@ from tokenloom.loaders.array_loader import ArrayDataLoader
 from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.collation.collate import create_causal_lm_collate, create_collate_fn, create_seq2seq_collate
 from tokenloom.loaders.collation.output_schema import OutputColumn, OutputSchema
+from tokenloom.loaders.collation.prompts import collate_prompts
 from tokenloom.loaders.collators.default import DefaultCollator
 from tokenloom.loaders.collators.registry import CollatorRegistry
 from tokenloom.loaders.collators.text import LanguageModelingDataCollator, TextCollator
@@ -21,7 +22,6 @@ from tokenloom.loaders.on_the_fly.preprocessed import PreprocessedDataset, creat
 from tokenloom.loaders.on_the_fly.row_encoder import SkippedRow
 from tokenloom.loaders.on_the_fly.streaming import StreamingDataset, StreamingLoader
 from tokenloom.loaders.on_the_fly.streaming_preprocessed import StreamingPreprocessedDataset
-from tokenloom.loaders.prompts import collate_prompts
 from tokenloom.loaders.raw_text.text_dataset import TextDataset
 from tokenloom.loaders.raw_text.text_windows import TransformerDataset, create_dataloaders
 from tokenloom.loaders.stored_mixture import open_mixture

@@ -32,6 +32,12 @@ def tokenizer(tokenizer_folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(tokenizer_folder)
 
 
+@pytest.fixture(autouse=True)
+def no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is sought in a store first: in one of the test's own."""
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+
+
 @pytest.mark.parametrize("kind", ["transformers", "tokenizers", "ids", "dicts"])
 @pytest.mark.parametrize("form", ["text", "jsonl", "folder"])
 def test_raw_text_of_any_language_comes_back(tmp_path: Path, tokenizer: Any, kind: str, form: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from tokenloom.resources.ragged import Ints
+
+TEXTS_AT_ONCE = 1024
 
 
 class TextEncoder(Protocol):
@@ -34,6 +37,14 @@ def encode_texts(tokenizer: TextEncoder, texts: Sequence[str], max_length: int |
     else:
         made = [tokenizer.encode(text) for text in texts]
     return [ids_of(encoded)[:max_length] for encoded in made]
+
+
+def encode_stream(
+    tokenizer: TextEncoder, texts: Iterator[tuple[int, str]], max_length: int | None = None
+) -> Iterator[tuple[Ints, list[Ints]]]:
+    """Numbered texts, some at a time: their numbers, int64, and what `encode_texts` makes of them."""
+    while some := list(islice(texts, TEXTS_AT_ONCE)):
+        yield np.array([number for number, _ in some]), encode_texts(tokenizer, [text for _, text in some], max_length)
 
 
 def ids_of(encoded: Any) -> Ints:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ import pyarrow as pa
 from tokenloom.errors import SourceError
 from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
-from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
+from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_stream
 from tokenloom.loaders.raw_text.text_files import read_texts, text_files
 from tokenloom.loaders.trace import TracedRow
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.ragged import list_array, offsets_of
 
-TEXTS_AT_ONCE = 1024
 TRAIN = "train"
 
 
@@ -49,12 +47,9 @@ class TextDataset:
         self._files = text_files(Path(path))
         tables, places = [], []
         for number, file in enumerate(self._files):
-            texts = read_texts(file)
-            while some := list(islice(texts, TEXTS_AT_ONCE)):
-                encoded = encode_texts(tokenizer, [text for _, text in some], max_length)
+            for lines, encoded in encode_stream(tokenizer, read_texts(file), max_length):
                 lengths = np.array([len(ids) for ids in encoded])
                 tables.append(_table(np.concatenate(encoded), lengths[lengths > 0]))
-                lines = np.array([line for line, _ in some])
                 places.append(np.stack([np.full(len(lines), number), lines], axis=1)[lengths > 0])
         self._places = np.concatenate(places) if places else np.zeros((0, 2), np.int64)
         if not len(self):

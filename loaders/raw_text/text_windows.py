@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,9 @@ from torch.utils.data import Dataset
 from tokenloom.errors import SourceError
 from tokenloom.loaders.loader_config import workers_for_hardware
 from tokenloom.loaders.map_style.map_loader import MapLoader
-from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
+from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_stream
 from tokenloom.loaders.raw_text.text_files import read_texts
 from tokenloom.resources.digest import digest_bytes
-
-TEXTS_AT_ONCE = 1024
 
 
 class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
@@ -54,10 +51,9 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
         if seq_length < 1:
             raise ValueError(f"seq_length {seq_length} must be at least 1")
         self.path, self.seq_length = Path(path), seq_length
-        texts = (text for _, text in read_texts(self.path, is_jsonl))
         parts: list[np.ndarray] = [np.zeros(0, np.uint16)]
-        while some := list(islice(texts, TEXTS_AT_ONCE)):
-            ids = np.concatenate(encode_texts(tokenizer, some))
+        for _, encoded in encode_stream(tokenizer, read_texts(self.path, is_jsonl)):
+            ids = np.concatenate(encoded)
             parts.append(ids.astype(np.uint16 if int(ids.max(initial=0)) < 1 << 16 else np.uint32))
         self.tokens = np.concatenate(parts)
         if len(self.tokens) <= seq_length:

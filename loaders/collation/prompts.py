@@ -6,10 +6,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from tokenloom.loaders.batch import Padding, PaddingPolicy
-from tokenloom.resources.ragged import list_parts, ranges
+from tokenloom.loaders.batch import Padding
+from tokenloom.loaders.collation.output_schema import OutputSchema
+from tokenloom.loaders.collation.row_columns import RowColumn
+from tokenloom.loaders.collation.row_padding import RowPadding
+from tokenloom.loaders.token_loader import to_tensors
+from tokenloom.resources.ragged import list_parts
 
 
 def collate_prompts(
@@ -34,15 +37,9 @@ def collate_prompts(
     offsets, ids = list_parts(prompts["input_ids"])
     lengths = np.diff(offsets)
     longest = int(lengths.max(initial=1))
-    policy = PaddingPolicy(pad_token_id, padding, padding_side, max_length or longest, packed=False)
-    width = policy.width(longest)
-    if longest > width:
-        raise ValueError(f"a prompt of {longest} tokens is longer than max_length {width}; prompts are never cut")
-    rows = len(lengths)
-    begins = np.arange(rows) * width + (width - lengths if padding_side == "left" else 0)
-    target = ranges(begins, lengths)
-    input_ids = np.full((rows, width), pad_token_id, np.int64)
-    attention_mask = np.zeros((rows, width), np.int64)
-    input_ids.reshape(-1)[target] = ids.to_numpy()
-    attention_mask.reshape(-1)[target] = 1
-    return {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
+    limit = max_length or longest
+    if padding == "max_length" and longest > limit:
+        raise ValueError(f"a prompt of {longest} tokens is longer than max_length {limit}; prompts are never cut")
+    side = RowPadding(padding, padding_side, limit if padding == "max_length" else None)
+    columns = {"input_ids": RowColumn(ids.to_numpy(), lengths)}
+    return to_tensors(side.padded(columns, "input_ids", "attention_mask", OutputSchema.default(pad_token_id)))
