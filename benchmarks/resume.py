@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cached_property
 from multiprocessing import get_context
@@ -32,7 +32,8 @@ import numpy as np
 from build import BIN, write
 
 from tokenloom.loaders import MixedDataset, PaddingPolicy, TokenDataset, TokenLoader, open_dataset
-from tokenloom.loaders.batch import Batch, SequenceReader
+from tokenloom.loaders.batch import Batch
+from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.ragged import Ints
 
 SIMULATED = 10**12
@@ -48,8 +49,8 @@ class RepeatedReader(SequenceReader):
         self.__dict__.update(SequenceReader.joined(real).__dict__)
         self._each = len(real[0])
 
-    def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
-        return super().batch(np.where(rows < 0, rows, self._real(rows)), policy)
+    def batches(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Iterator[Batch]:
+        return super().batches([np.where(some < 0, some, self._real(some)) for some in rows], policy)
 
     def lengths(self, rows: Ints) -> Ints:
         return super().lengths(self._real(rows))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tokenloom.assets.build import StageReport
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill
+from tokenloom.resources.store.manifest import TRAINED
 
 _FATES = {
     "tokens_repeated": "repeated as overlap",
@@ -21,7 +22,8 @@ def length_lines(report: StageReport, max_length: int) -> Iterator[str]:
     counters = report.counters
     fates = [f"{counters[name]:,} {words}" for name, words in _FATES.items() if counters.get(name)]
     share = fill(counters, report.tokens, max_length)
-    kept = ", ".join([f"{counters['tokens_in']:,} tokens in, {report.tokens:,} in sequences", *fates])
+    stored = f"{report.tokens:,} in sequences, {counters[TRAINED]:,} of them trained"
+    kept = ", ".join([f"{counters['tokens_in']:,} tokens in, {stored}", *fates])
     yield f"{kept}; {counters['sequences']:,} sequences, {share:.2%} full"
     before, after = (Histogram.of(counters, name, max_length) for name in (BEFORE, AFTER))
     within, beyond = len(before.bounds) - 2, 2 * max_length

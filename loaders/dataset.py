@@ -13,14 +13,16 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError
-from tokenloom.loaders.batch import DEFERRED, PaddingPolicy, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
+from tokenloom.loaders.reading.chunk import DEFERRED
+from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.loaders.trace import TracedRow, traced
 from tokenloom.loaders.unpadded import unpadded
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.hold import Hold
-from tokenloom.resources.store.manifest import WEIGHTED
+from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 from tokenloom.resources.store.mapped import MappedObject
 
 
@@ -46,6 +48,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
         self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
         self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
+        self._all_trained = manifest.counters.get(TRAINED) == sum(chunk.tokens for chunk in manifest.chunks)
         self.digest = digest_json([chunk.output for chunk in self._chunks])
 
     def __len__(self) -> int:
@@ -67,7 +70,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         def opened(chunk: int) -> MappedObject:
             return MappedObject(objects, chunks[chunk], name, DEFERRED, verify)
 
-        return SequenceReader([chunk.table_rows for chunk in chunks], opened, self._weighted)
+        return SequenceReader([chunk.table_rows for chunk in chunks], opened, self._weighted, self._all_trained)
 
     @property
     def pad_token_id(self) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tokenloom.errors import MixtureEndedError
-from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy
 from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.order.mixture import By, Mixture, Source
 from tokenloom.loaders.order.mixture_order import MixtureOrder
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.loaders.trace import TracedRow
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import Ints, offsets_of

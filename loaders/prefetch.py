@@ -31,11 +31,11 @@ class DeviceCopy:
     def begin(self, batch: Tensors) -> tuple[Tensors, torch.Event]:
         """Begin to copy a batch; returns the copy, and when it is done."""
         with torch.cuda.stream(self._stream):
-            moved = {name: self._copied(value) for name, value in batch.items()}
+            moved = {
+                name: value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+                for name, value in pinned(batch).items()
+            }
             return moved, self._stream.record_event()
-
-    def _copied(self, value: Any) -> Any:
-        return value.pin_memory().to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
     def end(self, begun: tuple[Tensors, torch.Event]) -> Tensors:
         """The copy, for work that the current stream is given from now on."""
@@ -46,6 +46,11 @@ class DeviceCopy:
             if isinstance(value, torch.Tensor):
                 value.record_stream(current)
         return batch
+
+
+def pinned(batch: Tensors) -> Tensors:
+    """The batch in memory that a GPU reads by itself."""
+    return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def prefetched(

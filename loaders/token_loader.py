@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from tokenloom.loaders.dataset import TokenDataset
 from tokenloom.loaders.mixed import MixedDataset
 from tokenloom.loaders.order.plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.order.row_order import Shuffle
-from tokenloom.loaders.prefetch import DeviceCopy, prefetched
+from tokenloom.loaders.prefetch import DeviceCopy, pinned, prefetched
 from tokenloom.loaders.ranks import place_among_ranks
 from tokenloom.loaders.state import STATE_VERSION, check_state, place_in
 from tokenloom.loaders.trace import TracedRow
@@ -25,6 +26,9 @@ from tokenloom.resources.ragged import Ints
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+_AT_ONCE = 64
+"""Batches whose rows are found at once: more gain nothing that can be measured."""
 
 
 class _Batches(Dataset[Batch]):
@@ -201,13 +205,15 @@ class TokenLoader(DataLoader[Any]):
 
     def _batches(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         """The batches of the rest of the epoch, each with where the loader stands behind it."""
-        if self.num_workers or self.pin_memory:
+        if self.num_workers:
             for step, batch in zip(self.steps(), super().__iter__(), strict=True):
                 yield step.after, batch
-        else:
-            reader, policy = self._data.reader, self._policy
-            for step in self.steps():
-                yield step.after, to_tensors(reader.batch(step.rows, policy))
+            return
+        pin = self.pin_memory and torch.cuda.is_available()
+        for steps in _some(self.steps()):
+            made = self._data.reader.batches([step.rows for step in steps], self._policy)
+            for step, batch in zip(steps, made, strict=True):
+                yield step.after, pinned(to_tensors(batch)) if pin else to_tensors(batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration makes; a finished one moves on by itself. One that a loaded state
@@ -259,6 +265,14 @@ class TokenLoader(DataLoader[Any]):
             self.plan = replace(self.plan, skips=tuple((int(a), int(b)) for a, b in state_dict["skips"]))
         self.place = Place(state_dict["epoch"], state_dict["position"], state_dict["batch"])
         self._rows.resumed = True
+
+
+def _some(steps: Iterator[Step]) -> Iterator[list[Step]]:
+    """Steps whose rows are found at once: few at first, lest the first batch wait, then many."""
+    size = 1
+    while some := list(islice(steps, size)):
+        yield some
+        size = min(2 * size, _AT_ONCE)
 
 
 def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:

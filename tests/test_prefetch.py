@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from stored_sequences import write_sequences
 from tokenloom import open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
-from tokenloom.loaders.batch import SequenceReader
+from tokenloom.loaders.reading.reader import SequenceReader
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +61,15 @@ def test_a_state_says_what_was_given_not_what_was_made(dataset: TokenDataset) ->
 
 
 def test_what_fails_in_the_thread_fails_at_its_step(dataset: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = SequenceReader.batch
-    calls: list[int] = []
+    (third,) = (step.rows for step in islice(loader(dataset).steps(), 2, 3))
+    prepared = SequenceReader._prepared
 
-    def failing(self: SequenceReader, rows: np.ndarray, policy: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 3:
+    def failing(self: SequenceReader, rows: list[np.ndarray], policy: Any) -> Any:
+        if {*third.tolist()} & {*np.concatenate(rows).tolist()}:
             raise StoreError("damaged")
-        return made(self, rows, policy)
+        return prepared(self, rows, policy)
 
-    monkeypatch.setattr(SequenceReader, "batch", failing)
+    monkeypatch.setattr(SequenceReader, "_prepared", failing)
     given = 0
     with pytest.raises(StoreError, match="damaged"):
         for _ in loader(dataset, prefetch_factor=2):

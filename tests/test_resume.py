@@ -20,10 +20,10 @@ from tokenloom.assets.raw.cut import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
-from tokenloom.loaders.batch import SequenceReader
 from tokenloom.loaders.order.blockwise import BLOCK
 from tokenloom.loaders.order.plan import WINDOW_ROWS
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
+from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.store import ArtifactStore
 
 SIZE = ChunkSize(target=2048, maximum=8192)
@@ -87,13 +87,13 @@ class Repeated(TokenDataset):
     def __init__(self, real: TokenDataset):
         self.__dict__.update(real.__dict__)
         reader, real_rows, self.read = SequenceReader.joined([real.reader]), len(real), list[int]()
-        batch, lengths = reader.batch, reader.lengths
+        batches, lengths = reader.batches, reader.lengths
 
-        def batch_of(rows: Any, policy: Any) -> Any:
-            self.read += rows.tolist()
-            return batch(rows % real_rows, policy)
+        def batches_of(rows: Any, policy: Any) -> Any:
+            self.read += [row for some in rows for row in some.tolist()]
+            return batches([some % real_rows for some in rows], policy)
 
-        reader.batch, reader.lengths = batch_of, lambda rows: lengths(rows % real_rows)
+        reader.batches, reader.lengths = batches_of, lambda rows: lengths(rows % real_rows)
         self.__dict__["reader"] = reader
 
     def __len__(self) -> int:

@@ -15,7 +15,8 @@ from tokenloom.assets.rejects import ROW
 from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.config import LengthConfig
-from tokenloom.loaders.batch import PaddingPolicy, SequenceReader
+from tokenloom.loaders.batch import PaddingPolicy
+from tokenloom.loaders.reading.reader import SequenceReader
 
 STRATEGIES = ("truncate_right", "truncate_left", "truncate_middle", "drop")
 IGNORED = -100

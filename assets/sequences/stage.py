@@ -5,7 +5,8 @@ hold weights other than 0 and 1; `rows` and `document_lengths`, the raw row and 
 sequence. Pairs have all but `rows` twice, under `chosen_` and `rejected_`.
 
 Counters account for every token: tokens_in + tokens_repeated = those stored + tokens_cut + tokens_dropped +
-tokens_rejected + tokens_left_out; they hold the histograms of lengths, and say whether loaders will find weights.
+tokens_rejected + tokens_left_out; of those stored, tokens_trained are trained. They hold the histograms of lengths, and
+say whether loaders will find weights.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.ragged import list_parts, sum_rows
-from tokenloom.resources.store.manifest import WEIGHTED
+from tokenloom.resources.sides import sides
+from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -56,7 +58,7 @@ def _trained_fits(table: pa.Table) -> bool:
 
 class SequencesStage(Stage):
     name = "sequences"
-    version = 2
+    version = 3
     upstream = ("tokens",)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
@@ -165,6 +167,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
         counters[WEIGHTED] = int(any(name.endswith("weights") for name in made.table.column_names))
+        trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(made.table).values()]
+        counters[TRAINED] = sum(int(np.count_nonzero(flags)) for flags in trained)
         rejects = join_rejects([lost.rejects, made.rejects])
         return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=lost.engine)
 

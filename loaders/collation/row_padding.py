@@ -101,6 +101,6 @@ class RowPadding:
 
     def _own(self, lengths: Ints) -> npt.NDArray[np.bool_]:
         """bool [rows, width]: what is no padding."""
-        width = self._policy().width(int(lengths.max(initial=1)))
+        width = int(self._policy().width(lengths.max(initial=1)))
         positions = np.arange(width)
         return positions < lengths[:, None] if self.side == "right" else positions >= (width - lengths)[:, None]

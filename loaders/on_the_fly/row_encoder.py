@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.errors import DataValidationError, TokenloomError
-from tokenloom.loaders.batch import IGNORED, Batch, InMemory, PaddingPolicy, SequenceReader
+from tokenloom.loaders.batch import IGNORED, Batch, PaddingPolicy
 from tokenloom.loaders.on_the_fly.raw_rows import Rows, to_table
+from tokenloom.loaders.reading.chunk import InMemory
+from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.ragged import Ints, list_array, list_parts
 from tokenloom.resources.sides import sides
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,8 +32,7 @@ class Order(Protocol):
     def span(self, begin: int, end: int) -> Ints: ...
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where a loader stands: rows of the epoch that are done with, and of a window's batches so many."""
 
     epoch: int = 0
@@ -41,8 +40,7 @@ class Place:
     batch: int = 0
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one rank reads at a step, int64 [rows] with FILLER where it has none, and where the loader stands then."""
 
     rows: Ints
@@ -115,7 +113,7 @@ class TokenBudget:
         rows: of an epoch.
         lengths: tokens of rows, int64 [n] for int64 [n].
         key: of what the batches' order is drawn with.
-        width: the length that rows are padded to whose longest has so many tokens.
+        width: the lengths that rows are padded to whose longest have so many tokens, int64 [n] for int64 [n].
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class TokenBudget:
         budget: int,
         lengths: Callable[[Ints], Ints],
         key: Sequence[object],
-        width: Callable[[int], int],
+        width: Callable[[Ints], Ints],
     ):
         self.order, self.rows, self.budget = order, rows, budget
         self._lengths, self._key, self._width = lengths, tuple(key), width
@@ -144,8 +142,7 @@ class TokenBudget:
         lengths = self._lengths(rows)
         by_length = np.argsort(lengths, kind="stable")
         rows, lengths = rows[by_length], lengths[by_length]
-        padded = np.array([self._width(longest) for longest in lengths[_firsts(lengths)].tolist()], np.int64)
-        padded = np.repeat(padded, np.diff(np.append(_firsts(lengths), len(lengths))))
+        padded = self._width(lengths)
         if padded[-1] > self.budget:
             raise ValueError(
                 f"a row of {lengths[-1]} tokens, padded to {padded[-1]}, does not fit into token_budget {self.budget}; "
@@ -194,8 +191,3 @@ class TokenBudget:
                     return Place(epoch, window * WINDOW_ROWS, step * world_size)
                 step -= steps
             epoch += 1
-
-
-def _firsts(lengths: Ints) -> Ints:
-    """Where in ascending numbers each one first stands."""
-    return np.flatnonzero(np.diff(lengths, prepend=-1))

@@ -19,6 +19,9 @@ MANIFEST_VERSION = 3
 WEIGHTED = "weighted_chunks"
 """Counter of `sequences`: chunks that hold weights."""
 
+TRAINED = "tokens_trained"
+"""Counter of `sequences`: tokens that are trained, at whatever weight."""
+
 MIXTURE = "mixture"
 """Stands for the stage of what mixes datasets: its facts name them, its notes the manifests that they had."""
 

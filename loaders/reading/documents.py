@@ -1,0 +1,65 @@
+"""The documents of packed rows, which batches keep apart."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenloom.loaders.reading.memory import RaggedLists
+from tokenloom.loaders.reading.rectangles import Flags, Rectangles
+from tokenloom.resources.ragged import Ints, offsets_of, ranges
+
+
+class Documents:
+    """Where the documents of some batches begin, each batch flattened; runs of padding count as documents.
+
+    Args:
+        lengths: of the documents in each row.
+        chunks, local: int64 [rows], where each row stands.
+        real: bool [rows], which rows are not of padding; None: all.
+        rows: what they are padded to.
+    """
+
+    def __init__(self, lengths: RaggedLists, chunks: Ints, local: Ints, real: Flags | None, rows: Rectangles):
+        first, counts = lengths.rows(chunks, local)
+        if real is not None:
+            counts *= real
+        padded, bounds = rows.blank > 0, np.asarray(rows.bounds)
+        runs = offsets_of(counts + padded)
+        self._sizes = sizes = np.empty(runs[-1], np.int64)
+        sizes[(runs[:-1] if rows.left else runs[1:] - 1)[padded]] = rows.blank[padded]
+        documents = ranges(runs[:-1] + (padded & rows.left), counts)
+        sizes[documents] = lengths.values.lists(lengths.values.places(chunks, first), counts)
+        first_runs = runs[bounds]
+        begins = offsets_of(np.diff(bounds) * rows.widths)[:-1]
+        self._starts = (np.cumsum(sizes) - sizes - np.repeat(begins, np.diff(first_runs))).astype(np.int32)
+        self._longest = np.maximum.reduceat(sizes, first_runs[:-1]).tolist()
+        self._bounds = first_runs.tolist()
+
+    def starts(self, batch: int) -> npt.NDArray[np.int32]:
+        """int32: where documents begin."""
+        return self._starts[self._bounds[batch] : self._bounds[batch + 1]]
+
+    def position_ids(self, batch: int, rows: int, width: int) -> Ints:
+        """int64 [rows, width]: positions that begin anew in each document."""
+        sizes = self._sizes[self._bounds[batch] : self._bounds[batch + 1]]
+        within = np.repeat(self.starts(batch), sizes)
+        return np.subtract(_counted(rows * width), within, out=within).astype(np.int64).reshape(rows, width)
+
+    def cu_seqlens(self, batch: int, size: int) -> npt.NDArray[np.int32]:
+        """int32 [documents + 1]: where documents begin, and the size of the flattened batch."""
+        starts = self.starts(batch)
+        bounds = np.empty(len(starts) + 1, np.int32)
+        bounds[:-1], bounds[-1] = starts, size
+        return bounds
+
+    def max_seqlen(self, batch: int) -> int:
+        """The length of the longest document."""
+        return self._longest[batch]
+
+
+@lru_cache(maxsize=4)
+def _counted(size: int) -> npt.NDArray[np.int32]:
+    return np.arange(size, dtype=np.int32)
