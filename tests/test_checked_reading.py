@@ -146,6 +146,27 @@ def test_bytes_that_no_batch_has_touched_are_not_checked(large: Written) -> None
         third.with_suffix(".away").rename(third)
 
 
+def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path) -> None:
+    written = write_sequences(tmp_path, "long", [6_000_000], 2_000)
+    (path,) = written.objects()
+    begin, _ = regions(path)["input_ids values"]
+    ends = np.cumsum([len(ids) for ids, _, _ in written.rows]) * 2
+    block = (begin + 5 * MIB) // MIB
+    first = int(np.searchsorted(ends, block * MIB - begin, side="right"))  # the first row with bytes of the block
+    with flipped(path, begin + 5 * MIB, 1):
+        loader = TokenLoader(open_dataset("long", store=tmp_path), batch_size=16, padding="longest", shuffle="none")
+        batches, count = iter(loader), 0
+        with pytest.raises(StoreError, match=f"in block {block}"):
+            while True:
+                next(batches)
+                count += 1
+        assert count == first // 16 > 70
+        assert loader.state_dict()["position"] == 16 * count
+        loader.skip(count, len(loader))
+        loader.load_state_dict(loader.state_dict())
+        assert not [*loader]
+
+
 def test_what_was_checked_is_not_checked_again(tiny: Written) -> None:
     (path,) = tiny.objects()
     dataset = open_dataset("tiny", store=tiny.folder)
@@ -207,6 +228,26 @@ def test_worker_processes_tell_of_damage_too(large: Written) -> None:
     assert read(large, num_workers=2) == len(large.rows)
     with flipped(path, begin + MIB // 2, 1), pytest.raises(StoreError, match=path.stem):
         read(large, num_workers=2)
+
+
+@pytest.mark.parametrize("form", ["text", "completion"])
+def test_flags_are_read_unless_all_tokens_are_trained(tmp_path: Path, form: str) -> None:
+    columns = {"text": "output"} if form == "text" else {"prompt": "instruction", "completion": "output"}
+    dataset = {"name": "small.jsonl", "column_mapping": columns}
+    config = write_dataset(tmp_path, dataset=dataset, prompt_template={"format_type": form})
+    pipeline = DataPipeline.from_config(config, store=tmp_path / "store").unwrap()
+    trained = pipeline.build().unwrap().stages[-1].counters["tokens_trained"]
+    (chunk,) = pipeline.store.manifest("small").chunks
+    path = pipeline.store.objects.path(chunk.output)
+    rows = pa.ipc.open_file(path).read_all().to_pylist()
+    assert trained == sum(sum(row["trained"]) for row in rows)
+    assert (trained == chunk.tokens) == (form == "text")
+    last = rows[-1]["input_ids"]
+    begin, _ = regions(path)["trained values"]
+    with flipped(path, begin + chunk.tokens - 1, 1):  # the last token of all, which is trained
+        labels = pipeline.get_dataset(verify=False).unwrap()[len(rows) - 1]["labels"].tolist()
+    assert labels[-1] == (last[-1] if form == "text" else -100)
+    assert labels[-2] == last[-2]
 
 
 def test_a_built_dataset_is_checked_from_the_yaml_too(tmp_path: Path) -> None:

@@ -67,6 +67,10 @@ def test_every_token_of_pairs_is_accounted_for(one: Any, other: Any, longest: in
 
 
 def check_histograms(table: pa.Table, out: ChunkOutput, longest: int) -> None:
+    flags = [
+        flag for name in out.table.column_names if name.endswith("trained") for flag in out.table[name].to_pylist()
+    ]
+    assert out.counters["tokens_trained"] == sum(map(sum, flags))
     for name, found in ((BEFORE, table), (AFTER, out.table)):
         lengths, low = lengths_of(found), 0
         histogram = Histogram.of(out.counters, name, longest)

@@ -16,6 +16,7 @@ from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.stage import ChunkOutput
 from tokenloom.config import LengthConfig
 from tokenloom.loaders.batch import PaddingPolicy
+from tokenloom.loaders.reading.chunk import InMemory
 from tokenloom.loaders.reading.reader import SequenceReader
 
 STRATEGIES = ("truncate_right", "truncate_left", "truncate_middle", "drop")
@@ -122,7 +123,8 @@ def test_packed_batches_keep_documents_apart(
 ) -> None:
     tables = [run(documents_of(flags), longest, "truncate_right", "concat").table for flags in chunks]
     rows = [row for table in tables for row in table.to_pylist()]
-    reader = SequenceReader.of_tables(tables)
+    all_trained = np.array([all(flag for row in flags for flag in row) for flags in chunks])
+    reader = SequenceReader([table.num_rows for table in tables], lambda n: InMemory(tables[n]), False, all_trained)
     assert len(reader) == len(rows)
     if not rows:
         return
@@ -157,3 +159,30 @@ def test_packed_batches_keep_documents_apart(
     }
     assert kinds.pop("cu_seqlens") == np.int32
     assert set(kinds.values()) == {np.dtype(np.int64)}
+
+
+@given(
+    st.lists(DOCUMENTS, min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from(["left", "right"]),
+    st.sampled_from(["max_length", "longest", 4]),
+    st.data(),
+)
+def test_batches_found_at_once_are_those_found_alone(
+    chunks: list[list[Document]], packed: bool, side: Any, padding: Any, data: st.DataObject
+) -> None:
+    packing = "concat" if packed else "none"
+    tables = [run(documents, 20, "truncate_right", packing).table for documents in chunks]
+    policy, count = PaddingPolicy(PAD, padding, side, 20, packed), sum(table.num_rows for table in tables)
+    if not count:
+        return
+    row = st.lists(st.integers(-1, count - 1), min_size=1, max_size=4)
+    groups = [np.array(rows) for rows in data.draw(st.lists(row, min_size=1, max_size=6))]
+    at_once = list(SequenceReader.of_tables(tables).batches(groups, policy))
+    assert len(at_once) == len(groups)
+    for rows, batch in zip(groups, at_once, strict=True):
+        alone = SequenceReader.of_tables(tables).batch(rows, policy)
+        assert batch.keys() == alone.keys()
+        for name, value in batch.items():
+            assert np.array_equal(value, alone[name]), name
+            assert not any(np.shares_memory(value, other[name]) for other in at_once if other is not batch)
