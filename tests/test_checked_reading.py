@@ -236,7 +236,7 @@ def test_flags_are_read_unless_all_tokens_are_trained(tmp_path: Path, form: str)
     dataset = {"name": "small.jsonl", "column_mapping": columns}
     config = write_dataset(tmp_path, dataset=dataset, prompt_template={"format_type": form})
     pipeline = DataPipeline.from_config(config, store=tmp_path / "store").unwrap()
-    trained = pipeline.build().unwrap().stages[-1].counters["tokens_trained"]
+    trained = pipeline.build().unwrap()[-1].counters["tokens_trained"]
     (chunk,) = pipeline.store.manifest("small").chunks
     path = pipeline.store.objects.path(chunk.output)
     rows = pa.ipc.open_file(path).read_all().to_pylist()
