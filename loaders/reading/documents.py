@@ -26,7 +26,7 @@ class Documents:
         first, counts = lengths.rows(chunks, local)
         if real is not None:
             counts *= real
-        padded, bounds = rows.blank > 0, np.asarray(rows.bounds)
+        padded, bounds = rows.blank > 0, rows.bounds
         runs = offsets_of(counts + padded)
         self._sizes = sizes = np.empty(runs[-1], np.int64)
         sizes[(runs[:-1] if rows.left else runs[1:] - 1)[padded]] = rows.blank[padded]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,15 @@ class Rectangles:
 
     Attributes:
         blank: int64 [rows], how much of the width is padding.
-        widths: of each batch.
     """
 
     def __init__(
         self, values: FlatValues, chunks: Ints, begins: Ints, lengths: Ints, bounds: Ints, widths: Ints, left: bool
     ):
         width, firsts = np.repeat(widths, np.diff(bounds)), bounds[:-1]
-        self.blank, self.widths, self.bounds, self.left = width - lengths, widths.tolist(), bounds.tolist(), left
+        self.blank, self.widths, self.bounds, self.left = width - lengths, widths.tolist(), bounds, left
         self._chunks, self._lengths = chunks, lengths
+        self._batches = [slice(*pair) for pair in pairwise(bounds.tolist())]
         self._first = begins - self.blank if left else begins
         inside = (self._first >= 0) & (values.reach(chunks, self._first) >= width)
         self._inside = np.logical_and.reduceat(inside, firsts).tolist()
@@ -51,13 +52,13 @@ class Rectangles:
         """bool [rows of the batch, width]: which places are a row's own; None: all."""
         if self._full[batch]:
             return None
-        border = self._border[self.bounds[batch] : self.bounds[batch + 1]]
+        border = self._border[self._batches[batch]]
         column = _counted(self.widths[batch], border.dtype)
         return column >= border if self.left else column < border
 
     def take(self, batch: int, values: FlatValues, places: Ints) -> npt.NDArray[Any]:
         """[rows of the batch, width] of a column's values, not shared; anything where they are no row's own."""
-        rows, width = slice(self.bounds[batch], self.bounds[batch + 1]), self.widths[batch]
+        rows, width = self._batches[batch], self.widths[batch]
         if self._inside[batch]:
             return values.windows(places[rows], width)
         begins = places[rows] + self.blank[rows] if self.left else places[rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -93,7 +95,7 @@ class SequenceBatches:
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
         self._weights = None if columns.weights is None else self._rows.places(columns.weights)
         self._documents = Documents(columns.documents, chunks, local, real, self._rows) if policy.packed else None
-        self._columns, self._pad = columns, policy.pad_token_id
+        self._columns, self._pad = columns, np.array(policy.pad_token_id, ids.dtype)
 
     def batch(self, number: int) -> Batch:
         """The arrays of a batch; none shares memory with another."""
@@ -104,9 +106,9 @@ class SequenceBatches:
             trained = rows.take(number, columns.trained, self._trained).view(bool)
             trained = trained if own is None else np.logical_and(trained, own, out=trained)
         if own is not None:
-            _pad(ids, own, self._pad)
+            np.copyto(ids, self._pad, where=~own)
         input_ids = ids.astype(np.int64)
-        attention_mask = np.ones(ids.shape, np.int64) if own is None else own.astype(np.int64)
+        attention_mask = _ones(ids.shape).copy() if own is None else own.astype(np.int64)
         labels = input_ids.copy() if trained is None else np.where(trained, input_ids, _IGNORED)
         batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         if self._documents is not None:
@@ -124,10 +126,7 @@ class SequenceBatches:
         return batch
 
 
-def _pad(ids: npt.NDArray[np.integer], own: Flags, pad: int) -> None:
-    """Write `pad` wherever a place is no row's own; unsigned numbers come back from below 0."""
-    if pad:
-        ids -= pad
-    ids *= own
-    if pad:
-        ids += pad
+@lru_cache(maxsize=4)
+def _ones(shape: tuple[int, ...]) -> Ints:
+    """Kept, for a copy takes less time than to write a number anew."""
+    return np.ones(shape, np.int64)
