@@ -33,7 +33,7 @@ class DeviceCopy:
         with torch.cuda.stream(self._stream):
             moved = {
                 name: value.to(self._device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-                for name, value in pinned(batch).items()
+                for name, value in pinned(batch, self._device).items()
             }
             return moved, self._stream.record_event()
 
@@ -48,9 +48,10 @@ class DeviceCopy:
         return batch
 
 
-def pinned(batch: Tensors) -> Tensors:
+def pinned(batch: Tensors, device: torch.device | int) -> Tensors:
     """The batch in memory that a GPU reads by itself."""
-    return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    with torch.cuda.device(device):
+        return {name: value.pin_memory() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def prefetched(

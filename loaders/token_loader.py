@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,8 +26,8 @@ from tokenloom.resources.ragged import Ints
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_AT_ONCE = 64
-"""Batches whose rows are found at once: more gain nothing that can be measured."""
+_ROWS_AT_ONCE = 512
+"""Rows of batches that are found at once: more gain nothing that can be measured."""
 
 
 class _Batches(Dataset[Batch]):
@@ -196,10 +195,14 @@ class TokenLoader(DataLoader[Any]):
             self.place = Place(self.place.epoch + done)
         self._rows.resumed = False
         batches = self._batches()
+        if self.pin_memory and not self.num_workers and torch.cuda.is_available():
+            device = torch.cuda.current_device()  # of this thread, which another one would not have
+            batches = ((after, pinned(batch, device)) for after, batch in batches)
         if self._depth or self._copy:
             batches = prefetched(batches, self._depth, self._copy)
+        rows = self._rows
         for after, batch in batches:
-            self.place = after
+            rows.place = after
             yield batch
         self.place = Place(self.place.epoch + 1)
 
@@ -209,11 +212,10 @@ class TokenLoader(DataLoader[Any]):
             for step, batch in zip(self.steps(), super().__iter__(), strict=True):
                 yield step.after, batch
             return
-        pin = self.pin_memory and torch.cuda.is_available()
-        for steps in _some(self.steps()):
+        for steps in filter(None, _some(self.steps())):
             made = self._data.reader.batches([step.rows for step in steps], self._policy)
             for step, batch in zip(steps, made, strict=True):
-                yield step.after, pinned(to_tensors(batch)) if pin else to_tensors(batch)
+                yield step.after, to_tensors(batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration makes; a finished one moves on by itself. One that a loaded state
@@ -268,11 +270,19 @@ class TokenLoader(DataLoader[Any]):
 
 
 def _some(steps: Iterator[Step]) -> Iterator[list[Step]]:
-    """Steps whose rows are found at once: few at first, lest the first batch wait, then many."""
-    size = 1
-    while some := list(islice(steps, size)):
+    """Steps whose rows are found at once: few at first, lest the first batch wait, then more."""
+    some, rows, enough = list[Step](), 0, 1
+    try:
+        for step in steps:
+            some.append(step)
+            rows += len(step.rows)
+            if rows >= enough:
+                yield some
+                some, rows, enough = [], 0, min(2 * enough, _ROWS_AT_ONCE)
+    except Exception:  # of a step whose rows cannot be found; those before it are given
         yield some
-        size = min(2 * size, _AT_ONCE)
+        raise
+    yield some
 
 
 def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:

@@ -71,8 +71,8 @@ class FixedBatches:
 
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
         """The steps of the rest of an epoch."""
-        size, before = self.batch_size, place.epoch * self.rows
-        stride, begin = size * world_size, place.position
+        size, before, epoch = self.batch_size, place.epoch * self.rows, place.epoch
+        stride, begin, span = size * world_size, place.position, self.order.span
         skips = [(first - before, last - before) for first, last in self.skips]
         while True:
             end = self.rows
@@ -81,15 +81,21 @@ class FixedBatches:
                     begin = last
                 elif begin < first < end:
                     end = first
-            if begin >= self.rows or (self.drop_last and begin + stride > self.rows):
+            while begin + stride <= end:
+                mine = before + begin + rank * size
+                begin += stride
+                yield Step(span(mine, mine + size), Place(epoch, begin))
+            if begin < end:
+                if self.drop_last and begin + stride > self.rows:
+                    return
+                mine = min(begin + rank * size, end)
+                rows = span(before + mine, before + min(mine + size, end))
+                if len(rows) < size and (world_size > 1 or end < self.rows):
+                    rows = np.concatenate([rows, np.full(size - len(rows), FILLER)])
+                begin = end
+                yield Step(rows, Place(epoch, begin))
+            if begin >= self.rows:
                 return
-            end = min(begin + stride, end)
-            mine = min(begin + rank * size, end)
-            rows = self.order.span(before + mine, before + min(mine + size, end))
-            if len(rows) < size and (world_size > 1 or end < self.rows):
-                rows = np.concatenate([rows, np.full(size - len(rows), FILLER)])
-            begin = end
-            yield Step(rows, Place(place.epoch, begin))
 
     def place_of(self, step: int, world_size: int) -> Place:
         """Where a loader stands before a step; steps count on through epochs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -41,8 +41,9 @@ class Rectangles:
         inside = (self._first >= 0) & (values.reach(chunks, self._first) >= width)
         self._inside = np.logical_and.reduceat(inside, firsts).tolist()
         self._full = (np.maximum.reduceat(self.blank, firsts) == 0).tolist()
-        narrow = np.dtype(np.int16 if max(self.widths) < 1 << 15 else np.int64)
-        self._border = (self.blank if left else lengths).astype(narrow)[:, None]
+        size = 1 << int(width.max()).bit_length()
+        self._edges = _edges(size)
+        self._own = self._edges.places(np.zeros_like(lengths), size - self.blank if left else 2 * size - lengths)
 
     def places(self, values: FlatValues) -> Ints:
         """int64 [rows]: where in memory what a column has of each row begins, padding counted."""
@@ -50,11 +51,7 @@ class Rectangles:
 
     def own(self, batch: int) -> Flags | None:
         """bool [rows of the batch, width]: which places are a row's own; None: all."""
-        if self._full[batch]:
-            return None
-        border = self._border[self._batches[batch]]
-        column = _counted(self.widths[batch], border.dtype)
-        return column >= border if self.left else column < border
+        return None if self._full[batch] else self._edges.windows(self._own[self._batches[batch]], self.widths[batch])
 
     def take(self, batch: int, values: FlatValues, places: Ints) -> npt.NDArray[Any]:
         """[rows of the batch, width] of a column's values, not shared; anything where they are no row's own."""
@@ -70,6 +67,9 @@ class Rectangles:
         return found
 
 
-@lru_cache(maxsize=256)
-def _counted(width: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return np.arange(width, dtype=dtype)
+@cache
+def _edges(size: int) -> FlatValues:
+    """So many False, as many True and as many False: flags of a row's own places are what stands around an edge."""
+    edges = FlatValues(np.bool_, 1)
+    edges.hold(0, np.repeat([False, True, False], size))
+    return edges
