@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 DEMO_STORE := .tokenloom
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -37,8 +39,8 @@ demo: $(INSTALLED) .dagster/dagster.yaml  ## materialize the quickstart through 
 	@mkdir -p .dagster
 	@cp dagster.yaml $@
 
-test: $(INSTALLED)  ## run all tests
-	$(BIN)/python -m pytest -q
+test: $(INSTALLED)  ## run all tests, in two processes or JOBS=N
+	$(PYTEST)
 
 check: $(INSTALLED)  ## ruff and pyright
 	$(BIN)/ruff check .
@@ -68,7 +70,7 @@ docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/picture.py
 
 soak: $(INSTALLED)  ## the long sweeps
-	TOKENLOOM_SOAK=1 $(BIN)/python -m pytest -q
+	TOKENLOOM_SOAK=1 $(PYTEST)
 
 clean:  ## remove .venv, the demo's store and Dagster's state
 	rm -rf .venv .dagster $(DEMO_STORE) build *.egg-info
