@@ -48,7 +48,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
         self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
         self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
-        self._all_trained = manifest.counters.get(TRAINED) == sum(chunk.tokens for chunk in manifest.chunks)
+        self._all_trained = manifest.counters.get(TRAINED) == manifest.total("tokens")
         self.digest = digest_json([chunk.output for chunk in self._chunks])
 
     def __len__(self) -> int:

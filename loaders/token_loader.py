@@ -212,7 +212,7 @@ class TokenLoader(DataLoader[Any]):
             for step, batch in zip(self.steps(), super().__iter__(), strict=True):
                 yield step.after, batch
             return
-        for steps in filter(None, _some(self.steps())):
+        for steps in filter(None, _grouped(self.steps())):
             made = self._data.reader.batches([step.rows for step in steps], self._policy)
             for step, batch in zip(steps, made, strict=True):
                 yield step.after, to_tensors(batch)
@@ -269,20 +269,20 @@ class TokenLoader(DataLoader[Any]):
         self._rows.resumed = True
 
 
-def _some(steps: Iterator[Step]) -> Iterator[list[Step]]:
+def _grouped(steps: Iterator[Step]) -> Iterator[list[Step]]:
     """Steps whose rows are found at once: few at first, lest the first batch wait, then more."""
-    some, rows, enough = list[Step](), 0, 1
+    group, rows, enough = list[Step](), 0, 1
     try:
         for step in steps:
-            some.append(step)
+            group.append(step)
             rows += len(step.rows)
             if rows >= enough:
-                yield some
-                some, rows, enough = [], 0, min(2 * enough, _ROWS_AT_ONCE)
+                yield group
+                group, rows, enough = [], 0, min(2 * enough, _ROWS_AT_ONCE)
     except Exception:  # of a step whose rows cannot be found; those before it are given
-        yield some
+        yield group
         raise
-    yield some
+    yield group
 
 
 def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from stored_sequences import Written, write_sequences
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
+from tokenloom.loaders.order.plan import WINDOW_ROWS
 from tokenloom.resources.store import ArtifactStore
 
 MIB = 1 << 20
@@ -146,7 +148,8 @@ def test_bytes_that_no_batch_has_touched_are_not_checked(large: Written) -> None
         third.with_suffix(".away").rename(third)
 
 
-def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path, prefetch_factor: int) -> None:
     written = write_sequences(tmp_path, "long", [6_000_000], 2_000)
     (path,) = written.objects()
     begin, _ = regions(path)["input_ids values"]
@@ -154,7 +157,8 @@ def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path) -> None:
     block = (begin + 5 * MIB) // MIB
     first = int(np.searchsorted(ends, block * MIB - begin, side="right"))  # the first row with bytes of the block
     with flipped(path, begin + 5 * MIB, 1):
-        loader = TokenLoader(open_dataset("long", store=tmp_path), batch_size=16, padding="longest", shuffle="none")
+        settings: dict[str, Any] = {"padding": "longest", "shuffle": "none", "prefetch_factor": prefetch_factor}
+        loader = TokenLoader(open_dataset("long", store=tmp_path), batch_size=16, **settings)
         batches, count = iter(loader), 0
         with pytest.raises(StoreError, match=f"in block {block}"):
             while True:
@@ -162,9 +166,24 @@ def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path) -> None:
                 count += 1
         assert count == first // 16 > 70
         assert loader.state_dict()["position"] == 16 * count
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenloom-ahead")]
         loader.skip(count, len(loader))
         loader.load_state_dict(loader.state_dict())
         assert not [*loader]
+
+
+def test_all_batches_of_a_token_budget_before_damage_are_given(tmp_path: Path) -> None:
+    written = write_sequences(tmp_path, "windows", [8 * WINDOW_ROWS, 8_000], 8)
+    _, second = written.objects()
+    begin, _ = regions(second)["input_ids offsets"]
+    with flipped(second, begin + 4, 1):  # read for the lengths of the second window
+        dataset = open_dataset("windows", store=tmp_path)
+        loader = TokenLoader(dataset, token_budget=256, padding="longest", shuffle="none")
+        batches, rows = iter(loader), 0
+        with pytest.raises(StoreError, match=second.stem):
+            while True:
+                rows += len(next(batches)["input_ids"])
+        assert rows == loader.state_dict()["position"] == WINDOW_ROWS
 
 
 def test_what_was_checked_is_not_checked_again(tiny: Written) -> None:

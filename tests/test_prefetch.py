@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from stored_sequences import write_sequences
 
 from tokenloom import open_dataset
-from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
-from tokenloom.loaders.reading.reader import SequenceReader
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +53,6 @@ def test_a_state_says_what_was_given_not_what_was_made(dataset: TokenDataset) ->
     resumed = loader(dataset, prefetch_factor=4)
     resumed.load_state_dict(ahead.state_dict())
     assert [batch_digest(batch) for batch in resumed] == whole[3:]
-    assert not threads()
-
-
-def test_what_fails_in_the_thread_fails_at_its_step(dataset: TokenDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    (third,) = (step.rows for step in islice(loader(dataset).steps(), 2, 3))
-    prepared = SequenceReader._prepared
-
-    def failing(self: SequenceReader, rows: list[np.ndarray], policy: Any) -> Any:
-        if {*third.tolist()} & {*np.concatenate(rows).tolist()}:
-            raise StoreError("damaged")
-        return prepared(self, rows, policy)
-
-    monkeypatch.setattr(SequenceReader, "_prepared", failing)
-    given = 0
-    with pytest.raises(StoreError, match="damaged"):
-        for _ in loader(dataset, prefetch_factor=2):
-            given += 1
-    assert given == 2
     assert not threads()
 
 
