@@ -172,13 +172,14 @@ def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path, prefetch_fac
         assert not [*loader]
 
 
-def test_all_batches_of_a_token_budget_before_damage_are_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", [100, 200])
+def test_all_batches_of_a_token_budget_before_damage_are_given(tmp_path: Path, budget: int) -> None:
     written = write_sequences(tmp_path, "windows", [8 * WINDOW_ROWS, 8_000], 8)
     _, second = written.objects()
     begin, _ = regions(second)["input_ids offsets"]
     with flipped(second, begin + 4, 1):  # read for the lengths of the second window
         dataset = open_dataset("windows", store=tmp_path)
-        loader = TokenLoader(dataset, token_budget=256, padding="longest", shuffle="none")
+        loader = TokenLoader(dataset, token_budget=budget, padding="longest", shuffle="none")
         batches, rows = iter(loader), 0
         with pytest.raises(StoreError, match=second.stem):
             while True:
