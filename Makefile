@@ -22,12 +22,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED) .dagster/dagster.yaml  ## materialize the quickstart through Dagster, preview it, train 30 steps on it
-	@echo "== Materializing pipelines/quickstart.yaml through Dagster"
+	@echo "== Materializing tokenloom/pipelines/quickstart.yaml through Dagster"
 	@DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) \
 	  $(BIN)/dagster job execute -m tokenloom.definitions -j quickstart > .dagster/demo.log 2>&1 || { tail -n 40 .dagster/demo.log; exit 1; }
 	@sed -nE 's/.* - (STEP_SUCCESS|RUN_SUCCESS) - (.*)/   \2/p' .dagster/demo.log
 	@echo "== What the model is trained on"
-	@$(BIN)/tokenloom preview pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
+	@$(BIN)/tokenloom preview tokenloom/pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
 	@echo "== Training a tiny model on it"
 	@$(BIN)/python examples/train.py quickstart --store $(DEMO_STORE) --steps 30
 	@echo "== Next"
@@ -65,9 +65,9 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 	$(BIN)/python benchmarks/resume.py
 
 docs: $(INSTALLED)  ## write the reference pages from the code
-	$(BIN)/python docs/reference.py
-	$(BIN)/python docs/datasets.py
-	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/generate/reference.py
+	$(BIN)/python docs/generate/real_files.py
+	$(BIN)/python docs/generate/picture.py
 
 soak: $(INSTALLED)  ## the long sweeps
 	TOKENLOOM_SOAK=1 $(PYTEST)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenloom import DataPipeline
 
-ROOT = Path(__file__).parent.parent
+PIPELINES = Path(__file__).parent.parent / "tokenloom" / "pipelines"
 
 
 def source(folder: Path) -> tuple[list[dict[str, str]], str]:
@@ -17,9 +17,9 @@ def source(folder: Path) -> tuple[list[dict[str, str]], str]:
     if real:
         rows = json.loads((Path(real) / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))
         return [row for row in rows if row["output"].strip()], str(Path(real) / "tokenizers" / "phi-2")
-    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=folder / "quickstart").unwrap()
+    pipeline = DataPipeline.from_config(PIPELINES / "quickstart.yaml", store=folder / "quickstart").unwrap()
     tokenizer = pipeline.get_dataset().unwrap().tokenizer_path
-    lines = (ROOT / "pipelines" / "samples" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (PIPELINES / "samples" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
     talks = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
     return [{"instruction": talk[-2], "input": "", "output": talk[-1]} for talk in talks], tokenizer
 

@@ -19,11 +19,11 @@ import yaml
 from alpaca import source, write_rows
 from timing import median_seconds
 
-from tokenloom.assets.build import Build
+from tokenloom.assets.building.build import Build
 from tokenloom.assets.sequences.from_tokens import LAYOUTS, to_sequences
 from tokenloom.config import LengthConfig, PipelineConfig
-from tokenloom.resources.ragged import list_parts
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.tables.ragged import list_parts
 
 TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
 

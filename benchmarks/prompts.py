@@ -22,10 +22,10 @@ from alpaca import source
 from timing import median_seconds
 
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.templates.jinja import JinjaTemplate
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
-from tokenloom.resources.compute import ComputeEngine
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.templates.jinja import JinjaTemplate
 
 CHUNK = 10_000
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}

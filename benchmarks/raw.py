@@ -23,9 +23,9 @@ from pathlib import Path
 
 from alpaca import source, write_rows
 
-from tokenloom.assets.build import Build
+from tokenloom.assets.building.build import Build
 from tokenloom.assets.raw.chunks import source_chunks
-from tokenloom.assets.raw.cut import ChunkSize
+from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 from timing import median_seconds
 
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
-from tokenloom.resources.ragged import list_array
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+from tokenloom.resources.tables.ragged import list_array
 
 LENGTH, CHUNK = 2048, 1024
 

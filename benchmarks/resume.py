@@ -32,9 +32,9 @@ import numpy as np
 from build import BIN, write
 
 from tokenloom.loaders import MixedDataset, PaddingPolicy, TokenDataset, TokenLoader, open_dataset
-from tokenloom.loaders.batch import Batch
+from tokenloom.loaders.collation.batch import Batch
 from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 SIMULATED = 10**12
 KINDS = ("full", "block", "none", "mixture of two", "token budget")

@@ -24,13 +24,13 @@ import pyarrow as pa
 import yaml
 from alpaca import source, write_rows
 
-from tokenloom.assets.build import Build
+from tokenloom.assets.building.build import Build
 from tokenloom.assets.prompts.segments import segments
 from tokenloom.assets.tokens.engines import Gigatoken, Reference
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.compute import ComputeEngine
-from tokenloom.resources.ragged import text_parts
+from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.tables.ragged import text_parts
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|user|>\n' + m['content'] + '\n' }}"

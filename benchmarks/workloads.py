@@ -20,9 +20,9 @@ import yaml
 from alpaca import source, write_rows
 
 from tokenloom import DataPipeline
-from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, sum_rows
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.store.garbage import collect
+from tokenloom.resources.store.gc import collect
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, sum_rows
 
 LENGTH, SFT_ROWS, PART = 2048, 51_974, 4096
 DOCUMENT = (6.0, 1.1)

@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tokenloom.loaders.batch import Batch, Padding, PaddingPolicy
-from tokenloom.loaders.dataset import TokenDataset
-from tokenloom.loaders.mixed import MixedDataset
+from tokenloom.loaders.collation.batch import Batch, Padding, PaddingPolicy
+from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
+from tokenloom.loaders.datasets.token_dataset import TokenDataset
+from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.plan import FILLER, FixedBatches, Place, Step, TokenBudget
+from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.order.resume_state import STATE_VERSION, check_state, place_in
 from tokenloom.loaders.order.row_order import Shuffle
-from tokenloom.loaders.prefetch import DeviceCopy, pinned, prefetched
-from tokenloom.loaders.ranks import place_among_ranks
-from tokenloom.loaders.state import STATE_VERSION, check_state, place_in
-from tokenloom.loaders.trace import TracedRow
+from tokenloom.loaders.reading.prefetch import DeviceCopy, pinned, prefetched
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.model_inputs import model_inputs
+from tokenloom.loaders.frameworks.model_inputs import model_inputs
 from tokenloom.loaders.token_loader import TokenLoader
 
 

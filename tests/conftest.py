@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, settings
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
+
+from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level
 
 pytest.register_assert_rewrite("canonical_rows", "rendered_prompts", "raw_rows", "loaded_rows")
 
@@ -22,32 +23,6 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=_QUIET)
 settings.register_profile("soak", deadline=None, max_examples=1000, suppress_health_check=_QUIET)
 settings.load_profile("soak" if os.environ.get("TOKENLOOM_SOAK") == "1" else "default")
-
-CONTROL = (
-    "<s>",
-    "</s>",
-    "<|pad|>",
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-)
-
-CORPUS = (
-    "Below is an instruction that describes a task. Write a response that completes the request.",
-    "### Instruction: name three primary colours. ### Response: red, blue and yellow",
-    "the quick brown fox jumps over the lazy dog; the dog sleeps, the fox runs on and on",
-    "user assistant system tool answer question hello world what is the answer to everything",
-    "Grüße aus Köln, naïve café, ça va? Привет мир, как дела? 你好世界，今天天气怎么样？ مرحبا بالعالم",
-    "0 1 2 3 4 5 6 7 8 9 10 11 12 100 1000 3.14159 (a + b) * c == d; return x[i] {y: 'z'}",
-)
-
-WriteConfig = Callable[..., Path]
-SaveTokenizer = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -85,20 +60,6 @@ def save_tokenizer() -> SaveTokenizer:
         return folder
 
     return save
-
-
-def byte_level(control: Iterable[str] = CONTROL, vocab_size: int = 500) -> Tokenizer:
-    """A byte-level BPE without a normalizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=True, normalized=False) for token in control]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(CORPUS * 3, trainer)
-    return tokenizer
 
 
 @pytest.fixture(scope="session")

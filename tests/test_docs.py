@@ -13,18 +13,18 @@ import pytest
 import yaml
 
 import tokenloom
+from support.paths import QUICKSTART, ROOT
 from tokenloom import loaders
 from tokenloom.config import PipelineConfig
-from tokenloom.config_file import parse_config
-from tokenloom.config_mixture import MixtureConfig
+from tokenloom.config.mixture import MixtureConfig
+from tokenloom.config.yaml_file import parse_config
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def script(name: str) -> ModuleType:
     """A script of docs/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "generate" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -45,7 +45,7 @@ def test_configuration_and_api_pages_are_those_of_the_code(reference: ModuleType
 
 
 def test_the_page_of_real_files_is_what_is_found_in_them(real_data: Path) -> None:
-    assert (ROOT / "docs" / "datasets.md").read_text() == script("datasets").page(real_data), "run `make docs`"
+    assert (ROOT / "docs" / "datasets.md").read_text() == script("real_files").page(real_data), "run `make docs`"
 
 
 def test_every_setting_and_public_name_is_documented() -> None:
@@ -92,11 +92,9 @@ def test_python_samples_run(page: Path, tmp_path_factory: pytest.TempPathFactory
     if not samples or page.name == "api_reference.md":
         return
     folder = tmp_path_factory.mktemp("samples")
-    (folder / "pipelines").symlink_to(ROOT / "pipelines")
+    (folder / "pipelines").symlink_to(QUICKSTART.parent)
     (folder / "dataset.yaml").write_text(
-        (ROOT / "pipelines" / "quickstart.yaml")
-        .read_text()
-        .replace("samples/", str(ROOT / "pipelines" / "samples") + "/")
+        (QUICKSTART).read_text().replace("samples/", str(QUICKSTART.parent / "samples") + "/")
     )
     built = "DataPipeline.from_config('pipelines/quickstart.yaml').unwrap().build().unwrap()"
     program = "\n".join(["from tokenloom import DataPipeline", built, *samples])

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.paths import QUICKSTART, ROOT
 from tokenloom import DataPipeline
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
-    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=tmp_path).unwrap()
+    pipeline = DataPipeline.from_config(QUICKSTART, store=tmp_path).unwrap()
     reports = {report.name: report for report in pipeline.build().unwrap()}
     assert reports["sequences"].rows_out >= 500
     command = [
@@ -34,7 +33,7 @@ def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
 
 
 def test_the_trained_tokenizer_loads_with_transformers(tmp_path: Path) -> None:
-    pipeline = DataPipeline.from_config(ROOT / "pipelines" / "quickstart.yaml", store=tmp_path).unwrap()
+    pipeline = DataPipeline.from_config(QUICKSTART, store=tmp_path).unwrap()
     tokenizer = pipeline.get_tokenizer().unwrap()
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|end|>", "<|pad|>")
     dataset = pipeline.get_dataset("validation").unwrap()

@@ -14,9 +14,9 @@ from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.source import Source
 from tokenloom.assets.columns.text import Problem, empty_texts, flags_of, texts_of
-from tokenloom.assets.rejects import EXCERPT_CHARACTERS, ROW, join_rejects, reject_rows
-from tokenloom.assets.stage import ChunkOutput
-from tokenloom.resources.ragged import one_array
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, ROW, join_rejects, reject_rows
+from tokenloom.resources.tables.ragged import one_array
 
 __all__ = ["MESSAGES", "to_canonical"]
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from tokenloom.assets.columns.text import Flags, flags_of
-from tokenloom.resources.ragged import list_array, one_array
+from tokenloom.resources.tables.ragged import list_array, one_array
 
 _CERTAIN = r'^\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:'
 

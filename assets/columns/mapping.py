@@ -9,13 +9,13 @@ from typing import Any
 
 from tokenloom.assets.columns import types
 from tokenloom.assets.columns.source import Choice, Placeholder, Source, Template, parse_source, paths_of
-from tokenloom.assets.paths import Path, parse_path
 from tokenloom.assets.schema.candidates import FormatCandidate, choose, format_candidates
 from tokenloom.assets.schema.profiles import Profile, profiles
 from tokenloom.assets.schema.sketch import top_level
-from tokenloom.assets.templates.custom import field_names
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault
+from tokenloom.resources.tables.nested_paths import Path, parse_path
+from tokenloom.resources.templates.custom import field_names
 
 Form = str
 """`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""

@@ -14,9 +14,9 @@ from tokenloom.assets.columns.source import Source
 from tokenloom.assets.columns.text import Flags, Problem, as_text, empty_texts, flags_of, texts_of, values_of
 from tokenloom.assets.columns.tool_calls import tool_calls, tools_text
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
-from tokenloom.assets.paths import list_values, plain
 from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES
-from tokenloom.resources.ragged import Ints, list_array, offsets_of, ranges, sum_rows
+from tokenloom.resources.tables.nested_paths import list_values, plain
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, sum_rows
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
 CONTENT_FIELDS = ("content", "value", "text", "message", "utterance")

@@ -18,8 +18,8 @@ from tokenloom.assets.columns.messages import (
 )
 from tokenloom.assets.columns.source import Source
 from tokenloom.assets.columns.text import Flags, Problem, as_text, flags_of, values_of
-from tokenloom.assets.paths import list_values, plain
-from tokenloom.resources.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
+from tokenloom.resources.tables.nested_paths import list_values, plain
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
 
 TRUE_LABELS = ("true", "yes", "1", "desirable", "good", "chosen")
 FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
-from tokenloom.assets.fixed_texts import FIXED_TEXTS
-from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant
 
 _FIELDS: dict[str, str | Constant] = {

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tokenloom.assets.paths import QUOTED, Path, parse_path
 from tokenloom.config import Constant
+from tokenloom.resources.tables.nested_paths import QUOTED, Path, parse_path
 
 _PATH = rf"(?:{QUOTED}|[^{{}}`])+"
 _PART = re.compile(rf"\{{\{{|\}}\}}|\{{({_PATH})\}}|[{{}}]")

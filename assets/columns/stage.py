@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.forms import FORMS, MESSAGES
 from tokenloom.assets.columns.mapping import plain_roles, resolve
-from tokenloom.assets.paths import list_values
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.ragged import one_array
+from tokenloom.resources.tables.nested_paths import list_values
+from tokenloom.resources.tables.ragged import one_array
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest

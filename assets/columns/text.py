@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.source import Choice, Placeholder, Source, Template
-from tokenloom.assets.paths import Path, evaluate, item_at, list_values, plain
 from tokenloom.config import Constant
-from tokenloom.resources.ragged import list_array, offsets_of, row_of
+from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain
+from tokenloom.resources.tables.ragged import list_array, offsets_of, row_of
 
 Flags = npt.NDArray[np.bool_]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import TOOL_CALL
 from tokenloom.assets.columns.text import Flags, as_text, flags_of
-from tokenloom.assets.paths import plain
+from tokenloom.resources.tables.nested_paths import plain
 
 
 def tool_calls(fields: Mapping[str, pa.Array], content: pa.Array, by_role: Flags) -> tuple[pa.Array, Flags]:

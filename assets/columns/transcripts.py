@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.text import Flags, flags_of
-from tokenloom.resources.ragged import list_array, offsets_of, ranges, text_array, text_parts
+from tokenloom.resources.tables.ragged import list_array, offsets_of, ranges, text_array, text_parts
 
 _GAP = b"\n\n"
 _SPEAKERS = {b"Human:": "user", b"Assistant:": "assistant", b"System:": "system"}

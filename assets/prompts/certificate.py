@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"

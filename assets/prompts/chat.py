@@ -15,12 +15,12 @@ from tokenloom.assets.prompts.layout import roles_trained, split_control, with_b
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.turns import REPEATED, Outline, divide, mark
 from tokenloom.assets.prompts.verified import Shape, ShapeError, render_verified
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput
-from tokenloom.assets.templates.analysis import Kind
-from tokenloom.assets.templates.jinja import JinjaTemplate, Slot
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
-from tokenloom.resources.ragged import one_array
+from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.templates.analysis import Kind
+from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 
 
 @dataclass(frozen=True)

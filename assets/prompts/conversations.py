@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
-from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
 
 Message = dict[str, Any]
 """A message as templates read it."""

@@ -20,17 +20,16 @@ from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.messages import join_messages, messages_of
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
-from tokenloom.assets.prompts.example_texts import ANSWER, TextShots
-from tokenloom.assets.prompts.example_turns import TurnShots
+from tokenloom.assets.prompts.few_shot.before_texts import ANSWER, TextShots
+from tokenloom.assets.prompts.few_shot.before_turns import TurnShots
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.prompts.stage import chat_format, conversation_renderer, is_chat, renderer, trained_in_pairs
 from tokenloom.assets.prompts.tools import WithTools, declared_tools
-from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
-from tokenloom.assets.stage import ChunkOutput
-from tokenloom.assets.templates.jinja import JinjaTemplate
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.ragged import (
+from tokenloom.resources.tables.ragged import (
     Ints,
     list_array,
     list_parts,
@@ -42,6 +41,7 @@ from tokenloom.resources.ragged import (
     text_array,
     text_parts,
 )
+from tokenloom.resources.templates.jinja import JinjaTemplate
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 PLACEHOLDER = "answer"

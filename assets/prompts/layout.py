@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.templates.custom import parse_custom
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
+from tokenloom.resources.templates.custom import parse_custom
 
 
 def custom_layout(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans
-from tokenloom.resources.ragged import row_of, text_array, text_parts
+from tokenloom.resources.tables.ragged import row_of, text_array, text_parts
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.rejects import ROW
-from tokenloom.resources.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 
 ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer")
 """What the numbers in a span's `role` mean."""

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from tokenloom.assets.lengths import check_lengths
-from tokenloom.assets.pairs import LABEL, in_pairs
-from tokenloom.assets.prompts.example_file import fixed_examples
+from tokenloom.assets.prompts.few_shot.fixed_file import fixed_examples
+from tokenloom.assets.prompts.give_up import check_lengths
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.pairs import LABEL, in_pairs
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.ragged import one_array
-from tokenloom.resources.sides import SIDES
 from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tables.sides import SIDES
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def renderer(
             "prompt_template.few_shot.count",
             "prompt_template.few_shot.count: plain text has no prompts that examples could stand before; set count: 0",
         )
-    from tokenloom.assets.prompts.example_texts import TextShots
+    from tokenloom.assets.prompts.few_shot.before_texts import TextShots
 
     render, bare = (_texts(config, mapping, spec, None, end) for end in (eos, None))
     examples = examples if examples is not None else fixed_examples(config, mapping)
@@ -141,7 +141,7 @@ def conversation_renderer(
     render = Pairs(render) if pairs else render
     if not config.prompt_template.few_shot.count:
         return render
-    from tokenloom.assets.prompts.example_turns import TurnShots
+    from tokenloom.assets.prompts.few_shot.before_turns import TurnShots
 
     examples = examples if examples is not None else fixed_examples(config, mapping)
     if examples is not None:
@@ -212,7 +212,7 @@ class Assembled:
 
 def _jinja(config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None) -> Render:
     from tokenloom.assets.prompts.fields import FieldsFormat
-    from tokenloom.assets.templates.declared import fields_template
+    from tokenloom.resources.templates.declared import fields_template
 
     prompt = config.prompt_template
     template = fields_template(config, fields, spec.tokens())
@@ -264,7 +264,7 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
 
 def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.assets.templates.declared import chat_template
+    from tokenloom.resources.templates.declared import chat_template
 
     prompt = config.prompt_template
     template = chat_template(config, spec.chat_template or "", spec.tokens())

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, TemplateError
-from tokenloom.resources.ragged import one_array
-from tokenloom.resources.sources import local_path
+from tokenloom.resources.sources.resolve import local_path
+from tokenloom.resources.tables.ragged import one_array
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat

@@ -16,8 +16,8 @@ from itertools import pairwise, takewhile
 from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
 from tokenloom.assets.prompts.verified import ShapeError
-from tokenloom.assets.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
 from tokenloom.errors import TemplateError
+from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
 
 Write = Callable[[Sequence[Message], bool, bool], str]
 """Renders messages, with or without the conversation's tools, with or without a generation prompt."""

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
-from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
-from tokenloom.assets.stage import ChunkOutput
-from tokenloom.assets.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import SpansError, TemplateError
-from tokenloom.resources.ragged import text_parts
+from tokenloom.resources.tables.ragged import text_parts
+from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
 
 SAMPLED = 16
 """Rows of each shape of a chunk that are compared with Jinja at least."""

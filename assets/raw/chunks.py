@@ -14,26 +14,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.filters import Filter
-from tokenloom.assets.raw.cut import ChunkSize, cut_blocks
+from tokenloom.assets.raw.cut import cut_blocks
+from tokenloom.assets.raw.filters import Filter
+from tokenloom.assets.raw.formats.parsed import Parsed
+from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
+from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
 from tokenloom.assets.raw.known_prefix import KnownText, Rest, known_prefix
-from tokenloom.assets.raw.parsed import Parsed
-from tokenloom.assets.raw.record_file import RecordFile, open_records
-from tokenloom.assets.raw.row_hash import Hashes, hash_rows
-from tokenloom.assets.raw.tables import TableBlock, dataset_tables, parse_table, read_tables
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, InputChunk
+from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError
-from tokenloom.resources.ahead import ahead
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.hub import HubDataset, open_hub_dataset
-from tokenloom.resources.ragged import Ints
-from tokenloom.resources.source_file import SourceFile
-from tokenloom.resources.sources import DiskDataset, locate, open_disk_dataset
+from tokenloom.resources.engines.ahead import ahead
+from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
+from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
+from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
 from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, stands
 from tokenloom.resources.store.objects import encode_table
-from tokenloom.resources.tfds import TfdsDataset, open_tfds
+from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 TRAIN, VALIDATION = "train", "validation"
 

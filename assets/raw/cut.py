@@ -18,26 +18,14 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from tokenloom.assets.raw.row_hash import Hashes
-from tokenloom.resources.ragged import Ints
+from tokenloom.assets.stage.definition import ChunkSize
+from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.row_hash import Hashes
 
 CANDIDATES = 64
 """How many rows are tried in `target` bytes, where there are so many."""
 
 _LOWEST, _HIGHEST = np.uint64(0), np.uint64((1 << 64) - 1)
-
-
-@dataclass(frozen=True)
-class ChunkSize:
-    """Sizes of chunks in bytes: on average, and at most."""
-
-    target: int = 4 << 20
-    maximum: int = 16 << 20
-
-    @property
-    def reach(self) -> int:
-        """The size of the smallest chunks, but for a file's only one."""
-        return max(self.target // 2, 1)
 
 
 @dataclass(frozen=True)

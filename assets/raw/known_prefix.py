@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.raw.cut import Candidates, ChunkSize
-from tokenloom.assets.raw.records import Finder, RecordBlock
-from tokenloom.assets.stage import InputChunk
+from tokenloom.assets.raw.cut import Candidates
+from tokenloom.assets.raw.formats.records import Finder, RecordBlock
+from tokenloom.assets.stage.definition import ChunkSize, InputChunk
 from tokenloom.resources.digest import digest_parts
 
 

@@ -8,13 +8,13 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tokenloom.assets.filters import Filter
-from tokenloom.assets.fixed_texts import FIXED_TEXTS
-from tokenloom.assets.raw.record_file import open_records
-from tokenloom.assets.raw.tables import parse_table
+from tokenloom.assets.raw.filters import Filter
+from tokenloom.assets.raw.formats.record_file import open_records
+from tokenloom.assets.raw.formats.tables import parse_table
+from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.config import DatasetConfig
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import SourceFile
 
 _RECORDS = [
     {"text": text, "n": number, "share": number / 7, "tags": [text[:3], None], "in": {"a": {"b": number % 2 == 0}}}

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.raw.chunks import FILTER_LACKS, Known, SourceNotes, source_chunks
-from tokenloom.assets.rejects import ROW
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store.known_files import KnownFiles
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
 
-from tokenloom.assets.paths import quoted
 from tokenloom.assets.schema import doubts as doubt
 from tokenloom.assets.schema.names import ALIASES, is_beside, likeness, role_likeness
 from tokenloom.assets.schema.profiles import (
@@ -30,6 +29,7 @@ from tokenloom.assets.schema.profiles import (
     profiles,
     ramp,
 )
+from tokenloom.resources.tables.nested_paths import quoted
 
 CERTAIN, LEAST, DOUBTED = 0.95, 0.3, 0.6
 """The highest confidence; the least score of a source for a role; what a doubt leaves of a confidence."""

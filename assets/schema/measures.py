@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.raw.row_hash import Hashes, hash_array
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.row_hash import Hashes, hash_array
 
 KEPT_HASHES = 1024
 FEW_VALUES, SHORT_VALUE = 16, 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tokenloom.assets.fixed_texts import FIXED_TEXTS
-from tokenloom.assets.rejects import ROW
 from tokenloom.assets.schema.sketch import sketch
+from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
+from tokenloom.assets.stage.rejects import ROW
 
 
 def probe() -> list[pa.Table]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenloom.assets.paths import quoted
 from tokenloom.assets.schema.speakers import SAID, SPEAKERS, role_of
+from tokenloom.resources.tables.nested_paths import quoted
 
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
 

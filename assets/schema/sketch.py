@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.rejects import ROW
 from tokenloom.assets.schema.measures import (
     EXAMPLES,
     FEW_VALUES,
@@ -29,7 +28,8 @@ from tokenloom.assets.schema.measures import (
     text_traits,
 )
 from tokenloom.assets.schema.scripts import SCRIPTS, count_letters
-from tokenloom.resources.ragged import Ints, one_array, text_parts
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.ragged import Ints, one_array, text_parts
 
 MAX_DEPTH = 8
 COUNTABLE = ("text", "number", "boolean")

@@ -15,9 +15,9 @@ from tokenloom.assets.schema.measures import KEPT_HASHES
 from tokenloom.assets.schema.roles import role_candidates
 from tokenloom.assets.schema.scripts import UNICODE
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH, merge, sketch
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work
+from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.ragged import list_parts, one_array, row_of, sum_rows
+from tokenloom.resources.tables.ragged import list_parts, one_array, row_of, sum_rows
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest

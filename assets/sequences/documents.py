@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.rejects import ROW
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.stage import token_weights
-from tokenloom.resources.ragged import Ints, list_parts, offsets_of
-from tokenloom.resources.sides import sides
+from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of
+from tokenloom.resources.tables.sides import sides
 
 
 def row_lengths(table: pa.Table) -> Ints:

@@ -13,11 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.sequences.documents import row_lengths
-from tokenloom.assets.stage import ChunkOutput
-from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges, row_of, sum_rows
-from tokenloom.resources.sides import sides
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
+from tokenloom.resources.tables.ragged import (
+    Ints,
+    list_array,
+    list_parts,
+    offsets_of,
+    one_array,
+    ranges,
+    row_of,
+    sum_rows,
+)
+from tokenloom.resources.tables.sides import sides
 
 Encode = Callable[[pa.Table], ChunkOutput]
 """From rows in canonical form to their tokens."""

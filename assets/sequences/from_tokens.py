@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.lengths import GiveUp
+from tokenloom.assets.prompts.give_up import GiveUp
 from tokenloom.assets.prompts.spans import flat_spans
-from tokenloom.assets.rejects import join_rejects, no_rejects, reject_rows
 from tokenloom.assets.sequences.documents import Documents, row_lengths
-from tokenloom.assets.sequences.pack import Layout, best_fit, concat, single
+from tokenloom.assets.sequences.packing import Layout, best_fit, concat, single
 from tokenloom.assets.sequences.smart import give_up_tokens
 from tokenloom.assets.sequences.split import overlapping
 from tokenloom.assets.sequences.truncate import kept_tokens
-from tokenloom.assets.stage import ChunkOutput
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import join_rejects, no_rejects, reject_rows
 from tokenloom.config import LengthConfig
-from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
 def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None = None) -> ChunkOutput:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.lengths import GiveUp
+from tokenloom.assets.prompts.give_up import GiveUp
 from tokenloom.assets.prompts.spans import span_lists
-from tokenloom.assets.rejects import ROW
 from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig
-from tokenloom.resources.ragged import list_array, offsets_of
+from tokenloom.resources.tables.ragged import list_array, offsets_of
 
 ROWS, LONGEST = 40, 32
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.lengths import SPOKEN, GiveUp
+from tokenloom.assets.prompts.give_up import SPOKEN, GiveUp
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans
-from tokenloom.resources.ragged import Ints, offsets_of, ranges
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 _INPUT, _USER = ROLES.index("input"), ROLES.index("user")
 _ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]

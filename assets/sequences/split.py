@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenloom.resources.ragged import Ints, offsets_of, row_of
+from tokenloom.resources.tables.ragged import Ints, offsets_of, row_of
 
 
 def overlapping(lengths: Ints, max_length: int, stride: int) -> tuple[Ints, Ints, Ints, Ints]:

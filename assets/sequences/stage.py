@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.lengths import check_lengths, give_up_order
-from tokenloom.assets.pairs import LABEL, in_pairs
+from tokenloom.assets.prompts.give_up import check_lengths, give_up_order
 from tokenloom.assets.prompts.stage import STAGE as PROMPTS
-from tokenloom.assets.rejects import join_rejects
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
-from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.pairs import LABEL, in_pairs
+from tokenloom.assets.stage.rejects import join_rejects
 from tokenloom.assets.tokens.stage import IDS
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.ragged import list_parts, sum_rows
-from tokenloom.resources.sides import sides
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.tables.ragged import list_parts, sum_rows
+from tokenloom.resources.tables.sides import sides
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from tokenloom.resources.ragged import Ints, offsets_of, ranges
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 Truncation = Literal["truncate_right", "truncate_left", "truncate_middle"]
 

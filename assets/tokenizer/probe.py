@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tokenloom.assets.fixed_texts import FIXED_TEXTS
+from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.tokenizer.stage import exported
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import TrainConfig

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from tokenloom.assets.prompts.segments import content_segments
-from tokenloom.assets.stage import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.sides import sides
+from tokenloom.resources.tables.sides import sides
 from tokenloom.resources.tokenizers import (
     CONFIG,
     TEMPLATE,

@@ -18,8 +18,8 @@ from tokenloom.assets.tokens.fast import FastEncoder
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import vocabulary_of
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
 from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, row_of, text_parts
 
 Flags = npt.NDArray[np.bool_]
 

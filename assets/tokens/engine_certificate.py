@@ -22,8 +22,8 @@ import pyarrow as pa
 from tokenloom.assets.tokens.engines import Gigatoken, Reference
 from tokenloom.assets.tokens.vocabulary import BYTE_OF, is_byte_level
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.ragged import Ints, offsets_of, ranges, sum_rows
 from tokenloom.resources.store.certificates import Certificate, CertificateStore, from_ranges, to_ranges
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, sum_rows
 
 PROBES = 1
 """Version of what is tried: bumped with it, so that old certificates no longer count."""

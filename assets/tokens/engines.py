@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenloom.resources.ragged import Ints, offsets_of, text_parts
+from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

@@ -19,8 +19,8 @@ from tokenloom.assets.tokens.engines import Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import MARK, Vocabulary, normal_form
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.ragged import Ints, list_array, list_parts, text_parts
 from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, text_parts
 
 SAMPLE, SAMPLE_BYTES, LONGEST_SAMPLE = 16, 4 << 10, 64 << 10
 """How many segments of a chunk are compared with `tokenizers`, and how long they may be; where all are longer, the

@@ -6,8 +6,8 @@ import json
 
 import pyarrow as pa
 
-from tokenloom.assets.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.prompts.spans import Piece, assemble
+from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.tokenizer.probe import trained
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize

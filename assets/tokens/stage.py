@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.pairs import LABEL, in_pairs
 from tokenloom.assets.prompts.segments import segments, swallow
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, flat_spans, span_lists, spans_cover
-from tokenloom.assets.rejects import ROW, no_rejects, reject_rows
-from tokenloom.assets.stage import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.pairs import LABEL, in_pairs
+from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
-from tokenloom.assets.tokens.masks import span_tokens
+from tokenloom.assets.tokens.loss_mask import span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.ragged import Ints, list_array, list_parts, one_array, row_of
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ControlPolicy = Literal["split", "reject", "keep"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 LONGEST = 0xFF
 """Bytes of the longest token that can be summed."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.tokens.token_bytes import LONGEST, TokenBytes
-from tokenloom.resources.ragged import Ints, offsets_of, text_parts
+from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 MARK = "▁"

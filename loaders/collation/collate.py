@@ -14,12 +14,12 @@ import numpy.typing as npt
 import torch
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.batch import IGNORED, Padding
+from tokenloom.loaders.collation.batch import IGNORED, Padding
 from tokenloom.loaders.collation.output_schema import OutputColumn, OutputSchema
 from tokenloom.loaders.collation.row_columns import RowColumn, Rows, read_columns
 from tokenloom.loaders.collation.row_padding import Arrays, RowPadding, Side
 from tokenloom.loaders.token_loader import to_tensors
-from tokenloom.resources.ragged import offsets_of
+from tokenloom.resources.tables.ragged import offsets_of
 
 Columns = Mapping[str, OutputColumn | tuple[npt.DTypeLike | torch.dtype, float]]
 

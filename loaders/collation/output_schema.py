@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenloom.loaders.batch import IGNORED
+from tokenloom.loaders.collation.batch import IGNORED
 
 
 class OutputColumn:

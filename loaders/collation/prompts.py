@@ -7,12 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.loaders.batch import Padding
+from tokenloom.loaders.collation.batch import Padding
 from tokenloom.loaders.collation.output_schema import OutputSchema
 from tokenloom.loaders.collation.row_columns import RowColumn
 from tokenloom.loaders.collation.row_padding import RowPadding
 from tokenloom.loaders.token_loader import to_tensors
-from tokenloom.resources.ragged import list_parts
+from tokenloom.resources.tables.ragged import list_parts
 
 
 def collate_prompts(

@@ -14,7 +14,7 @@ import torch
 
 from tokenloom.errors import DataValidationError
 from tokenloom.loaders.collation.output_schema import OutputColumn
-from tokenloom.resources.ragged import Ints, offsets_of, ranges
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.batch import Padding, PaddingPolicy
+from tokenloom.loaders.collation.batch import Padding, PaddingPolicy
 from tokenloom.loaders.collation.output_schema import OutputColumn
 from tokenloom.loaders.collation.row_columns import RowColumn
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 Side = Literal["left", "right"]
 Arrays = dict[str, npt.NDArray[Any]]

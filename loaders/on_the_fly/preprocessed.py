@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from tokenloom.loaders.collation.unpadded import Row, unpadded
 from tokenloom.loaders.on_the_fly.raw_rows import in_columns, rows_at
 from tokenloom.loaders.on_the_fly.row_encoder import HEAD_ROWS, Encoder, RowEncoder, SkippedRow
 from tokenloom.loaders.on_the_fly.sequence_cache import SequenceCache
-from tokenloom.loaders.unpadded import Row, unpadded
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 if TYPE_CHECKING:
     from tokenloom.loaders.on_the_fly.streaming_preprocessed import StreamingPreprocessedDataset

@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import pyarrow as pa
 
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 Rows = Union[pa.Table, list[Any]]
 """Some rows: a table, or mappings."""

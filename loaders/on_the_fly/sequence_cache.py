@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.batch import Batch
+from tokenloom.loaders.collation.batch import Batch
 from tokenloom.loaders.on_the_fly.raw_rows import rows_at
 from tokenloom.loaders.on_the_fly.row_encoder import RowEncoder, SkippedRow
 from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.resources.ragged import Ints, list_parts
+from tokenloom.resources.tables.ragged import Ints, list_parts
 
 LARGEST = 1 << 30
 """Bytes of a table that grows no more."""

@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 
 from tokenloom.loaders.on_the_fly.raw_rows import Rows, rows_at
 from tokenloom.loaders.order.permutation import Permutation, key_of
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 
 @dataclass(frozen=True)

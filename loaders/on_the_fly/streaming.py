@@ -10,16 +10,16 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from tokenloom.loaders.batch import PaddingPolicy
+from tokenloom.loaders.collation.batch import PaddingPolicy
 from tokenloom.loaders.on_the_fly.lockstep import in_lockstep
 from tokenloom.loaders.on_the_fly.raw_rows import to_table
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder
 from tokenloom.loaders.on_the_fly.shares import Share
 from tokenloom.loaders.order.plan import FILLER
-from tokenloom.loaders.ranks import place_among_ranks
+from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.loaders.token_loader import to_tensors
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 
 class StreamingDataset(IterableDataset[dict[str, Any]]):

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.errors import DataValidationError, LoaderStateError
+from tokenloom.loaders.collation.unpadded import Row, unpadded
 from tokenloom.loaders.on_the_fly.raw_rows import Rows, blocks_of, in_columns, shard_of, shards_of
 from tokenloom.loaders.on_the_fly.row_encoder import FILTERED, HEAD_ROWS, Encoder, RowEncoder, SkippedRow
 from tokenloom.loaders.on_the_fly.shares import Share
 from tokenloom.loaders.on_the_fly.skip_report import SkipReport
-from tokenloom.loaders.ranks import place_among_ranks
-from tokenloom.loaders.unpadded import Row, unpadded
-from tokenloom.resources.ragged import Ints
+from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.resources.tables.ragged import Ints
 
 LARGEST_BLOCK, UNSHUFFLED_BLOCK = 1024, 256
 """Rows read and encoded at once: at most, and where nothing is shuffled."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tokenloom.resources.ragged import Ints, ranges, row_of
+from tokenloom.resources.tables.ragged import Ints, ranges, row_of
 
 LONGEST_PERIOD = 1 << 16
 """Rates that need longer ones are rounded, by largest remainders."""

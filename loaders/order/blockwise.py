@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 BLOCK = 8192
 """Positions computed at once: their arrays stay in a core's cache."""

@@ -21,7 +21,7 @@ from tokenloom.loaders.order.apportionment import (
 )
 from tokenloom.loaders.order.blockwise import groups
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 By = Literal["rows", "tokens"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenloom.loaders.order.blockwise import BlockwiseOrder, groups
 from tokenloom.loaders.order.mixture import Mixture
 from tokenloom.loaders.order.row_order import RowOrder
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 
 class MixtureOrder(BlockwiseOrder):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 TABLE_SIZE = 1 << 16
 """Up to so many rows, 2 bytes a row are kept: rounds alone shuffle the smallest sizes badly."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tokenloom.loaders.order.permutation import Permutation, key_of
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 FILLER = -1
 """Stands for a row of padding, without loss, where a rank has fewer rows than the others."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenloom.loaders.order.blockwise import BLOCK, BlockwiseOrder, groups
 from tokenloom.loaders.order.permutation import Permutation, key_of
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 Shuffle = Literal["full", "block", "none"]
 

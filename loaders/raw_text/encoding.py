@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 TEXTS_AT_ONCE = 1024
 

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.errors import SourceError
-from tokenloom.loaders.batch import PaddingPolicy
+from tokenloom.loaders.collation.batch import PaddingPolicy
+from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_stream
 from tokenloom.loaders.raw_text.text_files import read_texts, text_files
 from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.loaders.trace import TracedRow
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.ragged import list_array, offsets_of
+from tokenloom.resources.tables.ragged import list_array, offsets_of
 
 TRAIN = "train"
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import SourceError
-from tokenloom.loaders.loader_config import workers_for_hardware
-from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.any_dataset.config import workers_for_hardware
+from tokenloom.loaders.any_dataset.map_style.map_loader import MapLoader
 from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_stream
 from tokenloom.loaders.raw_text.text_files import read_texts
 from tokenloom.resources.digest import digest_bytes

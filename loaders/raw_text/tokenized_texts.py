@@ -10,9 +10,9 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
-from tokenloom.loaders.map_style.fetch import fetch
+from tokenloom.loaders.any_dataset.map_style.fetch import fetch
 from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 ROWS_AT_ONCE = 10_000
 

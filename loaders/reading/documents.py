@@ -7,9 +7,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.loaders.reading.memory import RaggedLists
+from tokenloom.loaders.reading.address_space import RaggedLists
 from tokenloom.loaders.reading.rectangles import Flags, Rectangles
-from tokenloom.resources.ragged import Ints, offsets_of, ranges
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 
 class Documents:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.loaders.batch import Batch, PaddingPolicy
+from tokenloom.loaders.collation.batch import Batch, PaddingPolicy
+from tokenloom.loaders.reading.address_space import FlatValues
 from tokenloom.loaders.reading.chunk import Chunk, InMemory
-from tokenloom.loaders.reading.memory import FlatValues
 from tokenloom.loaders.reading.rectangles import Flags
 from tokenloom.loaders.reading.sequences import SequenceBatches, SequenceColumns
-from tokenloom.resources.ragged import Ints, offsets_of
-from tokenloom.resources.sides import sides
+from tokenloom.resources.tables.ragged import Ints, offsets_of
+from tokenloom.resources.tables.sides import sides
 
 
 class SequenceReader:

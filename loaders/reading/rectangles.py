@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenloom.loaders.reading.memory import FlatValues
-from tokenloom.resources.ragged import Ints
+from tokenloom.loaders.reading.address_space import FlatValues
+from tokenloom.resources.tables.ragged import Ints
 
 Flags = npt.NDArray[np.bool_]
 

@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.loaders.batch import IGNORED, Batch, PaddingPolicy
+from tokenloom.loaders.collation.batch import IGNORED, Batch, PaddingPolicy
+from tokenloom.loaders.reading.address_space import FlatValues, RaggedLists, flat_values
 from tokenloom.loaders.reading.chunk import Chunk
 from tokenloom.loaders.reading.documents import Documents
-from tokenloom.loaders.reading.memory import FlatValues, RaggedLists, flat_values
 from tokenloom.loaders.reading.rectangles import Flags, Rectangles
-from tokenloom.resources.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints
 
 _IGNORED = np.array(IGNORED)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from tokenloom.resources.digest import canonical_json, digest_json
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs.blobs import Blobs
 
 ACTIONS = "actions"
 

@@ -27,14 +27,14 @@ import pyarrow as pa
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import block_digests, canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
-from tokenloom.resources.store.blobs import Blobs, renew
+from tokenloom.resources.store.blobs.blobs import Blobs, renew
+from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.blobs.read_only import ReadOnly
 from tokenloom.resources.store.certificates import CertificateStore
-from tokenloom.resources.store.folder import Folder
 from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
 from tokenloom.resources.store.probes import ProbeStore
-from tokenloom.resources.store.read_only import ReadOnly
 from tokenloom.resources.store.versions import VersionStore
 
 FORMAT = "tokenloom store 2\n"
@@ -61,7 +61,7 @@ def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
         if kind[1] != "s3" or kind[2] != "//":  # `Path` makes one slash of two
             known = "name a folder, or as text s3://bucket/prefix"
             raise StoreAddressError(f"{kind[1]}:{kind[2]} is no address of a store; {known}")
-        from tokenloom.resources.store.bucket import Bucket
+        from tokenloom.resources.store.blobs.bucket import Bucket
 
         return Bucket(named)
     return Folder(Path(named).expanduser().resolve())

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from tokenloom.resources.digest import canonical_json, digest_bytes
-from tokenloom.resources.ragged import Ints, ranges
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.tables.ragged import Ints, ranges
 
 CERTIFICATES = "certificates"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenloom.resources.digest import canonical_json, digest_json
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs.blobs import Blobs
 
 FILES = "files"
 SETTLED_SECONDS = 2.0

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tokenloom.errors import DamagedObjectError, StoreError
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.blobs import Blobs, renew
+from tokenloom.resources.store.blobs.blobs import Blobs, renew
 
 OBJECTS = "objects"
 

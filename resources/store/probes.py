@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from tokenloom.resources.digest import canonical_json, digest_json
-from tokenloom.resources.store.blobs import Blobs
+from tokenloom.resources.store.blobs.blobs import Blobs
 
 PROBES = "probes"
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.store.blobs import Blob, Blobs
+from tokenloom.resources.store.blobs.blobs import Blob, Blobs
 
 VERSIONS = "versions"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.hub import hub_unavailable
-from tokenloom.resources.sources import local_path
+from tokenloom.resources.sources.hub import hub_unavailable
+from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.tokenizers.tiktoken import is_ranks
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

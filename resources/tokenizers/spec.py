@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.sources import local_path
+from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.tokenizers.converted import ConvertedTokenizer, convert
 from tokenloom.resources.tokenizers.files import CONFIG, TOKENIZER, find_files
 from tokenloom.resources.tokenizers.tokenizer_json import first_special

@@ -1,1 +1,0 @@
-../../config_file.py

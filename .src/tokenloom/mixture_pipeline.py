@@ -1,1 +1,0 @@
-../../mixture_pipeline.py

@@ -1,0 +1,261 @@
+"""Tells what differs between two built datasets, or versions of one: rows, tokens, and the settings of each stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.building.build import STAGES
+from tokenloom.assets.building.changed_rows import Side, diff_rows
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Version
+from tokenloom.resources.tables.ragged import Ints, list_parts
+from tokenloom.resources.tables.row_hash import hash_rows
+
+EXAMPLES = 5
+"""So many places of each kind are named."""
+
+
+@dataclass(frozen=True)
+class SplitDiff:
+    """What differs in a split.
+
+    Args:
+        rows: `a` and `b`, the rows of the source that each side holds, and `added`, `removed` and `changed` ones.
+        tokens: `a` and `b`, the tokens in sequences; and the tokens of rows `added`, `removed`, `changed_from` and
+            `changed_to`, before lengths were managed.
+        examples: by kind, places in the source; of a changed row in A, and in B where it is another.
+
+    Counts are None where the objects that tell are no longer in the store.
+    """
+
+    split: str
+    rows: dict[str, int | None]
+    tokens: dict[str, int | None]
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing differs, as far as is known."""
+        counts = (self.rows, self.tokens)
+        return all(c["a"] == c["b"] and not any(c[name] for name in c if name not in ("a", "b")) for c in counts)
+
+
+@dataclass(frozen=True)
+class SettingDiff:
+    """Something in the keys of a stage that is not the same; None where one side has no such thing."""
+
+    stage: str
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class DatasetDiff:
+    """What differs between A and B; `notes` are sentences about what could not be compared."""
+
+    a: State
+    b: State
+    splits: list[SplitDiff]
+    settings: list[SettingDiff]
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {
+            "a": self.a.to_json(),
+            "b": self.b.to_json(),
+            "same": self.a.version.digest == self.b.version.digest,
+            "splits": [vars(split) for split in self.splits],
+            "settings": [vars(setting) for setting in self.settings],
+            "notes": self.notes,
+        }
+
+
+class State:
+    """A dataset in one of its versions.
+
+    Raises:
+        DatasetNotFoundError: there is none; the message lists what there is.
+    """
+
+    def __init__(self, store: ArtifactStore, named: str):
+        self.store, self.dataset = store, named
+        wanted = None
+        if named not in store.datasets() and "@" in named:
+            self.dataset, _, wanted = named.rpartition("@")
+        store.manifest_digest(self.dataset)
+        known = store.versions.of(self.dataset)
+        self.version: Version = (
+            known[-1] if wanted is None and known else store.versions.find(self.dataset, wanted or "")
+        )
+
+    @cached_property
+    def manifests(self) -> dict[str, Manifest]:
+        """By stage, those that are still there.
+
+        Raises:
+            StoreError: one is damaged, or that of `sequences` is gone.
+        """
+        found = {}
+        for stage, digest in self.version.stages.items():
+            if stage == STAGES[-1] or self.store.objects.size(digest) is not None:
+                found[stage] = self.store.manifest_at(digest)
+        return found
+
+    def chunks(self, stage: str, split: str) -> list[ManifestChunk]:
+        return self.manifests[stage].of_split(split) if stage in self.manifests else []
+
+    def to_json(self) -> dict[str, Any]:
+        version = self.version
+        return {"dataset": self.dataset, "version": version.digest, "published": version.published.isoformat()}
+
+
+def diff_datasets(store: ArtifactStore, a: str, b: str) -> DatasetDiff:
+    """Compare two states, each named `name` or `name@version`: a digest's first characters, or a date.
+
+    Only chunks whose raw rows are not the same on both sides are opened.
+
+    Raises:
+        DatasetNotFoundError: there is no such dataset or version; the message lists what there is.
+        StoreError: what must be read is damaged.
+    """
+    one, other = State(store, a), State(store, b)
+    notes: dict[str, None] = {}
+    splits = list(dict.fromkeys([*one.manifests[STAGES[-1]].splits, *other.manifests[STAGES[-1]].splits]))
+    found = [_diff_split(one, other, split, notes) for split in splits]
+    return DatasetDiff(one, other, found, list(_settings(one, other)), list(notes))
+
+
+def _diff_split(a: State, b: State, split: str, notes: dict[str, None]) -> SplitDiff:
+    sides = {"a": a, "b": b}
+    raw = "raw" if all("raw" in side.manifests for side in sides.values()) else STAGES[-1]
+    rows: dict[str, int | None] = {n: sum(c.rows_out for c in s.chunks(raw, split)) for n, s in sides.items()}
+    tokens: dict[str, int | None] = {
+        name: sum(chunk.tokens for chunk in side.chunks(STAGES[-1], split)) for name, side in sides.items()
+    }
+    common = Counter(c.output for c in a.chunks("raw", split)) & Counter(c.output for c in b.chunks("raw", split))
+    opened = {name: _Opened(side, split, Counter(common)) for name, side in sides.items()}
+    if raw != "raw" or any(side.is_gone("raw") for side in opened.values()):
+        notes["the raw rows of chunks that differ are no longer in the store: only numbers of rows are compared"] = None
+        rows |= dict.fromkeys(("added", "removed", "changed"))
+        return SplitDiff(split, rows, tokens | dict.fromkeys(_TOKENS))
+    diff = diff_rows(opened["a"].side, opened["b"].side)
+    kinds = {"added": (opened["b"], diff.added), "removed": (opened["a"], diff.removed)}
+    kinds |= {"changed_from": (opened["a"], diff.changed[0]), "changed_to": (opened["b"], diff.changed[1])}
+    rows |= {"added": len(diff.added), "removed": len(diff.removed), "changed": len(diff.changed[0])}
+    if any(side.is_gone("tokens") for side in opened.values()):
+        notes["the tokens of chunks that differ are no longer in the store: only those in sequences are counted"] = None
+        tokens |= dict.fromkeys(_TOKENS)
+    else:
+        tokens |= {kind: int(side.tokens[items].sum()) for kind, (side, items) in kinds.items()}
+    places = {kind: side.places(items[:EXAMPLES]) for kind, (side, items) in kinds.items()}
+    pairs = zip(places.pop("changed_from"), places.pop("changed_to"), strict=True)
+    places["changed"] = [was if was == now else f"{was} → {now}" for was, now in pairs]
+    return SplitDiff(split, rows, tokens, places)
+
+
+_TOKENS = ("added", "removed", "changed_from", "changed_to")
+
+
+class _Opened:
+    """The chunks of one side of a split whose raw rows the other side does not hold; opened when they are asked for.
+
+    Args:
+        common: how often each raw object is held by both sides; used up here.
+    """
+
+    def __init__(self, state: State, split: str, common: Counter[str]):
+        self._objects, self._chunks = state.store.objects, state.chunks("raw", split)
+        self._tokenized = state.chunks("tokens", split)
+        self._known = []
+        for chunk in self._chunks:
+            self._known.append(common[chunk.output] > 0)
+            common[chunk.output] -= 1
+
+    def is_gone(self, stage: str) -> bool:
+        """Whether the output of a stage is no longer there for every chunk that differs."""
+        chunks = self._chunks if stage == "raw" else self._tokenized
+        if len(chunks) != len(self._chunks):
+            return True
+        return any(
+            self._objects.size(chunk.output) is None
+            for chunk, known in zip(chunks, self._known, strict=True)
+            if not known
+        )
+
+    @cached_property
+    def _items(self) -> tuple[Side, Ints, Ints]:
+        """The items to compare, and of each the number of its chunk and the row's position; -1 for whole chunks."""
+        hashes, known, number, position = [np.zeros(0, np.uint64)], [], [], [np.zeros(0, np.int64)]
+        for at, (chunk, is_known) in enumerate(zip(self._chunks, self._known, strict=True)):
+            if is_known:
+                hashes.append(np.array([int(chunk.output[:16], 16)], np.uint64))
+                position.append(np.array([-1]))
+            else:
+                table = self._objects.get_intact(chunk.output)
+                hashes.append(hash_rows(table.drop_columns([ROW]))[0])
+                position.append(table[ROW].to_numpy().astype(np.int64))
+            known.append(np.full(len(hashes[-1]), is_known))
+            number.append(np.full(len(hashes[-1]), at))
+        side = Side(np.concatenate(hashes), np.concatenate([np.zeros(0, bool), *known]))
+        return side, np.concatenate([np.zeros(0, np.int64), *number]), np.concatenate(position)
+
+    @property
+    def side(self) -> Side:
+        return self._items[0]
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """int64 [items]: the tokens that each row came to; 0 for rows that were rejected, and for whole chunks."""
+        _, number, position = self._items
+        counts = np.zeros(len(number), np.int64)
+        for at, (chunk, known) in enumerate(zip(self._tokenized, self._known, strict=True)):
+            if not known:
+                rows, found = _row_tokens(self._objects.get_intact(chunk.output))
+                members = np.flatnonzero(number == at)
+                index = np.searchsorted(position[members], rows)
+                counts[members[index]] = found
+        return counts
+
+    def places(self, items: Ints) -> list[str]:
+        """Where rows stand in the source."""
+        _, number, position = self._items
+        return [self._chunks[number[item]].place(int(position[item])) for item in items.tolist()]
+
+
+def _row_tokens(table: pa.Table) -> tuple[Ints, Ints]:
+    """The rows of a chunk of tokens, and the number of tokens of each, of both sides of a pair."""
+    counts = np.zeros(table.num_rows, np.int64)
+    for name in table.column_names:
+        if name.endswith("input_ids"):
+            counts += np.diff(list_parts(table[name])[0])
+    return table[ROW].to_numpy().astype(np.int64), counts
+
+
+def _settings(a: State, b: State) -> Iterator[SettingDiff]:
+    """What is not the same in the keys of the stages."""
+    for stage in STAGES:
+        parts = [dict(_flat(side.manifests[stage].parts)) if stage in side.manifests else None for side in (a, b)]
+        if parts[0] is None or parts[1] is None:
+            continue
+        for name in sorted({*parts[0], *parts[1]}):
+            values = parts[0].get(name), parts[1].get(name)
+            if values[0] != values[1]:
+                yield SettingDiff(stage, name, *values)
+
+
+def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by their dotted names."""
+    for name, value in parts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

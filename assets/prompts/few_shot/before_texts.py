@@ -1,0 +1,181 @@
+"""Examples in front of plain texts: each rendered as a row is, a blank line behind it, none of it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.prompts.few_shot.examples import draw_for
+from tokenloom.assets.prompts.spans import ROLES, FlatSpans, flat_spans, span_lists
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.config import FewShotConfig
+from tokenloom.resources.tables.ragged import (
+    Ints,
+    list_array,
+    offsets_of,
+    one_array,
+    ranges,
+    row_of,
+    sum_rows,
+    text_parts,
+)
+from tokenloom.resources.tables.row_hash import Hashes, hash_records
+
+SEPARATOR = "\n\n"
+ANSWER, INPUT = ROLES.index("answer"), ROLES.index("input")
+
+
+@dataclass(frozen=True)
+class TextShots:
+    """Renders rows behind examples.
+
+    Args:
+        render: renders rows as they are to stand last, without an added BOS.
+        bare: renders rows as examples, without an added BOS or EOS.
+        settings: the YAML's few_shot section.
+        fixed: a file's examples, rendered by `bare`; None: the chunk's own rows.
+        bos: the token to put in front where the template writes none, or None.
+        own_bos: the tokenizer's BOS: where the template begins with it, that is written once, in front.
+    """
+
+    render: Callable[[pa.Table], ChunkOutput]
+    bare: Callable[[pa.Table], ChunkOutput]
+    settings: FewShotConfig
+    fixed: pa.Table | None
+    bos: str | None
+    own_bos: str | None
+
+    def __call__(self, table: pa.Table, usable: np.ndarray | None = None) -> ChunkOutput:
+        """Render a chunk.
+
+        Args:
+            usable: bool [rows], which rows may be examples; default: all.
+        """
+        bare = self.bare(table)
+        place = pa.array(np.searchsorted(table[ROW].to_numpy(), bare.table[ROW].to_numpy()))
+        shown = one_array(bare.table["text"])
+        offered, offer = bare.table, np.ones(bare.table.num_rows, bool) if usable is None else usable[place]
+        offered = self.fixed if self.fixed is not None else offered.filter(pa.array(offer)).combine_chunks()
+        kept = table.take(place).combine_chunks()
+        lengths = np.diff(text_parts(offered["text"])[0])
+        drawn = draw_for(self.settings, kept, asked(bare.table), asked(offered), lengths, shown)
+        out = self.render(drawn.table)
+        found = np.isin(drawn.table[ROW].to_numpy(), out.table[ROW].to_numpy())
+        made = self._joined(out.table, offered, drawn.picks[found])
+        return ChunkOutput(made, table.num_rows, join_rejects([bare.rejects, drawn.rejects, out.rejects]))
+
+    def _joined(self, rows: pa.Table, offered: pa.Table, picks: Ints) -> pa.Table:
+        """Each row's text behind its examples, and the spans of both."""
+        own, examples = _without_bos(rows, self.own_bos), _without_bos(offered, self.own_bos)
+        literals = [SEPARATOR, self.bos or self.own_bos or "", ""]
+        separator, bos, nothing = len(own.text) + len(examples.text) + np.arange(3)
+        texts = pa.concat_arrays([own.text, examples.text, pa.array(literals, pa.string())])
+        spans = _joined_spans([own.spans, _as_examples(examples.spans), _literal_spans(literals)])
+        count = len(own.text)
+        parts = np.full((count, 2 * picks.shape[1] + 2), separator, np.int64)
+        parts[:, 0] = np.where(own.had_bos | (self.bos is not None), bos, nothing)
+        parts[:, 1:-1:2] = picks + count
+        parts[:, -1] = np.arange(count)
+        taken = texts.take(pa.array(parts.ravel()))
+        sizes = np.diff(text_parts(taken)[0]).reshape(parts.shape)
+        before = np.cumsum(sizes, axis=1) - sizes
+        text = pc.binary_join(list_array(np.arange(count + 1) * parts.shape[1], taken), "")
+        return pa.table({ROW: one_array(rows[ROW]), "text": one_array(text), "spans": _gathered(spans, parts, before)})
+
+
+def asked(table: pa.Table) -> Hashes:
+    """uint64 [rows]: a hash of all of each text that is no answer."""
+    bounds, data = text_parts(table["text"])
+    spans = flat_spans(table["spans"])
+    kept = np.flatnonzero(spans.role != ANSWER)
+    lengths = np.where(spans.role != ANSWER, spans.end - spans.start, 0)
+    starts = (spans.start + bounds[row_of(spans.counts)])[kept]
+    offsets = offsets_of(sum_rows(lengths, spans.offsets))
+    return hash_records(data[ranges(starts, lengths[kept])], offsets[:-1], offsets[1:])
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Texts and their spans; `had_bos` is bool [rows]."""
+
+    text: pa.Array
+    spans: FlatSpans
+    had_bos: np.ndarray
+
+
+def _without_bos(table: pa.Table, bos: str | None) -> _Texts:
+    """The texts without the BOS that they begin with, white space before it included."""
+    text, spans = one_array(table["text"]), flat_spans(table["spans"])
+    had = np.zeros(len(text), bool)
+    if bos is None or not len(text):
+        return _Texts(text, spans, had)
+    trimmed = pc.utf8_ltrim_whitespace(text)
+    lengths, size = np.diff(text_parts(text)[0]), len(bos.encode())
+    blank = lengths - np.diff(text_parts(trimmed)[0])
+    row = row_of(spans.counts)
+    marks = spans.control & (spans.start == blank[row]) & (spans.end == blank[row] + size)
+    begins = np.asarray(pc.starts_with(trimmed, bos).to_numpy(zero_copy_only=False), bool)
+    had[row[marks & begins[row]]] = True
+    cut = np.where(had, blank + size, 0)
+    kept = spans.end > cut[row]
+    moved = replace(
+        spans,
+        offsets=offsets_of(np.bincount(row[kept], minlength=len(text))),
+        start=(spans.start - cut[row])[kept],
+        end=(spans.end - cut[row])[kept],
+        **{name: getattr(spans, name)[kept] for name in ("role", "message", "weight", "control")},
+    )
+    return _Texts(pc.if_else(pa.array(had), pc.utf8_slice_codeunits(trimmed, len(bos)), text), moved, had)
+
+
+def _as_examples(spans: FlatSpans) -> FlatSpans:
+    """The spans, untrained: an example's answer is input."""
+    role = np.where(spans.role == ANSWER, INPUT, spans.role).astype(np.uint8)
+    return replace(spans, role=role, weight=np.zeros_like(spans.weight))
+
+
+def _literal_spans(texts: list[str]) -> FlatSpans:
+    """One span for each of the separator, BOS and nothing."""
+    lengths = np.array([len(text.encode()) for text in texts], np.int64)
+    solid = lengths > 0
+    zeros = np.zeros(int(solid.sum()), np.int64)
+    control = np.array([False, True, False])[solid]
+    return FlatSpans(
+        offsets_of(solid.astype(np.int64)),
+        zeros,
+        lengths[solid],
+        zeros.astype(np.uint8),
+        zeros.astype(np.int32) - 1,
+        zeros.astype(np.float32),
+        control,
+    )
+
+
+_COLUMNS = ("start", "end", "role", "message", "weight", "control")
+
+
+def _joined_spans(parts: list[FlatSpans]) -> FlatSpans:
+    """The spans of several lists of texts, one list after the other."""
+    counts = np.concatenate([part.counts for part in parts])
+    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS)
+    return FlatSpans(offsets_of(counts), *columns)
+
+
+def _gathered(spans: FlatSpans, parts: Ints, before: Ints) -> pa.Array:
+    """The spans of texts made of parts.
+
+    Args:
+        parts: int64 [rows, parts], which text each part is.
+        before: int64 [rows, parts], bytes of the row before it.
+    """
+    counts = spans.counts[parts]
+    taken = ranges(spans.offsets[:-1][parts].ravel(), counts.ravel())
+    shift = np.repeat(before.ravel(), counts.ravel())
+    columns = {name: getattr(spans, name)[taken] for name in _COLUMNS}
+    columns["start"], columns["end"] = columns["start"] + shift, columns["end"] + shift
+    return span_lists(counts.sum(axis=1), *columns.values())

@@ -1,0 +1,105 @@
+"""A fixed file of few-shot examples, brought into the data's canonical form by the data's mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import ROLES, ColumnMapping, resolve
+from tokenloom.assets.columns.source import paths_of
+from tokenloom.assets.prompts.few_shot.examples import SETTING
+from tokenloom.assets.raw.chunks import source_chunks
+from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import DatasetConfig, PipelineConfig
+from tokenloom.errors import ConfigError
+from tokenloom.resources.sources.resolve import locate
+
+Fault = Callable[[str], ConfigError]
+
+
+def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Table | None:
+    """The examples of `few_shot.source` in the data's form, or None where examples come from the rows themselves.
+
+    Args:
+        mapping: the data's resolved mapping, as JSON.
+
+    Raises:
+        ConfigError: no such file, one that lacks the data's columns or holds a row that cannot be used, or too few.
+        SourceError: it cannot be read.
+    """
+    few_shot = config.prompt_template.few_shot
+    if not few_shot.count or few_shot.source is None:
+        return None
+    name = few_shot.source
+
+    def fault(message: str) -> ConfigError:
+        return config.fault(f"{SETTING}.source", f"{SETTING}.source: {message}")
+
+    tables = _read(config, name, fault)
+    resolved = _mapping(config, mapping, tables, fault)
+    needed = ROLES[resolved.form][0] if resolved.form in ROLES else tuple(resolved.roles)
+    columns = list(dict.fromkeys(column for table in tables for column in table.column_names if column != ROW))
+    for role in needed:
+        for path in paths_of(resolved.sources()[role]):
+            if path.column not in columns:
+                found = ", ".join(columns)
+                raise fault(f"{name} has no column {path.column}, of which the data's {role} is made; it has {found}")
+    made = []
+    for table in tables:
+        output = to_canonical(table, resolved)
+        if output.rejects.num_rows:
+            raise fault(f"{name}, {_first(output.rejects)}; examples have the data's form, {resolved.form}")
+        made.append(output.table)
+    examples = pa.concat_tables(made).combine_chunks()
+    if examples.num_rows < few_shot.count:
+        raise fault(f"{name} holds {examples.num_rows} examples, count: {few_shot.count} asks for more; add some")
+    return examples
+
+
+def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
+    """The rows of the file, as found, in chunks."""
+    source = config.model_copy(update={"dataset": DatasetConfig(name=name)})
+    try:
+        found = locate(source)
+        chunks = list(source_chunks(source)) if isinstance(found, list) else []
+    except ConfigError as error:
+        raise fault(error.faults[0].message.removeprefix("dataset.name: ")) from error
+    if not isinstance(found, list):
+        raise fault(f"no such file: {name}")
+    outputs = [chunk.load() for chunk in chunks]
+    for output in outputs:
+        if output.rejects.num_rows:
+            raise fault(f"{name}, {_first(output.rejects)}")
+    if not any(output.table.num_rows for output in outputs):
+        raise fault(f"{name} holds no example")
+    tables, before = [], 0
+    for table in (output.table for output in outputs):
+        numbered = pa.array(range(before, before + table.num_rows), pa.int32())
+        tables.append(table.drop_columns([ROW]).append_column(ROW, numbered))
+        before += table.num_rows
+    return tables
+
+
+def _mapping(
+    config: PipelineConfig, mapping: Mapping[str, Any], tables: Sequence[pa.Table], fault: Fault
+) -> ColumnMapping:
+    """The data's mapping; where only its form is known, what the file's columns come to, of the same form."""
+    if "roles" in mapping:
+        return ColumnMapping.from_json(mapping)
+    try:
+        found = resolve(config, merge([sketch(table) for table in tables]))
+    except ConfigError as error:
+        raise fault(error.faults[0].message) from error
+    if found.form != mapping["form"] and not {found.form, mapping["form"]} <= {"messages", "completion"}:
+        raise fault(f"its rows are {found.form}, the data's are {mapping['form']}")
+    return found
+
+
+def _first(rejects: pa.Table) -> str:
+    """The number of the first row rejected, counted from 1, and why."""
+    reject = rejects.slice(0, 1).to_pylist()[0]
+    return f"example {reject[ROW] + 1}: {reject['message']}"

@@ -1,0 +1,131 @@
+"""Brings a file's text to UTF-8, block by block: byte-order marks, a declared encoding, or a detected one.
+
+Bytes that are no text in the encoding stay as they are, so that they are no UTF-8 and only their row is rejected.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tokenloom.assets.raw.formats.legacy_encodings import legacy_encoding
+from tokenloom.errors import SourceError
+
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16's, which it begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_SAMPLE = 1 << 16
+
+
+def utf8_blocks(
+    blocks: Iterator[bytes], encoding: str, detect: bool, name: str, found: Callable[[str], None]
+) -> Iterator[bytes]:
+    """The text of a file as UTF-8 without a byte-order mark, in blocks.
+
+    Args:
+        blocks: the file's bytes; none of them empty.
+        encoding: a codec, or "auto": by the byte-order mark, else UTF-8 or what `detect` finds.
+        detect: whether `auto` may take text that is not UTF-8 for a legacy encoding, decided at the first block that
+            is not ASCII.
+        name: the file, for messages.
+        found: told of an encoding other than UTF-8.
+
+    Raises:
+        SourceError: UTF-16 or UTF-32 text is damaged; the message names the byte.
+    """
+    first = next(blocks, b"")
+    if encoding == "auto":
+        mark, encoding = next(((mark, codec) for mark, codec in MARKS if first.startswith(mark)), (b"", ""))
+        first = first.removeprefix(mark)
+        encoding = encoding or _wide(first)
+    rest = _chained(first, blocks)
+    if encoding:
+        if codecs.lookup(encoding).name != "utf-8":
+            found(encoding)
+            yield from _without_mark(_decoded(rest, encoding, name))
+        else:
+            yield from _without_mark(rest)
+    elif detect:
+        yield from _detected(rest, name, found)
+    else:
+        yield from rest
+
+
+def _chained(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first
+    yield from rest
+
+
+def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
+    yield from _chained(first, blocks)
+
+
+def _wide(head: bytes) -> str:
+    """UTF-16 or UTF-32 without a mark: the zeros of its spaces, digits and line ends stand at the same places of each
+    unit."""
+    sample = head[: _SAMPLE - _SAMPLE % 4]
+    zeros = np.flatnonzero(np.frombuffer(sample, np.uint8) == 0)
+    if len(zeros) < max(2, len(sample) / 100) or (len(zeros) < len(sample) / 4 and _is_narrow(sample)):
+        return ""
+    of_four = np.bincount(zeros % 4, minlength=4) / (len(sample) / 4)
+    codecs_by_zeros = (
+        ("utf-32-le", of_four[2:].min() > 0.5 and of_four[0] < 0.05),
+        ("utf-32-be", of_four[:2].min() > 0.5 and of_four[3] < 0.05),
+        ("utf-16-le", of_four[[0, 2]].max() < 0.02),
+        ("utf-16-be", of_four[[1, 3]].max() < 0.02),
+    )
+    codec = next((codec for codec, fits in codecs_by_zeros if fits), "")
+    return codec if codec and _ends_lines(sample, codec) else ""
+
+
+def _ends_lines(sample: bytes, codec: str) -> bool:
+    """Whether a line ends in the wide text, where bytes look as if one did."""
+    return b"\n" not in sample or "\n" in codecs.getincrementaldecoder(codec)("replace").decode(sample)
+
+
+def _is_narrow(sample: bytes) -> bool:
+    """Whether bytes but for their zeros are UTF-8 with few control characters, as wide text is not."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(sample.replace(b"\0", b""))
+    except UnicodeDecodeError:
+        return False
+    controls = sum(text.count(chr(code)) for code in range(1, 32) if chr(code) not in "\t\n\r\f")
+    return controls < len(text) / 10
+
+
+def _decoded(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[bytes]:
+    lenient = not codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if lenient else "strict")
+    done = 0
+    try:
+        for block in blocks:
+            if text := decoder.decode(block):
+                yield text.encode("utf-8", "surrogateescape")
+            done += len(block)
+        if text := decoder.decode(b"", final=True):
+            yield text.encode("utf-8", "surrogateescape")
+    except UnicodeError as error:
+        at = done + error.start if isinstance(error, UnicodeDecodeError) else done
+        raise SourceError(f"{name}: not {encoding} text near byte {at}: {error}; set dataset.encoding") from error
+
+
+def _detected(blocks: Iterator[bytes], name: str, found: Callable[[str], None]) -> Iterator[bytes]:
+    for block in blocks:
+        if block.isascii():
+            yield block
+            continue
+        if (encoding := legacy_encoding(block)) is None:
+            yield block
+            yield from blocks
+        else:
+            found(encoding)
+            yield from _decoded(_chained(block, blocks), encoding, name)
+        return

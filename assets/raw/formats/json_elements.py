@@ -1,0 +1,157 @@
+"""Finds the elements of a JSON array, or the entries of an object, in bytes that are read block by block."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenloom.assets.raw.formats.records import Bytes
+from tokenloom.errors import SourceError
+from tokenloom.resources.tables.ragged import Ints
+
+NEWLINE, QUOTE, BACKSLASH, COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in '\n"\\,:[{')
+_STRUCTURAL = np.zeros(256, bool)
+_STRUCTURAL[[ord(char) for char in '"\\[]{},:']] = True
+_DEPTH = np.zeros(256, np.int8)
+_DEPTH[[ord("["), ord("{")]] = 1
+_DEPTH[[ord("]"), ord("}")]] = -1
+_SPACE = np.zeros(256, bool)
+_SPACE[[ord(char) for char in " \t\r\n"]] = True
+
+
+class JsonElements:
+    """One record an element: what stands between the commas of an array or object whose bracket is already read.
+
+    The commas become newlines, so that what is left is a sequence of JSON values.
+
+    Args:
+        keys: object keys around the container; as many braces close behind it.
+        start: bytes of the file before the container's first element, for messages.
+        alone: whether another list of objects behind the container is an error.
+        name: the file, for messages.
+        closing: the bracket that ends the container.
+
+    Raises:
+        SourceError: brackets or quotes do not close, or more text follows the container.
+    """
+
+    def __init__(self, keys: tuple[str, ...], start: int, alone: bool, name: str, closing: str = "]"):
+        self._closing = ord(closing)
+        self._keys, self._at, self._alone, self._name = keys, start, alone, name
+        self._closed = False
+        self._depth, self._in_string, self._escaped = 0, False, False
+
+    def find(self, window: Bytes, final: bool) -> Ints:
+        bounds = self._tail(window, final) if self._closed else self._elements(window, final)
+        self._at += int(bounds[-1])
+        return bounds
+
+    def _elements(self, window: Bytes, final: bool) -> Ints:
+        at, char = outside_strings(window)
+        depth = np.cumsum(_DEPTH[char], dtype=np.int64)
+        closing = np.flatnonzero(depth < 0)[:1]
+        self._closed = bool(len(closing))
+        end = at[closing[0]] if self._closed else len(window)
+        commas = at[(depth == 0) & (char == COMMA) & (at < end)]
+        window[commas] = NEWLINE
+        if not self._closed:
+            if final:
+                raise SourceError(
+                    f"{self._name}: invalid JSON: it ends inside an array, object or string, "
+                    f"at byte {self._at + len(window)}"
+                )
+            return np.concatenate([[0], commas + 1])
+        if window[end] != self._closing:
+            raise SourceError(
+                f"{self._name}: invalid JSON: {chr(self._closing)!r} is expected, at byte {self._at + int(end)}"
+            )
+        window[end] = NEWLINE
+        last = commas[-1] + 1 if len(commas) else 0
+        if not _SPACE[window[last:end]].all():
+            return np.concatenate([[0], commas + 1, [int(end) + 1]]).astype(np.int64)
+        return np.concatenate([[0], commas + 1]).astype(np.int64) if len(commas) else np.array([end + 1], np.int64)
+
+    def _tail(self, window: Bytes, final: bool) -> Ints:
+        """Hold what follows the container against the braces that must close."""
+        at, char, self._in_string, self._escaped = structure(window, self._in_string, self._escaped)
+        depth = self._depth + np.cumsum(_DEPTH[char], dtype=np.int64)
+        ended = [-1] if self._depth == -len(self._keys) else at[depth == -len(self._keys)][:1]
+        more = np.flatnonzero(~_SPACE[window])
+        more = more[more > ended[0]] if len(ended) else more[:0]
+        if len(more):
+            raise SourceError(
+                f"{self._name}: invalid JSON: more text follows its end, at byte {self._at + int(more[0])}"
+            )
+        lists = np.flatnonzero((char[:-1] == BRACKET) & (depth[:-1] == 1) & (char[1:] == BRACE))
+        if self._alone and len(lists):
+            raise SourceError(
+                f"{self._name}: it holds more than one list of objects, {self._keys[0]} and one at byte "
+                f"{self._at + int(at[lists[0]])}; name the one that is meant in dataset.reader.root"
+            )
+        self._depth = int(depth[-1]) if len(depth) else self._depth
+        if final and (self._depth != -len(self._keys) or self._in_string):
+            raise SourceError(
+                f"{self._name}: invalid JSON: it ends inside an object or string, at byte {self._at + len(window)}"
+            )
+        return np.array([len(window)], np.int64)
+
+
+def outside_strings(data: Bytes) -> tuple[Ints, Bytes]:
+    """Positions and characters of brackets, commas and colons outside of strings."""
+    at, char, _, _ = structure(data, False, False)
+    return at, char
+
+
+def structure(data: Bytes, in_string: bool, escaped: bool) -> tuple[Ints, Bytes, bool, bool]:
+    """Positions and characters of brackets, commas and colons outside of strings, and the state behind the data.
+
+    Args:
+        in_string, escaped: whether the data begins inside a string, and behind a backslash there.
+    """
+    at = np.flatnonzero(_STRUCTURAL[data])
+    if escaped and len(at) and at[0] == 0:
+        at = at[1:]
+    char = data[at]
+    escaped = _ends_escaped(at, char, len(data)) or (escaped and not len(data))
+    unescaped = unescaped_quotes(at, char)
+    inside = (np.cumsum(unescaped) + in_string) % 2 == 1
+    outside = ~inside & (char != QUOTE) & (char != BACKSLASH)
+    return at[outside], char[outside], bool(inside[-1]) if len(inside) else in_string, escaped
+
+
+def _ends_escaped(at: Ints, char: Bytes, size: int) -> bool:
+    """Whether the data ends in an odd run of backslashes."""
+    run = 0
+    while run < len(at) and char[-1 - run] == BACKSLASH and at[-1 - run] == size - 1 - run:
+        run += 1
+    return run % 2 == 1
+
+
+def unescaped_quotes(at: Ints, char: Bytes) -> npt.NDArray[np.bool_]:
+    """Which structural characters are quotes behind an even number of backslashes."""
+    backslash = char == BACKSLASH
+    index = np.arange(len(at))
+    follows = np.zeros(len(at), bool)
+    follows[1:] = (at[1:] == at[:-1] + 1) & backslash[:-1]
+    run_start = np.maximum.accumulate(np.where(backslash & ~follows, index, 0))
+    escaped = follows & ((index - run_start) % 2 == 1)
+    return (char == QUOTE) & ~escaped
+
+
+def split_entries(data: Bytes, bounds: Ints) -> tuple[Ints, Ints, Ints]:
+    """For entries `"key": value`: where each key's string begins and ends, and where the value begins; int64 [records].
+
+    Raises:
+        ValueError: an entry has no key.
+    """
+    all_at = np.flatnonzero(_STRUCTURAL[data])
+    quotes = all_at[unescaped_quotes(all_at, data[all_at])]
+    first = np.searchsorted(quotes, bounds[:-1])
+    if len(first) and (first[-1] + 1 >= len(quotes)):
+        raise ValueError("an entry has no key")
+    begin, end = quotes[first], quotes[first + 1]
+    colons = np.flatnonzero(data == COLON)
+    after = np.searchsorted(colons, end)
+    if len(after) and after[-1] >= len(colons):
+        raise ValueError("an entry has no value")
+    return begin, end + 1, colons[after] + 1

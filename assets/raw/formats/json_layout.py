@@ -1,0 +1,218 @@
+"""How a JSON file holds its rows: one value a line, an array, an object keyed by id, or lists nested below a root."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tokenloom.errors import SourceError
+from tokenloom.resources.tables.nested_paths import quoted
+
+Kind = Literal["lines", "elements", "entries", "whole"]
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STEP = re.compile(r"`([^`]+)`|([^.`\[\]]+)|(\[\])")
+
+
+@dataclass(frozen=True)
+class Root:
+    """A path to the rows, such as `data[].paragraphs[].qas[]`: object keys down to each list."""
+
+    lists: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Root:
+        """From the text that `dataset.reader.root` holds."""
+        lists: list[tuple[str, ...]] = []
+        keys: list[str] = []
+        for odd, plain, end in _STEP.findall(text):
+            if end:
+                lists.append(tuple(keys))
+                keys = []
+            else:
+                keys.append(odd or plain)
+        return cls(tuple(lists))
+
+    def __str__(self) -> str:
+        return ".".join(".".join(map(quoted, keys)) + "[]" for keys in self.lists)
+
+
+@dataclass(frozen=True)
+class JsonLayout:
+    """Where the rows of a JSON file are.
+
+    Args:
+        kind: `lines` of values, `elements` of an array, `entries` of an object: `"key": {...}`, or the `whole` file.
+        start: characters before the first record.
+        keys: object keys around the records, from the outside.
+        inner: lists within a record that hold the rows, from the outside.
+        lists: whether each record is a bare list instead of an object.
+        found: whether keys and inner were found rather than declared.
+    """
+
+    kind: Kind
+    start: int = 0
+    keys: tuple[str, ...] = ()
+    inner: tuple[tuple[str, ...], ...] = ()
+    lists: bool = False
+    found: bool = False
+
+    @property
+    def root(self) -> str:
+        """The path from the file to its rows, or "" where the rows are its lines, elements or entries."""
+        return str(Root((self.keys, *self.inner))) if self.keys or self.inner else ""
+
+
+class _MoreNeeded(Exception):
+    """The begin of the file is too short to tell."""
+
+
+def json_layout(head: str, final: bool, named_lines: bool, root: Root | None, name: str) -> JsonLayout | None:
+    """The layout of a JSON file by its first characters, or None where more of them are needed.
+
+    Args:
+        final: whether `head` is the whole file.
+        named_lines: whether the file's name says that it holds a value a line.
+        root: the declared path to the rows.
+
+    Raises:
+        SourceError: it is no JSON, or has no such path; `name` names the file.
+    """
+    try:
+        return _layout(head, final, named_lines, root, name)
+    except (_MoreNeeded, IndexError, ValueError, RecursionError) as error:
+        if not final:
+            return None
+        at = getattr(error, "pos", len(head))
+        raise SourceError(f"{name}: invalid JSON near byte {len(head[:at].encode())}: {error}") from error
+
+
+def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: str) -> JsonLayout:
+    at = _skip(head, 0)
+    if at == len(head):
+        return _or_more(final, JsonLayout("lines"))
+    opening = head[at]
+    first, alone = _first_line(head, at, final)
+    if first is not None and (named_lines or not alone) and (root is None or root.lists[0]):
+        return JsonLayout("lines", inner=root.lists if root else (), lists=isinstance(first, list))
+    if named_lines and opening != "[":
+        return JsonLayout("lines", inner=root.lists if root else ())
+    if opening == "[":
+        return _elements(head, at, root, name)
+    if opening != "{":
+        raise SourceError(f"{name}: expected a JSON array of objects, one object a line, or an object of objects")
+    return _within_object(head, at, root, name)
+
+
+def _or_more(enough: bool, layout: JsonLayout) -> JsonLayout:
+    if not enough:
+        raise _MoreNeeded("it ends too early")
+    return layout
+
+
+def _first_line(head: str, at: int, final: bool) -> tuple[Any, bool]:
+    """The value on the first line, None where that is not one whole list or object, and whether nothing follows."""
+    line, broken, rest = head[at:].partition("\n")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    _or_more(final or bool(broken) or value is None, JsonLayout("lines"))
+    alone = not rest.strip()
+    if isinstance(value, dict | list):
+        _or_more(final or not alone, JsonLayout("lines"))
+        return value, alone
+    return None, alone
+
+
+def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
+    if root is not None and root.lists[0]:
+        raise SourceError(f"{name}: it holds an array, where dataset.reader.root {root} expects an object")
+    inside = _skip(head, at + 1)
+    inner = root.lists[1:] if root else ()
+    return JsonLayout("elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner)
+
+
+def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
+    if root is not None:
+        if not root.lists[0]:
+            raise SourceError(f"{name}: it holds an object, where dataset.reader.root {root} expects an array")
+        start = _descend(head, at, root.lists[0], name)
+        return JsonLayout("elements", start, root.lists[0], root.lists[1:])
+    kinds = ""
+    for key, value in _members(head, at):
+        if head[value] == "[" and head[inside := _skip(head, value + 1)] == "{":
+            if _is_message(_DECODER.raw_decode(head, inside)[0]):
+                return JsonLayout("whole", at)
+            return JsonLayout("elements", value + 1, (key,), _inner_lists(head, value + 1), found=True)
+        kinds += head[value].replace("n", "")  # a null says nothing
+        if kinds == "{{":
+            return JsonLayout("entries", at + 1)
+    if kinds == "{":
+        return JsonLayout("entries", at + 1)
+    if kinds:
+        return JsonLayout("whole", at)
+    raise SourceError(f"{name}: expected a JSON array of objects, one object a line, or an object of objects")
+
+
+def _is_message(value: Any) -> bool:
+    """Whether a list's first item is one of a conversation: then the object around the list is a row."""
+    return {"role", "content"} <= value.keys() or {"from", "value"} <= value.keys()
+
+
+def _descend(head: str, at: int, keys: tuple[str, ...], name: str) -> int:
+    """Where the array below the keys begins, behind its bracket."""
+    for depth, wanted in enumerate(keys):
+        place = ".".join(keys[: depth + 1])
+        found = next((value for key, value in _members(head, at) if key == wanted), None)
+        if found is None:
+            raise SourceError(f"{name}: it has no {place}, which dataset.reader.root names")
+        at = found
+        expected = "[" if depth == len(keys) - 1 else "{"
+        if head[at] != expected:
+            kind = "list" if expected == "[" else "object"
+            raise SourceError(f"{name}: {place}, which dataset.reader.root names, is no {kind}")
+    return at + 1
+
+
+def _members(head: str, at: int) -> Any:
+    """Keys of the object that opens at `at`, each with where its value begins."""
+    at = _skip(head, at + 1)
+    while head[at] != "}":
+        if head[at] != '"':
+            raise json.JSONDecodeError("expected a key", head, at)
+        key, at = _DECODER.raw_decode(head, at)
+        at = _skip(head, at)
+        if head[at] != ":":
+            raise json.JSONDecodeError("expected a colon", head, at)
+        value = _skip(head, at + 1)
+        if value >= len(head):
+            raise _MoreNeeded("it ends inside an object")
+        yield key, value
+        _, at = _DECODER.raw_decode(head, value)
+        at = _skip(head, at)
+        if head[at] == ",":
+            at = _skip(head, at + 1)
+
+
+def _inner_lists(head: str, start: int) -> tuple[tuple[str, ...], ...]:
+    """Lists of objects within the first record that hold its rows: followed while a level has little else to say.
+
+    Little is one field besides the list, such as a title, or a paragraph's text.
+    """
+    value, _ = _DECODER.raw_decode(head, _skip(head, start))
+    inner: list[tuple[str, ...]] = []
+    while isinstance(value, dict):
+        lists = [key for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)]
+        if len(lists) != 1 or len(value) > 2:
+            break
+        inner.append((lists[0],))
+        value = value[lists[0]][0]
+    return tuple(inner)
+
+
+def _skip(head: str, at: int) -> int:
+    match = _SPACE.match(head, at)
+    return match.end() if match else at

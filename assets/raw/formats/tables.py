@@ -1,0 +1,203 @@
+"""Tables that come as Arrow: Parquet and Arrow files, `datasets`; cut by the hashes of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.raw.formats.parsed import Parsed
+from tokenloom.assets.stage.rejects import reject_rows
+from tokenloom.errors import SourceError
+from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.tables.ragged import Ints, one_array
+from tokenloom.resources.tables.row_hash import Hashes, hash_rows
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """Rows of a table, ready to be cut."""
+
+    table: pa.Table
+
+    @cached_property
+    def _hashed(self) -> tuple[Hashes, Ints]:
+        return hash_rows(self.table)
+
+    @property
+    def hashes(self) -> Hashes:
+        return self._hashed[0]
+
+    @property
+    def sizes(self) -> Ints:
+        return self._hashed[1]
+
+    def slice(self, begin: int, end: int) -> TableBlock:
+        part = TableBlock(self.table.slice(begin, end - begin).combine_chunks())
+        part.__dict__["_hashed"] = (self.hashes[begin:end], self.sizes[begin:end])
+        return part
+
+    @staticmethod
+    def join(blocks: list[TableBlock]) -> TableBlock:
+        tables = [block.table for block in blocks]
+        whole = TableBlock(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
+        hashed = [block._hashed for block in blocks]
+        whole.__dict__["_hashed"] = tuple(np.concatenate(parts) for parts in zip(*hashed, strict=True))
+        return whole
+
+
+def read_tables(file: SourceFile) -> Iterator[pa.Table]:
+    """The batches of a Parquet or Arrow file; memory is bounded by its row groups.
+
+    Raises:
+        SourceError: it is not readable as what its format says.
+    """
+    try:
+        with file.seekable() as opened:
+            for table in _parquet(opened) if file.format == "parquet" else _arrow(opened):
+                yield _ordinary(table, file.name)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise SourceError(f"{file.name}: not readable as {file.format}: {str(error).splitlines()[0]}") from error
+
+
+def _ordinary(table: pa.Table, name: str) -> pa.Table:
+    """The table with views as the lists and strings that they are of, and times of unknown zones in UTC.
+
+    Raises:
+        SourceError: two columns have one name.
+        ArrowInvalid: its buffers are damaged; whether its text is UTF-8 is not looked at.
+    """
+    if twice := [column for column in table.column_names if table.column_names.count(column) > 1]:
+        raise SourceError(f"{name}: two columns are named {twice[0]}")
+    for column in table.columns:
+        _of_type(column, _mapped(column.type, _as_bytes)).validate(full=_is_validatable(column.type))
+    schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])
+    return table if schema == table.schema else pa.table([_of_type(table[f.name], f.type) for f in schema], schema)
+
+
+def _is_validatable(kind: pa.DataType) -> bool:
+    """Whether values can be validated in full: writers leave dictionary indices below a null struct as they are."""
+    return "dictionary" not in str(kind)
+
+
+def _of_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    try:
+        if "list_view" not in str(column.type):  # casts of these are wrong behind nulls
+            return column.cast(kind)
+    except pa.ArrowNotImplementedError:
+        pass
+    return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.binary() if pa.types.is_string(kind) else pa.large_binary()
+    return kind
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    if pa.types.is_timestamp(kind) and kind.tz:
+        try:
+            pa.scalar(0, kind).as_py()
+        except (KeyError, ValueError):
+            return pa.timestamp(kind.unit, "UTC")
+    return kind
+
+
+def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with its leaves changed, and views of lists as lists."""
+    if pa.types.is_list_view(kind) or pa.types.is_list(kind):
+        return pa.list_(_mapped(kind.value_type, leaf))
+    if pa.types.is_large_list_view(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_mapped(kind.value_type, leaf))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_mapped(field.type, leaf)) for field in kind])
+    return leaf(kind)
+
+
+def parse_table(table: pa.Table, name: str) -> Parsed:
+    """A table's rows; one whose text is not UTF-8 is rejected.
+
+    Raises:
+        SourceError: nested values are damaged.
+    """
+    bad = np.zeros(table.num_rows, bool)
+    for column in table.column_names:
+        array = one_array(table[column])
+        if (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)) and not _is_valid(array):
+            held = array.cast(pa.binary()).to_pylist()
+            bad |= np.array([value is not None and not _decodes(value) for value in held], bool)
+    rows = np.flatnonzero(~bad)
+    kept = table.take(pa.array(rows)) if bad.any() else table
+    try:
+        for column in kept.columns:
+            column.validate(full=_is_validatable(column.type))
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{name}: not readable: {str(error).splitlines()[0]}") from error
+    lost = np.flatnonzero(bad)
+    message = "a text is not UTF-8"
+    rejects = [reject_rows(lost, "raw", "invalid_utf8", "", message, [""] * len(lost))] if len(lost) else []
+    return Parsed.of(kept, rows, rejects)
+
+
+def _is_valid(array: pa.Array) -> bool:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _decodes(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parquet(opened: Any) -> Iterator[pa.Table]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(opened, pre_buffer=False)
+    for group in range(file.num_row_groups):  # batches across groups cannot hold nested dictionaries
+        held = file.metadata.row_group(group)
+        for batch in file.iter_batches(_rows(held.num_rows, held.total_byte_size), [group], use_threads=False):
+            yield pa.Table.from_batches([batch])
+
+
+def _arrow(opened: Any) -> Iterator[pa.Table]:
+    try:
+        batches: Any = pa.ipc.open_file(opened)
+    except pa.ArrowInvalid:
+        opened.seek(0)
+        yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened))
+        return
+    for index in range(batches.num_record_batches):
+        whole = pa.Table.from_batches([batches.get_batch(index)])
+        step = _rows(whole.num_rows, whole.nbytes)
+        for start in range(0, whole.num_rows, step):
+            yield whole.slice(start, step)
+
+
+def _rows(rows: int, size: int) -> int:
+    """How many of some rows make a batch."""
+    return min(max(rows * BATCH_BYTES // max(size, 1), 1), BATCH_ROWS)
+
+
+def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
+    """A `datasets.Dataset`, or an iterable one, as tables of blocks of rows."""
+    first = next(iter(dataset.with_format("arrow").iter(100)), None)
+    if first is not None:
+        yield from dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes))

@@ -1,0 +1,107 @@
+"""Preference data through stages that know single texts: both sides of a pair in turn, labels carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
+from tokenloom.resources.tables.sides import sides
+
+LABEL = "label"
+"""Name of the column that says whether a completion is wanted, bool."""
+
+_SHARED = (ROW, "rows")
+
+Compute = Callable[[pa.Table], ChunkOutput]
+
+
+@dataclass(frozen=True)
+class InPairs:
+    """See `in_pairs`."""
+
+    compute: Compute
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        found = sides(table)
+        if len(found) == 1:
+            return _with_label(self.compute(table), table)
+        return _joined({side: self.compute(rows) for side, rows in found.items()}, table.num_rows)
+
+
+def in_pairs(compute: Compute) -> InPairs:
+    """`compute`, run on each side of a table of pairs.
+
+    A pair goes on where both of its sides do; one with a rejected side is rejected once, for the first reason. Of a
+    table without sides the function makes what `compute` does, with the column `label` carried along.
+
+    Args:
+        compute: hands its rows on in order, each at most once.
+    """
+    return InPairs(compute)
+
+
+def _joined(made: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
+    rows = {side: _rows(output.table) for side, output in made.items()}
+    chosen, rejected = rows.values()
+    both = np.intersect1d(chosen, rejected, assume_unique=True)
+    columns: dict[str, pa.Array] = {}
+    for side, output in made.items():
+        kept = pa.array(np.searchsorted(rows[side], both))
+        for name in output.table.column_names:
+            array = one_array(output.table[name])
+            under = name if name in _SHARED else f"{side}_{name}"
+            columns[under] = array if len(array) == len(both) else array.take(kept)
+    rejects = join_rejects(_once([_of_side(output.rejects, side) for side, output in made.items()]))
+    dropped = rows_in - len(both) - rejects.num_rows
+    counts = [output.counters for output in made.values()]
+    counters = {name: sum(found.get(name, 0) for found in counts) for name in {**counts[0], **counts[1]}}
+    if "sequences" in counters:
+        counters["sequences"] = len(both)
+        for side, output in made.items():
+            lost = np.where(np.isin(rows[side], both), 0, np.diff(list_parts(output.table["input_ids"])[0]))
+            refused = np.isin(rows[side], rejects[ROW].to_numpy())
+            counters["tokens_rejected"] += int(lost[refused].sum())
+            counters["tokens_dropped"] += int(lost[~refused].sum())
+    return ChunkOutput(
+        pa.table(columns),
+        rows_in,
+        rejects,
+        filtered=min(dropped, sum(output.filtered for output in made.values())),
+        tokens=sum(len(list_parts(array)[1]) for name, array in columns.items() if name.endswith("_input_ids")),
+        counters=counters,
+        engine=max(output.engine for output in made.values()),
+    )
+
+
+def _of_side(rejects: pa.Table, side: str) -> pa.Table:
+    """The rejects with the side in their field."""
+    field = pc.binary_join_element_wise(pa.scalar(side), one_array(rejects["field"]), "_")
+    at = rejects.schema.get_field_index("field")
+    return rejects.set_column(at, "field", pc.utf8_rtrim(field, "_"))
+
+
+def _once(rejects: list[pa.Table]) -> list[pa.Table]:
+    """The rejects without the rows that an earlier table holds."""
+    first, second = rejects
+    return [first, second.filter(pc.invert(pc.is_in(second[ROW], one_array(first[ROW]))))]
+
+
+def _with_label(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
+    if LABEL not in table.column_names:
+        return output
+    places = np.searchsorted(_rows(table), _rows(output.table))
+    label = one_array(table[LABEL]).take(pa.array(places))
+    return replace(output, table=output.table.append_column(LABEL, label))
+
+
+def _rows(table: pa.Table) -> Ints:
+    """The row position of each row."""
+    rows = one_array(table[ROW]) if ROW in table.column_names else list_parts(table["rows"])[1]
+    return rows.to_numpy().astype(np.int64)

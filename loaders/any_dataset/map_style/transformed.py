@@ -1,0 +1,71 @@
+"""Augmentation: a function that changes samples or batches as they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset
+
+from tokenloom.loaders.any_dataset.map_style.fetch import fetch, noted
+from tokenloom.loaders.any_dataset.map_style.random_state import seeded
+from tokenloom.loaders.token_loader import TokenLoader
+
+
+class TransformedDataset(Dataset[Any]):
+    """A map-style dataset whose samples are what `transform` makes of those of another one."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
+        self.dataset, self.transform = dataset, transform
+        self.digest = getattr(dataset, "digest", "")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        found = fetch(self.dataset, rows)
+        for place, row in enumerate(rows):
+            try:
+                found[place] = self.transform(found[place])
+            except Exception as error:
+                raised = noted(error, f"in the transform of row {row} of the dataset")
+                break
+        else:
+            return found
+        raise raised
+
+
+class TransformedStream(IterableDataset[Any]):
+    """An iterable dataset whose samples are what `transform` makes of those of another one."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
+        self.dataset, self.transform = dataset, transform
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.transform, self.dataset)
+
+
+class TransformedTokenLoader(TokenLoader):
+    """A `TokenLoader` whose batches go through `transform`, in the training process.
+
+    Random numbers that it draws are a function of the seed and of the batch's place, so that a resumed loader draws
+    them again.
+
+    Args:
+        transform: takes and returns a batch, a dict of tensors.
+        options: those of `TokenLoader`.
+    """
+
+    def __init__(self, dataset: Any, transform: Callable[[dict[str, Any]], dict[str, Any]], **options: Any):
+        super().__init__(dataset, **options)
+        self._transform, self._seed = transform, options.get("seed", 0)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in super().__iter__():
+            place = self.place
+            with seeded("transform", self._seed, place.epoch, place.position, place.batch, self.rank):
+                changed = self._transform(batch)
+            yield changed

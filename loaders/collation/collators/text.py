@@ -1,0 +1,178 @@
+"""The collators of text: rows of tokens, or of text to encode, for causal and masked language modeling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from tokenloom.errors import DataValidationError
+from tokenloom.loaders.collation.batch import IGNORED, Padding
+from tokenloom.loaders.collation.collate import Columns, create_collate_fn, with_labels
+from tokenloom.loaders.collation.collators.masking import TokenMasking
+from tokenloom.loaders.collation.output_schema import OutputSchema
+from tokenloom.loaders.collation.row_columns import Rows
+from tokenloom.loaders.collation.row_padding import Side
+from tokenloom.loaders.collation.task_spec import TaskSpec
+from tokenloom.loaders.token_loader import to_tensors
+
+
+class LanguageModelingDataCollator:
+    """Pads rows of tokens and labels them for causal or masked language modeling. It can be pickled.
+
+    Rows are dicts as `create_collate_fn` takes them, or lists, arrays or tensors of ids, or dicts with a text, or
+    texts; of rows of text nothing but the text is used.
+
+    Args:
+        tokenizer: of transformers, or what has its `pad_token_id`, `eos_token_id`, `mask_token_id`, `all_special_ids`
+            and length, and encodes texts when it is called. Without a pad token, its EOS token fills `input_ids`.
+        mlm: hide tokens; the labels are what was hidden.
+        mlm_probability: of a token to be chosen; special tokens and those whose attention_mask is 0 never are.
+        mask_replace_prob, random_replace_prob: of a chosen token to become the mask token, or a random one that is not
+            special; the rest stay as they are.
+        seed: chooses what is hidden, together with the number of the DataLoader's worker; None: torch's own seed does.
+            Workers that are started anew for each epoch begin anew with their seed.
+        pad_token_id: instead of the tokenizer's.
+        padding_side: default: the tokenizer's, else right.
+        text_column: the text in rows without `input_ids`.
+        max_length, padding, truncation, label_pad_token_id, return_tensors, schema: as in `create_collate_fn`; texts
+            are cut by the tokenizer, which keeps its special tokens at the end.
+
+    Raises:
+        ValueError: arguments are out of range, or the tokenizer lacks what they need.
+        DataValidationError: when called with rows that do not fit together, the schema or `max_length`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        mlm: bool = False,
+        mlm_probability: float = 0.15,
+        mask_replace_prob: float = 0.8,
+        random_replace_prob: float = 0.1,
+        seed: int | None = None,
+        pad_token_id: int | None = None,
+        padding_side: Side | None = None,
+        max_length: int | None = None,
+        padding: Padding | None = None,
+        truncation: bool = False,
+        label_pad_token_id: int = IGNORED,
+        return_tensors: bool = True,
+        schema: Columns | None = None,
+        text_column: str = "text",
+    ):
+        for name in ("pad_token_id", "eos_token_id"):
+            pad_token_id = getattr(tokenizer, name, None) if pad_token_id is None else pad_token_id
+        if pad_token_id is None:
+            raise ValueError("a text collator needs a tokenizer with a pad or EOS token, or pad_token_id=")
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed {seed} must not be negative")
+        side: Side = padding_side or getattr(tokenizer, "padding_side", "right")
+        self.tokenizer, self.mlm, self.seed, self.text_column = tokenizer, mlm, seed, text_column
+        self.return_tensors = return_tensors
+        self._collate = create_collate_fn(
+            pad_token_id,
+            label_pad_token_id,
+            side,
+            max_length,
+            False,
+            padding=padding,
+            truncation=truncation,
+            schema=schema,
+        )
+        self._masking, self._drawn = None, (-1, np.random.default_rng())
+        if mlm:
+            if getattr(tokenizer, "mask_token_id", None) is None:
+                raise ValueError(
+                    "masked language modeling needs a tokenizer with a mask token; say mlm=False, or add one"
+                )
+            self._masking = TokenMasking(
+                tokenizer.mask_token_id,
+                len(tokenizer),
+                tuple(tokenizer.all_special_ids),
+                mlm_probability,
+                mask_replace_prob,
+                random_replace_prob,
+            )
+
+    def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
+        """A batch as of `create_collate_fn`, with `labels`: of the rows, else `input_ids` where attention_mask is 1.
+
+        With `mlm`, `labels` are what stood where tokens were chosen and `label_pad_token_id` elsewhere, whatever labels
+        the rows had.
+        """
+        batch = self._collate.arrays(self._token_rows(rows))
+        special = batch.pop("special_tokens_mask", None)
+        if self._masking is None:
+            with_labels(batch, self._collate.schema)
+        else:
+            candidates = batch["attention_mask"] != 0
+            if special is not None:
+                candidates &= special == 0
+            column, original = self._collate.schema["labels"], batch["input_ids"].copy()
+            chosen = self._masking.hide(batch["input_ids"], candidates, self._generator())
+            batch["labels"] = np.where(chosen, original, column.pad_value).astype(column.dtype)
+        return to_tensors(batch) if self.return_tensors else batch
+
+    def _token_rows(self, rows: Sequence[Any]) -> Rows:
+        if not len(rows):
+            return rows
+        texts: Sequence[Any] = rows
+        if isinstance(rows[0], Mapping):
+            if "input_ids" in rows[0] or self.text_column not in rows[0]:
+                return rows
+            texts = [row.get(self.text_column) for row in rows]
+        elif not isinstance(rows[0], str):
+            return [{"input_ids": ids} for ids in rows]
+        if not callable(self.tokenizer):
+            raise DataValidationError(
+                "rows hold text, and this collator has no tokenizer: say tokenizer=, or encode them"
+            )
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                told = f"a {type(text).__name__} in place of a text"
+                raise DataValidationError(f"row {number} of the batch has {told}; leave such rows out")
+        padding = self._collate.padding
+        cut = {"truncation": True, "max_length": padding.limit} if padding.truncation else {}
+        encode: Any = self.tokenizer
+        return [{"input_ids": ids} for ids in encode(list(texts), **cut)["input_ids"]]
+
+    def _generator(self) -> np.random.Generator:
+        if self.seed is None:
+            return np.random.default_rng(int(torch.randint(2**62, ())))
+        worker = get_worker_info()
+        number = 0 if worker is None else worker.id + 1
+        if self._drawn[0] != number:  # a worker takes over a copy of its parent's
+            self._drawn = number, np.random.default_rng([self.seed, number])
+        return self._drawn[1]
+
+
+class TextCollator(LanguageModelingDataCollator):
+    """The collator of text tasks: `LanguageModelingDataCollator` as a `TaskSpec` asks for it.
+
+    Args:
+        task_spec: its `task_type` says `causal_lm` or `masked_lm`, its `input_fields` which column holds text.
+        tokenizer, options: of `LanguageModelingDataCollator`; they win over the task.
+
+    Raises:
+        ValueError: the task is another, or arguments are out of range.
+    """
+
+    def __init__(self, task_spec: TaskSpec | None = None, tokenizer: Any = None, **options: Any):
+        if task_spec is not None:
+            if task_spec.task_type not in ("causal_lm", "masked_lm"):
+                raise ValueError(
+                    f"task {task_spec.name!r} is {task_spec.task_type!r}; a text collator knows 'causal_lm' and "
+                    "'masked_lm': register a collator for others, or use create_collate_fn or create_seq2seq_collate"
+                )
+            fields = [name for name in task_spec.input_fields if name not in OutputSchema.default()]
+            if len(fields) > 1:
+                raise ValueError(
+                    f"task {task_spec.name!r} has several input fields; a text collator reads one: {fields}"
+                )
+            column = fields[0] if fields else "text"
+            options = {"mlm": task_spec.task_type == "masked_lm", "text_column": column, **options}
+        super().__init__(tokenizer, **options)

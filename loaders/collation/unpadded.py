@@ -1,0 +1,48 @@
+"""The rows of a batch without their padding: all behind one another, or each by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenloom.loaders.collation.batch import Batch
+from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.sides import SIDES
+
+Row = dict[str, torch.Tensor]
+
+
+def side_of(name: str) -> str:
+    """The prefix of a column of one side of pairs, else ""."""
+    return next((f"{side}_" for side in SIDES if name.startswith(f"{side}_")), "")
+
+
+def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
+    """Each column [rows, width] of a batch as the values of its rows, one row behind the other, and their lengths,
+    int64 [rows]."""
+    masks = {name: np.asarray(value) != 0 for name, value in batch.items() if name.endswith("attention_mask")}
+    lengths = {name: np.count_nonzero(mask, axis=1) for name, mask in masks.items()}
+    columns = {name: value for name, value in batch.items() if isinstance(value, np.ndarray) and value.ndim == 2}
+    whose = {name: f"{side_of(name)}attention_mask" for name in columns}
+    return {name: (value[masks[whose[name]]], lengths[whose[name]]) for name, value in columns.items()}
+
+
+def unpadded(batch: Batch) -> list[Row]:
+    """The rows of a batch; none shares memory with another.
+
+    Returns:
+        for each row what the batch has of it, [length] instead of [rows, width]; `label` as a bool of no dimension.
+        What tells of the batch as a whole (`cu_seqlens`, `max_seqlen`) is left out.
+    """
+    columns = flat_columns(batch)
+    rows: list[Row] = [{} for _ in next(iter(columns.values()))[1]]
+    for name, (values, lengths) in columns.items():
+        for row, part in zip(rows, torch.from_numpy(values).split(lengths.tolist()), strict=True):
+            row[name] = part.clone()
+    if "label" in batch:
+        for row, label in zip(rows, np.asarray(batch["label"]).tolist(), strict=True):
+            row["label"] = torch.tensor(label)
+    return rows

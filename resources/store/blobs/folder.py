@@ -1,0 +1,123 @@
+"""A folder of blobs. A file appears under its name whole, or not at all: it is written to `scratch`, forced to disk,
+then renamed. No locks are taken. Listing follows no symbolic link, so that what lies elsewhere is never deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tokenloom.errors import StoreError
+from tokenloom.resources.store.blobs.blobs import Blob
+
+SCRATCH = "scratch"
+STALE_SECONDS = 24 * 3600
+
+
+class Folder:
+    """Blobs below a folder of a file system, which may be shared between hosts."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._scratch = root / SCRATCH
+
+    @property
+    def address(self) -> str:
+        return str(self.root)
+
+    def read(self, name: str) -> bytes:
+        with _told(name, "read"):
+            return (self.root / name).read_bytes()
+
+    def size(self, name: str) -> int | None:
+        return found.size if (found := self.stat(name)) else None
+
+    def stat(self, name: str) -> Blob | None:
+        try:
+            found = (self.root / name).stat()
+        except OSError:
+            return None
+        return Blob(name, found.st_size, found.st_mtime)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
+        try:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise StoreError(f"cannot write {path.name} to the store: {error.strerror or error}") from error
+
+    def create(self, name: str, data: bytes | memoryview) -> None:
+        try:
+            held = self.size(name) == len(data) and (self.root / name).read_bytes() == data
+        except OSError:
+            held = False
+        if not held:
+            self.write(name, data)
+
+    def below(self, prefix: str) -> Iterator[Blob]:
+        if (self.root / prefix).is_symlink():
+            raise StoreError(
+                f"{prefix} of the store {self.root} is a symbolic link, which is not followed; put its content there"
+            )
+        try:
+            entries = sorted(os.scandir(self.root / prefix), key=_place)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            if entry.is_dir():
+                yield from self.below(f"{prefix}/{entry.name}")
+                continue
+            with suppress(FileNotFoundError):  # another process removed it
+                found = entry.stat(follow_symlinks=False)
+                yield Blob(f"{prefix}/{entry.name}", found.st_size, found.st_mtime)
+
+    def delete(self, name: str) -> None:
+        with _told(name, "remove"), suppress(FileNotFoundError):
+            (self.root / name).unlink()
+
+    def touch(self, name: str) -> None:
+        with suppress(OSError):
+            os.utime(self.root / name, follow_symlinks=False)
+
+    def local(self, name: str) -> Path:
+        path = self.root / name
+        if not path.is_file():
+            raise FileNotFoundError(name)
+        return path
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """They are here."""
+
+    def sweep(self) -> None:
+        limit = time.time() - STALE_SECONDS
+        for blob in self.below(SCRATCH):
+            if blob.modified < limit:
+                self.delete(blob.name)
+
+
+def _place(entry: os.DirEntry[str]) -> str:
+    """What sorts an entry where the names below it belong."""
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+
+
+@contextmanager
+def _told(name: str, what: str) -> Iterator[None]:
+    """Turns what the file system refuses into a StoreError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"cannot {what} {name} of the store: {error.strerror or error}") from error

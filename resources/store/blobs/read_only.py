@@ -1,0 +1,52 @@
+"""A place that is only looked at: what would write to it, or delete from it, does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenloom.resources.store.blobs.blobs import Blob, Blobs
+
+
+class ReadOnly:
+    """The blobs of another place, which stays as it is."""
+
+    def __init__(self, blobs: Blobs):
+        self._blobs = blobs
+
+    @property
+    def address(self) -> str:
+        return self._blobs.address
+
+    def read(self, name: str) -> bytes:
+        return self._blobs.read(name)
+
+    def size(self, name: str) -> int | None:
+        return self._blobs.size(name)
+
+    def stat(self, name: str) -> Blob | None:
+        return self._blobs.stat(name)
+
+    def below(self, prefix: str) -> Iterator[Blob]:
+        return self._blobs.below(prefix)
+
+    def local(self, name: str) -> Path:
+        return self._blobs.local(name)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        pass
+
+    def create(self, name: str, data: bytes | memoryview) -> None:
+        pass
+
+    def delete(self, name: str) -> None:
+        pass
+
+    def touch(self, name: str) -> None:
+        pass
+
+    def fetch(self, names: Iterable[str]) -> None:
+        self._blobs.fetch(names)
+
+    def sweep(self) -> None:
+        pass

@@ -1,0 +1,319 @@
+"""Jinja templates, sandboxed: compiled, rendered, and probed for where each value ends up.
+
+`probe` renders a template with marks in place of values. Where the marks come out tells where values go, the text
+between them what the template itself writes, and white space put around the marks what it trims; the caller verifies
+all that by comparing with a true rendering.
+Templates see what they see in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
+loop controls and `{% generation %}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from types import TracebackType
+from typing import Any
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.errors import SandboxError, SpansError, TemplateError
+from tokenloom.resources.templates.analysis import Kind, Opaque, check_places_only
+from tokenloom.resources.templates.sandbox import Sandbox
+from tokenloom.resources.templates.work_meter import MeteredContext
+
+MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
+GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
+MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
+"""Private-use characters that stand for values while a template is probed."""
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Variables that every template is given."""
+
+Trim = str | None
+"""Characters that a template strips on one side of a value: none (""), newlines, or None for all white space."""
+
+Side = tuple[Trim, bool]
+"""What it strips there, and whether that side shows the value to be escaped as within JSON."""
+
+_LEFT_PADS: dict[str, Side] = {
+    "\n\n\u2002": ("", False),
+    "\\n\\n\u2002": ("", True),
+    "\u2002": ("\n", False),
+    "": (None, False),
+}
+_RIGHT_PADS: dict[str, Side] = {
+    "\u2003\n": ("", False),
+    "\u2003\\n": ("", True),
+    "\u2003": ("\n", False),
+    "": (None, False),
+}
+"""What is left of the white space put beside a value, what was then stripped, and whether it was escaped as in JSON.
+The numbers of newlines differ, so that no two ways to strip leave the same text between two values."""
+
+WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
+"""What Python's `str.strip` strips, and Jinja's `trim` with it."""
+
+_LOOSE = "{% break %} and {% continue %} must stand in a loop, and not in a block or macro within it"
+_NESTED = "it is nested too deeply"
+_MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}`: what the model generates."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    @jinja2.pass_context
+    def _mark(self, context: Any, caller: Any) -> str:
+        if context.get("_marks_generation"):
+            return f"{GENERATION_OPEN}{caller()}{GENERATION_CLOSE}"
+        return caller()
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
+    """The template, its tree, and the variables that nothing in it sets."""
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+
+    def strftime_now(form: str) -> str:
+        if date_string is None:
+            raise jinja2.exceptions.SecurityError(
+                "it asks for today's date; set prompt_template.date_string to freeze it"
+            )
+        return date_string
+
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
+    environment.meter()
+    try:
+        tree = environment.parse(source)
+        return environment.from_string(source), tree, jinja2.meta.find_undeclared_variables(tree)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"template, line {error.lineno}: {error.message}", error.lineno) from error
+    except SyntaxError as error:  # Python's, of what Jinja compiled to
+        loose = "loop" in str(error.msg)
+        raise TemplateError(f"template: {_LOOSE if loose else _NESTED}") from error
+    except (RecursionError, MemoryError) as error:
+        raise TemplateError(f"template: {_NESTED}") from error
+    except (ValueError, OverflowError) as error:  # a number that Python does not read
+        raise TemplateError(f"template: {error}") from error
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where value number `value` goes, or, where it is -1, text that the template itself writes.
+
+    Args:
+        generated: which `{% generation %}` block it lies in, counted from 1; 0: none.
+        column: counts the slots that hold a value.
+        left, right: what the template strips of the value.
+        escaped: whether it then writes it as `tojson` does, but for the quotes.
+    """
+
+    value: int
+    text: str
+    generated: int
+    column: int = -1
+    left: Trim = ""
+    right: Trim = ""
+    escaped: bool = False
+
+    @property
+    def trims(self) -> bool:
+        return (self.left, self.right) != ("", "")
+
+    def place(self, values: pa.Array) -> pa.Array:
+        """String values as the template places them."""
+        for side, trim in ((pc.utf8_ltrim, self.left), (pc.utf8_rtrim, self.right)):
+            values = side(values, characters=WHITE_SPACE if trim is None else trim) if trim != "" else values
+        return _escape(values) if self.escaped else values
+
+
+class JinjaTemplate:
+    """A compiled template.
+
+    Raises:
+        TemplateError: its syntax is wrong, or it reaches for other templates.
+    """
+
+    def __init__(self, source: str, date_string: str | None = None):
+        if any(mark in source for mark in MARKS):
+            raise TemplateError("the template holds private-use characters U+E0D0 to U+E0D3")
+        self._source, self._date_string = source, date_string
+        self._template, self._tree, self._names = _compile(source, date_string)
+        self._globals = dict(self._template.globals)
+        self.marks_generation = re.search(r"\{%-?\s*generation\b", source) is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JinjaTemplate, (self._source, self._date_string)
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text for these variables.
+
+        Raises:
+            SandboxError: the template tries to leave the sandbox, or does too much.
+            TemplateError: it refuses them, or fails on them; the message tells the line.
+        """
+        return self._run(variables)
+
+    def reads(self, name: str) -> bool:
+        """Whether the template names a variable or function."""
+        return any(found.name == name for found in self._tree.find_all(jinja2.nodes.Name))
+
+    def undeclared(self) -> dict[str, int]:
+        """Variables that it expects to be given, besides special tokens, each with its first line."""
+        names = self._names - set(self._globals) - set(SPECIAL_TOKENS)
+        lines = dict.fromkeys(sorted(names), 1)
+        for node in reversed(list(self._tree.find_all(jinja2.nodes.Name))):
+            if node.name in lines:
+                lines[node.name] = node.lineno
+        return lines
+
+    def opacity(self, kinds: Mapping[str, Kind]) -> str | None:
+        """Why a value's place does not tell all that the template does with it, or None where it does.
+
+        Args:
+            kinds: what the template's variables hold; those not named hold no value.
+        """
+        try:
+            check_places_only(self._tree, kinds)
+        except Opaque as reason:
+            return str(reason)
+        except RecursionError:
+            return _NESTED
+        return None
+
+    def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> list[Slot]:
+        """The template's slots, for values of which some are empty.
+
+        Args:
+            variables: the template's variables for given values.
+
+        Raises:
+            TemplateError: it refuses the values, or does with them what cannot be followed.
+        """
+        bare = self._slots(variables, empty, "", "")
+        padded = self._slots(variables, empty, next(iter(_LEFT_PADS)), next(iter(_RIGHT_PADS)))
+        own, seen = _literals(bare), _literals(padded)
+        if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in padded if slot.value >= 0]:
+            raise SpansError("the template places a value elsewhere when white space surrounds it")
+        beside = [
+            _pads(text, found, index > 0, index < len(own) - 1)
+            for index, (text, found) in enumerate(zip(own, seen, strict=True))
+        ]
+        numbers = iter(range(len(own)))
+        slots: list[Slot] = []
+        for slot in bare:
+            column = next(numbers) if slot.value >= 0 else -1
+            (left, begun), (right, ended) = beside[column][1], beside[column + 1][0]
+            placed = replace(slot, column=column, left=left, right=right, escaped=begun or ended)
+            slots.append(placed if slot.value >= 0 else slot)
+        return slots
+
+    def _slots(
+        self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool], left: str, right: str
+    ) -> list[Slot]:
+        marks = [
+            "" if nothing else f"{left}{MARK_OPEN}{index}{MARK_CLOSE}{right}" for index, nothing in enumerate(empty)
+        ]
+        text = self._run({**variables(marks), "_marks_generation": True})
+        slots: list[Slot] = []
+        at = blocks = generated = 0
+        for match in _MARK.finditer(text):
+            slots += [Slot(-1, text[at : match.start()], generated)] * (match.start() > at)
+            at = match.end()
+            if match.group(1) is not None:
+                slots.append(Slot(int(match.group(1)), "", generated))
+            else:
+                blocks += match.group(2) == GENERATION_OPEN
+                generated = blocks if match.group(2) == GENERATION_OPEN else 0
+        return slots + [Slot(-1, text[at:], generated)] * (at < len(text))
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
+        template = self._template
+        context = MeteredContext(template.environment, {**self._globals, **variables})
+        context.given = variables
+        try:
+            return "".join(template.root_render_func(context))
+        except Exception as error:  # whatever the template does with its values is its own fault
+            line = self._line(error)
+            place = f"template, line {line}" if line else "template"
+            if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError):
+                raise SandboxError(f"{place}: refused by the sandbox: {error}", line) from error
+            own = isinstance(error, jinja2.TemplateError)
+            raise TemplateError(f"{place}: {error if own else f'{type(error).__name__}: {error}'}", line) from error
+
+    def _line(self, error: BaseException) -> int | None:
+        """The template's line that an error comes from."""
+        own = [
+            place.tb_lineno
+            for place in _frames(error.__traceback__)
+            if place.tb_frame.f_globals is self._template.root_render_func.__globals__
+        ]
+        return self._template.get_corresponding_lineno(own[-1]) if own else None
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _pads(own: str, found: str, after_value: bool, before_value: bool) -> tuple[Side, Side]:
+    """What was done to the right side of the value before a text, and to the left side of the value after it.
+
+    Args:
+        own: the text between the values.
+        found: the same with white space put beside the values.
+    """
+    rights = _RIGHT_PADS if after_value else {"": ("", False)}
+    lefts = _LEFT_PADS if before_value else {"": ("", False)}
+    for (right, done_right), (left, done_left) in product(rights.items(), lefts.items()):
+        if found == right + own + left:
+            return done_right, done_left
+    raise SpansError("the template changes its own text when white space surrounds a value")
+
+
+def _escape(values: pa.Array) -> pa.Array:
+    """Strings as within JSON text that keeps what is not ASCII."""
+    controls = [chr(code) for code in range(32)]
+    found = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
+    for char in ("\\", '"', *(controls if found else ())):
+        values = pc.replace_substring(values, char, json.dumps(char)[1:-1])
+    return values
+
+
+def _literals(slots: Sequence[Slot]) -> list[str]:
+    """The text before the first value, between values, and after the last."""
+    texts = [""]
+    for slot in slots:
+        if slot.value >= 0:
+            texts.append("")
+        else:
+            texts[-1] += slot.text
+    return texts

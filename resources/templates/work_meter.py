@@ -1,0 +1,248 @@
+"""What counts a template's work while it runs: its context, and the operations that `instrument` puts into it.
+
+What it does is counted, not timed, so that the verdict is the same everywhere: one unit for each node of a loop's or
+macro's body at each step, each item and character that is made or looked through. `ALLOWANCE` units are for any
+template, and `ALLOWANCE_EACH` more for each value and character of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
+from types import BuiltinMethodType
+from typing import Any
+
+import jinja2.nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, LoopContext, Undefined
+from jinja2.utils import Cycler, Namespace, pass_context
+
+from tokenloom.resources.templates import costs, instrument
+
+ALLOWANCE = 1_000_000
+ALLOWANCE_EACH = 256
+MOST_DEPTH = 64
+"""Macros and recursive loops within each other, and lists and objects within each other."""
+MOST_BITS = 4096
+"""Of a whole number."""
+
+_SCALARS = (int, float, bool, type(None))
+_VIEWS = (list, tuple, KeysView, ValuesView, type({}.items()))
+
+
+class MeteredContext(Context):
+    """A template's variables, and what is left of the work it may do."""
+
+    allowed = left = ALLOWANCE
+    given: Mapping[str, Any] | None = None
+    """The data, as long as it has not added to the allowance."""
+    depth = 0
+
+    def __init__(self, environment: Any, variables: dict[str, Any], *_: Any, **__: Any):
+        """Made for every row: as Jinja makes it, but for what needs blocks or escaping."""
+        self.environment, self.parent, self.vars = environment, variables, {}
+        self.eval_ctx = environment.eval_context
+        self.exported_vars, self.globals_keys = set(), set()
+        self.name, self.blocks = None, {}
+
+    def spend(self, amount: float) -> None:
+        """Count work.
+
+        Raises:
+            SecurityError: the template does too much.
+        """
+        if amount > 0:
+            self.left -= amount
+            if self.left < 0:
+                self.exhausted()
+
+    def exhausted(self) -> None:
+        if self.given is not None:
+            size = sum(map(_amount, _items(dict(self.given))))
+            self.left += ALLOWANCE_EACH * size
+            self.allowed += ALLOWANCE_EACH * size
+            self.given = None
+        if self.left < 0:
+            raise SecurityError(f"more than {self.allowed:,} steps and characters for one row")
+
+    def weigh(self, value: Any) -> int:
+        """Count all that a value holds, which writing it, comparing it or looking it up goes through.
+
+        Raises:
+            SecurityError: it is too much, nested too deeply, or no data.
+        """
+        if value.__class__ is str:
+            self.left -= len(value)
+            if self.left < 0:
+                self.exhausted()
+            return len(value)
+        weight = 0
+        for item in (value,) if value.__class__ in _SCALARS else _items(value):
+            amount = _amount(item)
+            weight += amount
+            self.spend(amount)
+        return weight
+
+    def made(self, value: Any) -> Any:
+        """A value that was made, counted; an iterator counts what it yields."""
+        kind = type(value)
+        if kind is str or isinstance(value, str | list | tuple | dict):
+            self.left -= len(value)
+            if self.left < 0:
+                self.exhausted()
+        elif kind is int:
+            _bounded(value)
+        elif is_iterator(value):
+            return self._yielded(value)
+        return value
+
+    def _yielded(self, items: Iterator[Any]) -> Iterator[Any]:
+        for item in items:
+            self.spend(1)
+            self.weigh(item)
+            yield item
+
+
+def _amount(item: Any) -> int:
+    """What a value counts for itself: characters, numbers in a range, bits."""
+    if isinstance(item, str | range):
+        return 1 + len(item)
+    return 1 + (item.bit_length() if item.__class__ is int else 0)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """A value and all that it holds, names of fields included."""
+    pending = [(value, 0)]
+    while pending:
+        item, depth = pending.pop()
+        yield item
+        if isinstance(item, str) or item.__class__ in _SCALARS:
+            continue
+        if depth > MOST_DEPTH:
+            raise SecurityError(f"a value is nested more than {MOST_DEPTH} levels deep")
+        if isinstance(item, dict):
+            pending += [(inner, depth + 1) for pair in item.items() for inner in pair]
+        elif isinstance(item, _VIEWS):
+            pending += [(inner, depth + 1) for inner in item]
+        elif isinstance(item, Namespace):
+            pending.append((item._Namespace__attrs, depth + 1))
+        elif isinstance(item, BuiltinMethodType):
+            name = item.__name__
+            raise SecurityError(f"{name} is a method here, no data; write ['{name}'] for a field of that name")
+        elif not isinstance(item, Undefined | range):
+            raise SecurityError(f"a {type(item).__name__} is no data")
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it yields items that are counted as they come."""
+    return hasattr(type(value), "__next__") and not isinstance(value, LoopContext | Cycler)
+
+
+def _bounded(*numbers: Any) -> None:
+    for number in numbers:
+        if isinstance(number, int) and number.bit_length() > MOST_BITS:
+            raise SecurityError(f"a whole number of more than {MOST_BITS} bits")
+
+
+@pass_context
+def _step(context: MeteredContext, work: int) -> bool:
+    context.left -= work
+    if context.left < 0:
+        context.exhausted()
+    return True
+
+
+@pass_context
+def _written(context: MeteredContext, value: Any) -> Any:
+    if value.__class__ is str:
+        context.left -= len(value)
+        if context.left < 0:
+            context.exhausted()
+    else:
+        context.weigh(value)
+    return value
+
+
+@pass_context
+def _joined(context: MeteredContext, *parts: Any) -> str:
+    try:
+        text = "".join(parts)
+    except TypeError:
+        for part in parts:
+            context.weigh(part)
+        text = "".join(map(str, parts))
+    context.left -= len(text)
+    if context.left < 0:
+        context.exhausted()
+    return text
+
+
+@pass_context
+def _added(context: MeteredContext, total: Any, *terms: Any) -> Any:
+    for term in terms:
+        total = total + term
+    if total.__class__ is str:
+        context.left -= len(total)
+        if context.left < 0:
+            context.exhausted()
+        return total
+    return context.made(total)
+
+
+@pass_context
+def _weighed(context: MeteredContext, value: Any) -> Any:
+    context.weigh(value)
+    return value
+
+
+@pass_context
+def searched(context: MeteredContext, value: Any) -> Any:
+    if value.__class__ is not dict and not is_iterator(value):
+        context.weigh(value)
+    return value
+
+
+@pass_context
+def _sliced(context: MeteredContext, value: Any) -> Any:
+    return context.made(value)
+
+
+@pass_context
+def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
+    return context.made(left - right)
+
+
+@pass_context
+def _multiplied(context: MeteredContext, left: Any, right: Any) -> Any:
+    _bounded(left, right)
+    context.spend(costs.repeated(left, right))
+    return left * right
+
+
+@pass_context
+def _raised(context: MeteredContext, left: Any, right: Any) -> Any:
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MOST_BITS:
+        raise SecurityError(f"a whole number of more than {MOST_BITS} bits")
+    return left**right
+
+
+@pass_context
+def _remainder(context: MeteredContext, left: Any, right: Any) -> Any:
+    if isinstance(left, str):
+        context.spend(len(left) + costs.formatted(left, right, context.weigh(right)))
+        return context.made(left % right)
+    return left % right
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    instrument.STEP: _step,
+    instrument.WRITTEN: _written,
+    instrument.JOINED: _joined,
+    instrument.ADDED: _added,
+    instrument.WEIGHED: _weighed,
+    instrument.SEARCHED: searched,
+    instrument.SLICED: _sliced,
+    instrument.ARITHMETIC[jinja2.nodes.Sub]: _subtracted,
+    instrument.ARITHMETIC[jinja2.nodes.Mul]: _multiplied,
+    instrument.ARITHMETIC[jinja2.nodes.Pow]: _raised,
+    instrument.ARITHMETIC[jinja2.nodes.Mod]: _remainder,
+}

@@ -1,0 +1,107 @@
+"""An edit recomputes its chunk alone, and what comes out is what a build of the new input from nothing makes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.builds import SMALL, build, digests, frozen_tokenizer
+from support.datasets_on_disk import rows, write_dataset
+from tokenloom.assets.building.build import STAGES
+
+Edit = Callable[[list[str], random.Random], None]
+
+CHUNKED = ("raw", "schema", "columns", "prompts", "tokens", "sequences")
+
+
+def line(draw: random.Random) -> str:
+    (row,) = rows(1, seed=draw.randrange(1 << 30))
+    return json.dumps(row, ensure_ascii=False)
+
+
+def append(lines: list[str], draw: random.Random) -> None:
+    lines.append(line(draw))
+
+
+def insert(lines: list[str], draw: random.Random) -> None:
+    lines.insert(draw.randrange(len(lines)), line(draw))
+
+
+def delete(lines: list[str], draw: random.Random) -> None:
+    del lines[draw.randrange(len(lines))]
+
+
+def change(lines: list[str], draw: random.Random) -> None:
+    lines[draw.randrange(len(lines))] = line(draw)
+
+
+def at_the_begin(lines: list[str], draw: random.Random) -> None:
+    lines.insert(0, line(draw))
+
+
+@pytest.mark.parametrize("edit", [append, insert, delete, change, at_the_begin])
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_an_edit_recomputes_at_most_two_chunks_of_a_stage(tmp_path: Path, edit: Edit, packing: str) -> None:
+    tokenizer, length = frozen_tokenizer(tmp_path), {"packing": packing}
+    config = write_dataset(tmp_path, 1200, tokenizer=tokenizer, length=length)
+    assert build(config, tmp_path / "store")["raw"].chunks > 8
+    draw, data = random.Random(edit.__name__), tmp_path / "small.jsonl"
+    lines = data.read_text(encoding="utf-8").splitlines()
+    found = {}
+    for _ in range(3):
+        edit(lines, draw)
+        data.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        found = build(config, tmp_path / "store")
+        for stage in CHUNKED:
+            assert found[stage].chunks - found[stage].chunks_reused <= 2, stage
+        assert found["raw"].chunks > found["raw"].chunks_reused
+    assert digests(found) == digests(build(config, tmp_path / "cold"))
+
+
+def test_files_that_come_and_go_recompute_only_their_own_chunks(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path, 10, tokenizer=frozen_tokenizer(tmp_path), dataset={"name": "parts"})
+    (tmp_path / "parts").mkdir()
+
+    def write(name: str, seed: int) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows(400, seed))
+        (tmp_path / "parts" / name).write_text(text, encoding="utf-8")
+
+    for number, name in enumerate(("b.jsonl", "d.jsonl")):
+        write(name, number)
+    before = build(config, tmp_path / "store")
+    write("c.jsonl", 7)
+    added = build(config, tmp_path / "store")
+    for stage in CHUNKED:
+        assert added[stage].chunks_reused == before[stage].chunks < added[stage].chunks, stage
+    assert digests(added) == digests(build(config, tmp_path / "cold"))
+    (tmp_path / "parts" / "c.jsonl").unlink()
+    removed = build(config, tmp_path / "store")
+    assert digests(removed) == digests(before)
+    assert all(report.chunks_reused == report.chunks for report in removed.values())
+
+
+@pytest.mark.parametrize("bumped", ["raw", "columns", "prompts", "tokens", "sequences"])
+def test_a_stage_of_another_version_computes_itself_and_no_more(
+    tmp_path: Path, bumped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenloom.assets.building.build import stage_named
+
+    config = write_dataset(tmp_path, tokenizer=frozen_tokenizer(tmp_path))
+    before = build(config, tmp_path / "store")
+    monkeypatch.setattr(type(stage_named(bumped)), "version", 99)
+    after = build(config, tmp_path / "store")
+    assert digests(after) == digests(before)
+    for stage in STAGES:
+        assert after[stage].chunks_reused == (0 if stage == bumped else after[stage].chunks), stage
+
+
+def test_the_size_of_chunks_is_steady(tmp_path: Path) -> None:
+    from tokenloom.resources.store import ArtifactStore
+
+    build(write_dataset(tmp_path, 4000), tmp_path / "store")
+    sizes = [chunk.rows_out for chunk in ArtifactStore(tmp_path / "store").manifest("small", "raw").chunks][:-1]
+    assert max(sizes) < 6 * min(sizes), SMALL

@@ -1,0 +1,136 @@
+"""Columns: text, completion and fields of every row, against a per-row oracle."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.canonical_rows import (
+    MAYBE,
+    TEXT,
+    Row,
+    canonical,
+    codes,
+    config_of,
+    described,
+    kept,
+    mapped,
+    table_of,
+)
+from support.canonical_tables import said as message
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.stage.contract import validate
+from tokenloom.errors import ConfigError, DataValidationError
+
+
+@given(st.lists(st.fixed_dictionaries({"q": MAYBE, "n": st.integers(-5, 5), "a": MAYBE}), max_size=8))
+def test_fields_are_strings_and_empty_answers_are_rejected(rows: list[Row]) -> None:
+    columns = {"q": pa.string(), "n": pa.int64(), "a": pa.string()}
+    out = canonical(rows, columns, prompt_template={"template": "{q} {n} {a}", "label_column": "a"})
+    good = [row for row in rows if (row["a"] or "").strip()]
+    assert kept(out) == [{"q": row["q"] or "", "n": str(row["n"]), "a": row["a"]} for row in good]
+    assert set(codes(out).values()) <= {"empty_answer"}
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"instruction": TEXT, "input": MAYBE, "output": MAYBE, "system": MAYBE}), max_size=8)
+)
+def test_completion_joins_prompt_and_context_by_a_blank_line(rows: list[Row]) -> None:
+    columns: dict[str, pa.DataType] = dict.fromkeys(["instruction", "input", "output", "system"], pa.string())
+    roles = {"prompt": "instruction", "context": "input", "completion": "output", "system": "system"}
+    out = canonical(rows, columns, **mapped(roles))
+    good = [row for row in rows if (row["output"] or "").strip()]
+    expected = [
+        {
+            "prompt": row["instruction"] + ("\n\n" + row["input"] if row["input"] else ""),
+            "completion": row["output"],
+            "system": row["system"] or "",
+        }
+        for row in good
+    ]
+    assert kept(out) == expected
+    assert set(codes(out).values()) <= {"empty_answer"}
+
+
+@given(st.lists(st.fixed_dictionaries({"text": MAYBE}), max_size=8))
+def test_text_goes_on_as_it_is(rows: list[Row]) -> None:
+    out = canonical(rows, {"text": pa.string()}, **mapped({"text": "text"}))
+    assert kept(out) == [row for row in rows if (row["text"] or "").strip()]
+    assert set(codes(out).values()) <= {"empty_text"}
+
+
+def test_numbers_and_truth_values_become_text_and_lists_are_refused_by_name() -> None:
+    rows = [{"q": 1.5, "a": True}, {"q": None, "a": False}]
+    prompt = {"template": "{q} {a}", "label_column": "a"}
+    assert kept(canonical(rows, prompt_template=prompt)) == [{"q": "1.5", "a": "true"}, {"q": "", "a": "false"}]
+    with pytest.raises(ConfigError, match="column q"):
+        canonical([{"q": ["x"], "a": "y"}], prompt_template=prompt)
+
+
+def test_a_chunk_without_an_optional_column_reads_it_as_empty() -> None:
+    tables = (
+        table_of([{"instruction": "a", "input": "b", "output": "c"}]),
+        table_of([{"instruction": "d", "output": "e"}]),
+    )
+    mapping = resolve(config_of(), described(*tables))
+    found = [kept(to_canonical(table, mapping)) for table in tables]
+    assert found[0] == [{"prompt": "a\n\nb", "completion": "c", "system": ""}]
+    assert found[1] == [{"prompt": "d", "completion": "e", "system": ""}]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.binary(), pa.struct([("x", pa.int64())])])
+def test_a_chunk_whose_column_holds_no_text_rejects_its_rows(kind: pa.DataType) -> None:
+    value = {"list": ["x"], "binary": b"x", "struct": {"x": 1}}[str(kind).split("<")[0]]
+    mapping = ColumnMapping("fields", {"q": "q", "a": "a"}, "a")
+    table = table_of([{"q": value, "a": "fine"}, {"q": None, "a": "fine"}], {"q": kind, "a": pa.string()})
+    out = to_canonical(table, mapping)
+    assert codes(out) == {1: "not_text"}
+    assert kept(out) == [{"q": "", "a": "fine"}]
+
+
+def test_a_template_s_field_may_be_a_path() -> None:
+    rows = [{"q": "a", "answers": {"text": ["b", "c"]}}, {"q": "d", "answers": {"text": []}}]
+    prompt = {"template": "{q}: {answers.text[1]}", "label_column": "answers.text[1]"}
+    out = canonical(rows, prompt_template=prompt)
+    assert kept(out) == [{"q": "a", "answers.text[1]": "c"}]
+    assert codes(out) == {3: "empty_answer"}
+
+
+def test_what_is_declared_is_json_whatever_is_mapped() -> None:
+    config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
+    declared = json.loads(json.dumps(STAGE.declared(config)))
+    assert declared["dataset.column_mapping"] == {"prompt": "q", "completion": {"constant": True}}
+
+
+@pytest.mark.parametrize(
+    ("columns", "check"),
+    [
+        ({"text": pa.array(["a", None])}, "nothing is null"),
+        ({"text": pa.array([1, 2])}, "one canonical form"),
+        ({"messages": pa.array([[], []], MESSAGES)}, "one canonical form"),
+        ({"messages": pa.array([[], []], MESSAGES), "tools": pa.array(["", ""])}, "messages have a known role"),
+        ({"messages": pa.array([[message("robot", "a")]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "known role"),
+        ({"messages": pa.array([[message("user", None)]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "and a text"),
+        ({"text": pa.array(["a", "b"]), "_row": pa.array([1, 1], pa.int32())}, "row positions ascend"),
+    ],
+)
+def test_the_contract_refuses_what_is_not_canonical(columns: dict[str, pa.Array], check: str) -> None:
+    table = pa.table({"_row": pa.array([0, 1], pa.int32()), **columns})
+    with pytest.raises(DataValidationError, match=check):
+        validate(STAGE, table)
+
+
+def test_a_number_is_the_same_text_whatever_stands_beside_it() -> None:
+    prompt = {"template": "{q} {n}", "label_column": "q"}
+    numbers = [30000000000, 12345678901, 0, -7]
+    alone = canonical([{"q": "x", "n": n} for n in numbers], prompt_template=prompt)
+    beside = canonical([{"q": "x", "n": float(n)} for n in [*numbers, 0.5]], prompt_template=prompt)
+    assert [row["n"] for row in kept(alone)] == [str(n) for n in numbers]
+    assert [row["n"] for row in kept(beside)] == [*(str(n) for n in numbers), "0.5"]

@@ -1,0 +1,332 @@
+"""The mapping: which column plays which role, and what is said where none does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.canonical_rows import Row, columns_named, config_of, described, mapped, table_of
+from tokenloom.assets.columns import types
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.config import Constant, PipelineConfig
+from tokenloom.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["instruction", "input", "output"], {"prompt": "instruction", "context": "input", "completion": "output"}),
+        (["id", "question", "answer"], {"prompt": "question", "completion": "answer"}),
+        (["Question", "ANSWER"], {"prompt": "Question", "completion": "ANSWER"}),
+        (["input", "output"], {"prompt": "input", "completion": "output"}),
+        (
+            ["query", "response", "system_prompt"],
+            {"prompt": "query", "completion": "response", "system": "system_prompt"},
+        ),
+        (["text"], {"text": "text"}),
+        (["title", "content"], {"text": "content"}),
+    ],
+)
+def test_roles_follow_from_the_usual_names(names: list[str], expected: dict[str, str]) -> None:
+    found = resolve(config_of(), columns_named(*names))
+    assert found.roles == expected
+    assert found.form == ("text" if "text" in expected else "completion")
+
+
+def test_a_mapping_given_wins_over_names() -> None:
+    config = config_of(dataset={"column_mapping": {"prompt": "b", "completion": "question"}})
+    found = resolve(config, columns_named("question", "answer", "b"))
+    assert (found.form, found.roles) == ("completion", {"prompt": "b", "completion": "question"})
+
+
+def test_conversations_are_found_by_name_and_type() -> None:
+    kind = "list<item: struct<from: string, value: string>>"
+    columns = [*columns_named("id", "text"), *columns_named("conversations", kind=kind)]
+    assert resolve(config_of(), columns) == ColumnMapping("messages", {"messages": "conversations"})
+
+
+def test_a_mapping_renames_the_fields_of_a_template() -> None:
+    prompt = {"template": "{q}\n{a}", "label_column": "a"}
+    config = config_of(dataset={"column_mapping": {"q": "Frage", "a": "Antwort"}}, prompt_template=prompt)
+    found = resolve(config, columns_named("Frage", "Antwort"))
+    assert (found.form, found.roles, found.answer) == ("fields", {"q": "Frage", "a": "Antwort"}, "a")
+
+
+FAULTY = """\
+dataset:
+  name: x
+  columns:
+    - instrution
+  column_mapping:
+    prompt: instructoin
+    completion: output
+prompt_template:
+  label_column: output
+  template: |
+    Do this.
+
+    {instructon}, {prompt}, {completion} and {nothing_like_it}
+    {output}
+"""
+
+
+def test_every_missing_column_is_one_fault_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
+    path = tmp_path / "data.yaml"
+    path.write_text(FAULTY)
+    with pytest.raises(ConfigError) as raised:
+        resolve(PipelineConfig.from_file(path), columns_named("instruction", "output"))
+    found = {fault.place: fault.message for fault in raised.value.faults}
+    lines = FAULTY.splitlines()
+    mapped, listed = lines.index("    prompt: instructoin") + 1, lines.index("    - instrution") + 1
+    used = lines.index("    {instructon}, {prompt}, {completion} and {nothing_like_it}") + 1
+    assert len(raised.value.faults) == 4
+    assert {place.removeprefix(f"{path}:") for place in found} <= {str(n) for n in (mapped, listed, listed - 1, used)}
+    for name, line in (("instructoin", mapped), ("instructon", used)):
+        assert any(name in f.message and f.place == f"{path}:{line}" for f in raised.value.faults)
+    near = [fault.message for fault in raised.value.faults if "did you mean instruction?" in fault.message]
+    assert len(near) == 3
+    assert all("instruction, output" in fault.message for fault in raised.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names"),
+    [
+        ({}, ["title", "score"]),
+        ({"format_type": "text"}, ["question", "answer"]),
+        ({"format_type": "completion"}, ["question", "reply"]),
+    ],
+)
+def test_columns_that_fit_no_form_are_listed(prompt: Row, names: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(config_of(prompt_template=prompt), columns_named(*names))
+    (fault,) = raised.value.faults
+    assert all(name in fault.message for name in names)
+
+
+@pytest.mark.parametrize("template", ["{q} {a} {a}", "{q}"])
+def test_the_label_stands_in_the_template_exactly_once(template: str) -> None:
+    prompt = {"template": template, "label_column": "a"}
+    with pytest.raises(ConfigError, match="label_column"):
+        resolve(config_of(prompt_template=prompt), columns_named("q", "a"))
+
+
+def test_input_columns_that_the_template_lacks_are_faults() -> None:
+    prompt = {"template": "{q} {a}", "label_column": "a", "input_columns": ["q", "b", "c"]}
+    with pytest.raises(ConfigError) as raised:
+        resolve(config_of(prompt_template=prompt), columns_named("q", "a", "b", "c"))
+    assert len(raised.value.faults) == 2
+
+
+TALK = "list<item: struct<role: string, content: string>>"
+DEEP = "list<item: struct<text: string, spans: list<item: struct<start: int64>>>>"
+
+
+def faults_of(columns: list[Row], **sections: Any) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        resolve(config_of(**sections), columns)
+    return [fault.message for fault in raised.value.faults]
+
+
+@pytest.mark.parametrize(
+    ("roles", "form"),
+    [
+        ({"text": "a"}, "text"),
+        ({"prompt": "a", "completion": "b"}, "completion"),
+        ({"prompt": "a", "completion": "b", "label": "n"}, "kto"),
+        ({"chosen": "a", "rejected": "b"}, "preference"),
+        ({"prompt": "talk", "chosen": "a", "rejected": "talk"}, "preference"),
+        ({"messages": "talk", "tools": "talk"}, "messages"),
+        ({"messages": "a"}, "messages"),
+        ({"prompt": "`n`", "completion": {"constant": "x"}}, "completion"),
+    ],
+)
+def test_the_mapped_roles_make_the_form(roles: Row, form: str) -> None:
+    columns = [*columns_named("a", "b", "question", "answer"), *columns_named("talk", kind=TALK)]
+    columns += columns_named("n", kind="int64")
+    found = resolve(config_of(**mapped(roles)), columns)
+    assert found.form == form
+    expected = {role: text.strip("`") if isinstance(text, str) else Constant(**text) for role, text in roles.items()}
+    assert found.roles | expected == found.roles
+    assert json.loads(json.dumps(found.to_json()))["form"] == form
+
+
+@pytest.mark.parametrize(
+    ("format_type", "names", "form"),
+    [
+        ("chat", ["messages", "text"], "messages"),
+        ("chat", ["question", "answer", "text"], "completion"),
+        ("completion", ["messages", "question", "answer"], "completion"),
+        ("text", ["messages", "text"], "text"),
+        ("custom", ["messages", "id"], "messages"),
+    ],
+)
+def test_the_format_fixes_the_form(format_type: str, names: list[str], form: str) -> None:
+    columns = [{"column": name, "type": TALK if name == "messages" else "string"} for name in names]
+    assert resolve(config_of(prompt_template={"format_type": format_type}), columns).form == form
+
+
+def test_the_mapping_in_a_key_does_not_depend_on_how_it_was_written() -> None:
+    columns = [*columns_named("q", "a.b"), *columns_named("a", kind="struct<b: string>")]
+    texts = [("q", "a.b"), ("`q`", "`a.b`")]
+    found = [resolve(config_of(**mapped({"prompt": q, "completion": a})), columns).to_json() for q, a in texts]
+    assert found[0] == found[1]
+    assert found[0]["roles"] == {"prompt": "q", "completion": "`a.b`"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("answer.text", "no column answer; did you mean answers?"),
+        ("answers[0].txt", "answers[0] has no field txt; did you mean text? it has text, spans"),
+        ("answers.spans[0][0].begin", "has no field begin; it has start"),
+        ("q.x", "q is string: it has no field x"),
+        ("q[0]", "q is string, not a list"),
+        ("qq", "no column qq; did you mean q?"),
+        ("You are kind.", "{constant: …}"),
+        ("Q: {qq}", "no column qq"),
+        ("{q", "lone '{'"),
+        ("{answers.text:numbers}", "no layout 'numbers'"),
+        ("choices[{q}]", "no column choices"),
+        ("answers.text[{qq}]", "no column qq"),
+    ],
+)
+def test_what_an_expression_names_in_vain_is_a_fault_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
+    path = tmp_path / "data.yaml"
+    roles = json.dumps({"prompt": text, "completion": "a"}, indent=4, ensure_ascii=False)
+    path.write_text(f"dataset:\n  name: x\n  column_mapping: {roles}\n".replace("\n}", "\n  }"), encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        resolve(PipelineConfig.from_file(path), columns)
+    (fault,) = raised.value.faults
+    assert said in fault.message
+    assert fault.place == f"{path}:4"
+    assert fault.message.startswith("dataset.column_mapping.prompt: ")
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ({"prompt": "answers", "completion": "a"}, "answers[0].text"),
+        ({"prompt": "words", "completion": "a"}, 'words[0] for the first item, "{words}"'),
+        ({"prompt": "{answers}", "completion": "a"}, "text or a list of texts"),
+        ({"prompt": "{q:letters}", "completion": "a"}, "needs a list of texts"),
+        ({"prompt": "a[{q}]", "completion": "a"}, "needs a list"),
+        ({"prompt": "answers[{q}]", "completion": "a"}, "needs text"),
+        ({"messages": "words"}, "needs text or a list of messages"),
+        ({"messages": "answers", "system": "words"}, "system needs text"),
+        ({"chosen": "words", "rejected": "a"}, "chosen needs text or a list of messages"),
+        ({"prompt": "a", "completion": "a", "label": "words"}, "label needs text"),
+        ({"text": "raw"}, "column raw is large_binary"),
+    ],
+)
+def test_a_type_that_cannot_fit_is_a_fault_that_names_a_remedy(roles: Row, said: str) -> None:
+    columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
+    columns += [*columns_named("words", kind="list<item: string>"), *columns_named("raw", kind="large_binary")]
+    assert any(said in message for message in faults_of(columns, **mapped(roles)))
+
+
+def test_a_type_that_fits_in_some_chunk_is_no_fault() -> None:
+    columns = [*columns_named("a"), *columns_named("b", kind="list<item: string> | string")]
+    assert resolve(config_of(**mapped({"prompt": "b", "completion": "a"})), columns).form == "completion"
+    odd = columns_named("b", kind="struct<a: string> | struct<c: d: string>")
+    assert resolve(config_of(**mapped({"text": "b.zzz"})), odd).roles == {"text": "b.zzz"}
+
+
+def test_roles_that_go_into_no_one_form_are_refused() -> None:
+    (message,) = faults_of(columns_named("a", "b"), **mapped({"messages": "a", "prompt": "b"}))
+    assert "messages and prompt go into no one form" in message
+    (message,) = faults_of(columns_named("a"), **mapped({"chosen": "a"}, prompt_template={"format_type": "text"}))
+    assert "text takes text" in message
+
+
+def test_close_readings_are_named_and_a_mapping_asked_for() -> None:
+    columns = described(table_of([{"prompt": "why?", "response_a": "since a", "response_b": "since b"}] * 20))
+    with pytest.raises(ConfigError, match=r"response_a.* or .*response_b.*; say which.*column_mapping: ") as raised:
+        resolve(config_of(), columns)
+    assert len(raised.value.faults) == 1
+    found = resolve(config_of(**mapped({"completion": "response_b"})), columns)
+    assert found == ColumnMapping("completion", {"prompt": "prompt", "completion": "response_b"})
+
+
+def test_what_is_mapped_is_not_asked_for_again() -> None:
+    table = pa.table({"instruction": ["Why?"] * 9, "completions": [[{"response": "a"}, {"response": "b"}]] * 9})
+    with pytest.raises(ConfigError, match="most rows hold 2 or more"):
+        resolve(config_of(), described(table))
+    given = {"completion": "completions[1].response"}
+    found = resolve(config_of(dataset={"column_mapping": given}), described(table))
+    assert found.roles == {"prompt": "instruction", **given}
+
+
+@pytest.mark.parametrize(
+    ("form", "columns", "said"),
+    [
+        ("kto", {"prompt": ["p"] * 9, "completion": ["c"] * 9, "label": [0, 1, 2] * 3}, "label holds 0, 1, 2"),
+        ("preference", {"chosen": [["c"]] * 9, "rejected": ["r"] * 9}, "chosen holds lists of up to 1"),
+    ],
+)
+def test_columns_of_the_right_names_but_other_values_are_told(form: str, columns: Row, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        resolve(config_of(prompt_template={"format_type": form}), described(pa.table(columns)))
+    assert said in str(raised.value) and f"{form} needs " in str(raised.value)
+    assert "no column found" not in str(raised.value)
+
+
+def test_a_column_to_keep_that_is_not_there_is_not_said_to_leave_none() -> None:
+    with pytest.raises(ConfigError, match=r"no column nope; kept are none; `tokenloom inspect` shows all$"):
+        resolve(config_of(dataset={"columns": ["nope"]}), [])
+
+
+def test_a_complete_mapping_is_taken_as_it_is() -> None:
+    columns = columns_named("instruction", "input", "output", "system")
+    given = {"prompt": "instruction", "completion": "output"}
+    assert resolve(config_of(**mapped(given)), columns).roles == given
+
+
+KINDS = st.recursive(
+    st.sampled_from([pa.string(), pa.int64(), pa.bool_(), pa.null(), pa.timestamp("ms", "UTC"), pa.decimal128(9, 2)]),
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        inner.map(lambda kind: pa.list_(kind, 2)),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+        st.dictionaries(st.text("ab _?", min_size=1, max_size=4), inner, max_size=3).map(
+            lambda fields: pa.struct(list(fields.items()))
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def same(kind: pa.DataType, found: types.Kind) -> bool:
+    if pa.types.is_map(kind):
+        pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        return found.name == "list" and found.item is not None and same(pair, found.item)
+    if pa.types.is_struct(kind):
+        named = {field.name: field.type for field in kind}
+        return (
+            found.name == "struct"
+            and list(found.fields) == list(named)
+            and all(same(inner, found.fields[name]) for name, inner in named.items())
+        )
+    if pa.types.is_nested(kind):
+        return found.name == "list" and found.item is not None and same(kind.value_type, found.item)
+    return found == types.Kind(str(kind))
+
+
+@given(KINDS, KINDS)
+def test_types_are_read_back_from_their_text(first: pa.DataType, second: pa.DataType) -> None:
+    found = types.kinds_of(f"{first} | {second}")
+    assert len(found) == 2
+    assert same(first, found[0])
+    assert same(second, found[1])
+
+
+@given(st.text("alist<>uc: ,string[]|struct<a: ", max_size=20))
+def test_any_text_is_a_type_or_unknown(text: str) -> None:
+    assert types.kinds_of(text)

@@ -1,0 +1,363 @@
+"""Conversations of every layout become messages, against a per-row oracle."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.canonical_rows import MAYBE, TEXT, Row, canonical, codes, kept, mapped, table_of
+from support.canonical_tables import said as message
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import ColumnMapping
+from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.stage.contract import validate
+
+NAMES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "Assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+MESSAGE = st.fixed_dictionaries({"speaker": st.sampled_from([*NAMES, "narrator", "", None]), "said": MAYBE})
+MESSAGES = st.one_of(
+    st.none(), st.lists(st.one_of(MESSAGE, MESSAGE.filter(lambda m: m["speaker"] in NAMES and m["said"])), max_size=4)
+)
+
+
+def problems(talk: list[Row] | None) -> set[str]:
+    """Codes of everything wrong with a conversation."""
+    if not talk:
+        return {"no_messages"}
+    found = {"unknown_role"} if any(turn["speaker"] not in NAMES for turn in talk) else set()
+    found |= {"missing_content"} if any(turn["said"] is None for turn in talk) else set()
+    answers = [turn["said"] for turn in talk if NAMES.get(turn["speaker"] or "") == "assistant"]
+    return found if any((answer or "").strip() for answer in answers) else found | {"empty_answer"}
+
+
+LAYOUTS = [
+    ("role", "content", pa.list_),
+    ("from", "value", pa.large_list),
+    ("speaker", "text", pa.list_view),
+    ("author", "content", pa.list_),
+]
+
+
+@pytest.mark.parametrize(("who", "what", "listed"), LAYOUTS)
+@given(talks=st.lists(MESSAGES, max_size=6))
+def test_conversations_of_any_layout_become_messages(
+    who: str, what: str, listed: Any, talks: list[list[Row] | None]
+) -> None:
+    keys = (who, what)
+    shaped = [
+        None if talk is None else [dict(zip(keys, (turn["speaker"], turn["said"]), strict=True)) for turn in talk]
+        for talk in talks
+    ]
+    kind = listed(pa.struct([(key, pa.string()) for key in keys]))
+    roles = mapped({"messages": "talk"})
+    out = canonical([{"talk": talk} for talk in shaped], {"talk": kind}, **roles)
+    good = [talk for talk in talks if talk and not problems(talk)]
+    expected = [[message(NAMES[turn["speaker"]], turn["said"]) for turn in talk] for talk in good]
+    assert [row["messages"] for row in kept(out)] == expected
+    for position, code in codes(out).items():
+        assert code in problems(talks[position // 2])
+
+
+@pytest.mark.parametrize(
+    ("talk", "code"),
+    [
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": " \n"}], "empty_answer"),
+        ([{"role": "user", "content": "a"}], "empty_answer"),
+        ([{"role": "robot", "content": "a"}, {"role": "assistant", "content": "b"}], "unknown_role"),
+        ([{"role": "user", "content": None}, {"role": "assistant", "content": "b"}], "missing_content"),
+        ([{"role": "user"}, {"role": "assistant", "content": "b"}], "missing_content"),
+        ([None, {"role": "assistant", "content": "b"}], "unknown_role"),
+        ([], "no_messages"),
+        (None, "no_messages"),
+    ],
+)
+def test_a_bad_conversation_is_rejected_with_its_code_and_others_go_on(talk: Any, code: str) -> None:
+    good = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    out = canonical([{"messages": good}, {"messages": talk}, {"messages": good}])
+    assert codes(out) == {3: code}
+    assert [row["messages"] for row in kept(out)] == [[message(**turn) for turn in good]] * 2
+    assert out.rejects["stage"].to_pylist() == ["columns"]
+
+
+def rows_of(*talks: list[Row], **more: Any) -> list[Row]:
+    return [{"messages": talk, **more} for talk in talks]
+
+
+HI, HO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+
+
+def test_names_and_weights_of_messages_are_kept_and_other_keys_do_not_matter() -> None:
+    talk = [{**HI, "name": "Ann", "id": 7}, {**HO, "name": None, "id": 8}]
+    (row,) = kept(canonical(rows_of(talk)))
+    assert row == {"messages": [message("user", "hi", name="Ann"), message("assistant", "ho")], "tools": ""}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "weight"),
+    [
+        ("weight", 0, 0.0),
+        ("weight", 0.5, 0.5),
+        ("loss_weight", 1.0, 1.0),
+        ("train", False, 0.0),
+        ("train", True, 1.0),
+        ("train", None, None),
+        ("weight", "heavy", None),
+    ],
+)
+def test_what_a_message_says_of_its_training_is_its_weight(field: str, value: Any, weight: float | None) -> None:
+    (row, plain) = kept(canonical(rows_of([HI, {**HO, field: value}], [HI, HO])))
+    assert [turn["weight"] for turn in row["messages"]] == [None, weight]
+    assert [turn["weight"] for turn in plain["messages"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("thought", "expected"),
+    [
+        ({"reasoning_content": "hm"}, "hm"),
+        ({"reasoning": "hm"}, "hm"),
+        ({"thinking": "hm"}, "hm"),
+        ({"thinking": "", "reasoning_content": None}, ""),
+        ({"reasoning_content": "first", "thinking": "second"}, "first"),
+        ({"thinking": True}, None),
+        ({"reasoning": {"effort": "high"}}, None),
+        ({"reasoning": ["a"]}, None),
+    ],
+)
+def test_reasoning_of_any_usual_name_is_kept_where_it_is_text(thought: Row, expected: str | None) -> None:
+    (row, plain) = kept(canonical(rows_of([HI, {**HO, **thought}], [HI, HO])))
+    assert row["messages"] == [message("user", "hi"), message("assistant", "ho", reasoning=expected)]
+    assert [turn["reasoning"] for turn in plain["messages"]] == [None, None]
+    as_json = [{"talk": json.dumps([HI, {**HO, **thought}])}]
+    (read,) = kept(canonical(as_json, {"talk": pa.string()}, **mapped({"messages": "talk"})))
+    assert read["messages"] == row["messages"]
+
+
+def test_an_answer_of_reasoning_alone_is_no_answer_but_may_stand_before_one() -> None:
+    thought = {"role": "assistant", "content": None, "reasoning": "hm"}
+    out = canonical(rows_of([HI, thought, HO], [HI, thought]))
+    assert codes(out) == {3: "empty_answer"}
+    assert kept(out)[0]["messages"][1] == message("assistant", "", reasoning="hm")
+
+
+CALL = {"name": "find", "arguments": {"q": "é", "n": [1, None], "none": None}}
+
+
+def called(arguments: str, identifier: str | None = None, name: str = "find") -> list[Row]:
+    return [{"id": identifier, "name": name, "arguments": arguments}]
+
+
+@pytest.mark.parametrize(
+    ("special", "calls"),
+    [
+        (
+            {"tool_calls": [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": 1}'}}]},
+            called('{"q": 1}', "c1"),
+        ),
+        ({"tool_calls": [CALL]}, called('{"q": "é", "n": [1, null]}')),
+        ({"tool_calls": [{"name": "find"}]}, called("{}")),
+        ({"tool_calls": json.dumps([CALL])}, called('{"q": "é", "n": [1, null], "none": null}')),
+        ({"function_call": {"name": "find", "arguments": " [1]"}}, called(" [1]")),
+        ({"function_call": {"name": "find", "arguments": {"a": {"b": 1.5}}}}, called('{"a": {"b": 1.5}}')),
+        ({"tool_calls": [CALL, {"name": "g"}]}, [*called('{"q": "é", "n": [1, null]}'), *called("{}", name="g")]),
+        ({"tool_calls": []}, None),
+        ({"tool_calls": None, "function_call": None}, None),
+    ],
+)
+@pytest.mark.parametrize("content", ["ho", None])
+def test_tool_calls_of_any_layout_become_one(special: Row, calls: list[Row] | None, content: str | None) -> None:
+    out = canonical(rows_of([HI, HO], [HI, {"role": "assistant", "content": content, **special}, HO]))
+    if content is None and calls is None:
+        assert codes(out) == {3: "missing_content"}
+        return
+    plain, row = kept(out)
+    assert plain["messages"] == [message(**HI), message(**HO)]
+    assert row["messages"] == [
+        message(**HI),
+        message("assistant", content or "", tool_calls=calls),
+        message(**HO),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["f()", "", "{", "7", "null", "[]", "[7]", '{"arguments": {}}', '{"name": 7}', '{"name": "f", "arguments": "{"}',
+     '{"name": "\\ud800"}', '{"name": "f", "arguments": {"x": "\\ud800"}}', "[" * 9999],
+)  # fmt: skip
+def test_a_call_that_is_no_json_of_a_call_is_rejected(value: str) -> None:
+    good = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    out = canonical([{"conversations": talk} for talk in (good, [*good, {"from": "function_call", "value": value}])])
+    assert codes(out) == {3: "invalid_tool_call"}
+
+
+def test_calls_and_observations_of_sharegpt_become_tool_calls_and_tool_messages() -> None:
+    talk = [
+        ("human", "hi"),
+        ("function_call", '[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]'),
+        ("observation", "42"),
+        ("gpt", "ho"),
+    ]
+    (row,) = kept(canonical([{"conversations": [{"from": who, "value": said} for who, said in talk], "tools": "[{}]"}]))
+    assert row["messages"] == [
+        message("user", "hi"),
+        message("assistant", "", tool_calls=[*called('{"a": 1}', name="f"), *called("{}", name="g")]),
+        message("tool", "42"),
+        message("assistant", "ho"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "text", "value": "a", "text": None}], "a"),
+        ([{"type": None, "content": "a"}], "a"),
+        (["a", "b"], "ab"),
+        ([], ""),
+        ([{"type": "image_url", "text": None}], "not_text"),
+        ([{"type": "image_url", "text": "x"}], "not_text"),
+        ([{"type": "text", "text": None}], "not_text"),
+        ([7], "not_text"),
+    ],
+)
+def test_parts_of_a_content_are_joined_and_others_than_text_rejected(parts: list[Any], expected: str) -> None:
+    talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]
+    again = [*talk, {"role": "assistant", "content": [type(parts[0])("")] if parts[:1] == ["a"] else parts}]
+    out = canonical(rows_of(talk, again))
+    if expected == "not_text":
+        assert set(codes(out).values()) == {"not_text"}
+    elif not expected:
+        assert set(codes(out).values()) == {"empty_answer"}
+    else:
+        assert [turn["content"] for turn in kept(out)[0]["messages"]] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        ('[{"name": "f"}]', '[{"name": "f"}]'),
+        ("[]", ""),
+        (" null ", ""),
+        ("", ""),
+        (None, ""),
+        ([{"name": "f", "more": None}], '[{"name": "f"}]'),
+        ([], ""),
+        ({"name": "f"}, '{"name": "f"}'),
+    ],
+)
+def test_tools_are_json_text_and_nothing_where_there_are_none(tools: Any, expected: str) -> None:
+    roles = mapped({"messages": "messages", "tools": "tools"})
+    for row in kept(canonical(rows_of([HI, HO], [HI, HO], tools=tools), **roles)):
+        assert row["tools"] == expected
+
+
+@given(
+    st.lists(
+        st.tuples(MAYBE, st.lists(st.sampled_from(["system", "user", "assistant"]), min_size=1, max_size=3)), max_size=6
+    )
+)
+def test_a_row_s_system_message_is_put_before_conversations_without_one(
+    rows: list[tuple[str | None, list[str]]],
+) -> None:
+    talks = [[{"role": role, "content": "x"} for role in [*roles, "assistant"]] for _, roles in rows]
+    data = [{"messages": talk, "sys": system} for talk, (system, _) in zip(talks, rows, strict=True)]
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    roles = mapped({"messages": "messages", "system": "sys"})
+    out = canonical(data, {"messages": kind, "sys": pa.string()}, **roles)
+    expected = [
+        [message("system", system or "")] * bool((system or "").strip() and talk[0]["role"] != "system")
+        + [message(**turn) for turn in talk]
+        for talk, (system, _) in zip(talks, rows, strict=True)
+    ]
+    assert [row["messages"] for row in kept(out)] == expected
+
+
+# No line breaks at the ends: a transcript does not tell its own from a turn's.
+SAID = st.text("ab: é\nHumanAsit", max_size=12).map(str.strip)
+TURNS = st.lists(st.tuples(st.sampled_from(["Human", "Assistant"]), SAID), max_size=5)
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.just("  "), st.text("ab\n:", max_size=5), TURNS), max_size=6),
+    st.sampled_from([" ", ""]),
+)
+def test_transcripts_become_messages(rows: list[Any], gap: str) -> None:
+    texts = ["".join(f"\n\n{who}:{gap}{said}" for who, said in row) if isinstance(row, list) else row for row in rows]
+    out = canonical([{"talk": text} for text in texts], {"talk": pa.string()}, **mapped({"messages": "talk"}))
+    expected, found = [], {}
+    for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        if not (text or "").strip():
+            found[2 * index + 1] = "no_messages"
+        elif not isinstance(row, list):
+            found[2 * index + 1] = "not_messages"
+        else:
+            turns = [
+                (("user" if part[0] == "H" else "assistant"), part.split(":", 1)[1].strip())
+                for part in re.split(r"\n\n(?=Human:|Assistant:)", "\n\n" + text.lstrip())[1:]
+            ]
+            if any(who == "assistant" and said for who, said in turns):
+                expected.append([message(*turn) for turn in turns])
+            else:
+                found[2 * index + 1] = "empty_answer"
+    assert codes(out) == found
+    assert [row["messages"] for row in kept(out)] == expected
+
+
+def test_a_system_turn_stands_only_at_a_transcript_s_begin() -> None:
+    text = "System: be kind\n\nHuman: a\n\nSystem: Linux\n\nAssistant: b"
+    (row,) = kept(canonical([{"talk": text}], **mapped({"messages": "talk"})))
+    assert row["messages"] == [
+        message("system", "be kind"),
+        message("user", "a\n\nSystem: Linux"),
+        message("assistant", "b"),
+    ]
+
+
+JSON_TALK = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant"]), "content": st.one_of(TEXT, st.just("2020-01-01"))}
+    ),
+    max_size=3,
+)
+
+
+@given(st.lists(st.one_of(JSON_TALK, st.sampled_from(["[", "[1]", '[{"role": 1, "content": []}]', "x"])), max_size=6))
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_text_becomes_messages_and_what_is_no_such_json_is_rejected(indent: int | None, rows: list[Any]) -> None:
+    texts = [row if isinstance(row, str) else json.dumps(row, indent=indent) for row in rows]
+    out = canonical([{"talk": text} for text in texts], {"talk": pa.string()}, **mapped({"messages": "talk"}))
+    answered = [
+        isinstance(row, list) and any(t["role"] == "assistant" and t["content"].strip() for t in row) for row in rows
+    ]
+    good = [row for row, ok in zip(rows, answered, strict=True) if ok]
+    if '[{"role": 1, "content": []}]' not in rows:
+        assert [row["messages"] for row in kept(out)] == [[message(**turn) for turn in row] for row in good]
+    assert set(codes(out)) >= {2 * index + 1 for index, ok in enumerate(answered) if not ok}
+
+
+@pytest.mark.parametrize("column", [[1, 2], [["a"], []], [{"a": 1}, None], [[[HI]], [[HO]]]])
+def test_what_is_no_conversation_is_rejected_where_only_a_chunk_has_it(column: list[Any]) -> None:
+    mapping = ColumnMapping("messages", {"messages": "talk"})
+    out = to_canonical(table_of([{"talk": value} for value in column]), mapping)
+    validate(STAGE, out.table)
+    assert set(codes(out).values()) <= {"not_messages", "no_messages"}
+    assert out.rejects.num_rows == len(column)
+
+
+def test_a_rejected_conversation_shows_its_unknown_roles() -> None:
+    talk = [{"role": "robot", "content": "a"}, HO, {"role": "Narrator", "content": "a"}]
+    out = canonical(rows_of([HI, HO], talk))
+    assert out.rejects["excerpt"].to_pylist() == ["robot, narrator"]

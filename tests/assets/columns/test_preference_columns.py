@@ -1,0 +1,178 @@
+"""Preferences and labelled answers of every layout, against a per-row oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.canonical_rows import MAYBE, Row, canonical, codes, kept, mapped
+from support.canonical_tables import said as message
+
+PREFERENCE = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+TALK_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+TURN = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "assistant"]), "content": st.sampled_from(["", "a", "b"])}
+)
+TALK = st.lists(TURN, max_size=4)
+
+
+def preferred(own: list[Row], chosen: list[Row], rejected: list[Row]) -> Row | str:
+    """The oracle: a row's preference, or the code of what is wrong."""
+    if chosen == rejected:
+        return "same_answers"
+    count = 0
+    while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
+        count += 1
+    prefix = chosen[:count]
+    if (own[: len(prefix)] == own and prefix[: len(own)] == own) or (own and prefix and own[-1] == prefix[-1]):
+        prompt = prefix
+    else:
+        prompt = own + prefix
+    if not prompt:
+        return "no_common_prompt"
+    for rest in (chosen[count:], rejected[count:]):
+        if not any(turn["role"] == "assistant" and turn["content"].strip() for turn in rest):
+            return "empty_answer"
+    return {"prompt": prompt, "chosen": chosen[count:], "rejected": rejected[count:]}
+
+
+def check(out: Any, expected: list[Row | str]) -> None:
+    good = [row for row in expected if not isinstance(row, str)]
+    assert kept(out) == [{role: [message(**turn) for turn in talk] for role, talk in row.items()} for row in good]
+    assert codes(out) == {2 * index + 1: code for index, code in enumerate(expected) if isinstance(code, str)}
+
+
+@given(st.lists(st.fixed_dictionaries({"prompt": MAYBE, "chosen": MAYBE, "rejected": MAYBE}), max_size=6))
+def test_texts_become_one_question_and_two_answers(rows: list[Row]) -> None:
+    def said(role: str, text: str | None) -> list[Row]:
+        return [{"role": role, "content": text}] if (text or "").strip() else []
+
+    out = canonical(rows, dict.fromkeys(PREFERENCE, pa.string()), **mapped(PREFERENCE))
+    answers = [[said("assistant", row[role]) for role in ("chosen", "rejected")] for row in rows]
+    expected = [preferred(said("user", row["prompt"]), *pair) for row, pair in zip(rows, answers, strict=True)]
+    check(out, expected)
+
+
+SHARED = st.builds(lambda own, a, b: {"prompt": own, "chosen": own + a, "rejected": own + b}, TALK, TALK, TALK)
+APART = st.fixed_dictionaries({"prompt": TALK, "chosen": TALK, "rejected": TALK})
+GROWN = st.builds(
+    lambda own, more, a, b: {"prompt": own, "chosen": own + more + a, "rejected": own + more + b},
+    TALK, TALK, TALK, TALK,
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(SHARED, APART, GROWN), max_size=6), st.booleans())
+def test_what_conversations_begin_with_in_common_is_the_prompt(rows: list[Row], with_prompt: bool) -> None:
+    roles = PREFERENCE if with_prompt else {"chosen": "chosen", "rejected": "rejected"}
+    data = [{role: row[role] for role in roles} for row in rows]
+    out = canonical(data, dict.fromkeys(roles, TALK_TYPE), **mapped(roles))
+
+    def waiting(own: list[Row]) -> list[Row]:
+        """Without an empty answer at the end, which is a place to write."""
+        return own[:-1] if own and own[-1] == {"role": "assistant", "content": ""} else own
+
+    own = [waiting(row["prompt"]) if with_prompt else [] for row in rows]
+    check(out, [preferred(o, row["chosen"], row["rejected"]) for o, row in zip(own, rows, strict=True)])
+
+
+def test_a_text_prompt_that_conversations_repeat_stands_once() -> None:
+    question = {"role": "user", "content": "q"}
+    answers = [{"role": "assistant", "content": text} for text in "ab"]
+    system = {"role": "system", "content": "s"}
+    rows = [
+        {"prompt": "q", "chosen": [question, answers[0]], "rejected": [question, answers[1]]},
+        {"prompt": "q", "chosen": [system, question, answers[0]], "rejected": [system, question, answers[1]]},
+        {"prompt": "q", "chosen": [answers[0]], "rejected": [answers[1]]},
+    ]
+    out = canonical(rows, **mapped(PREFERENCE))
+    prompts = [[question], [system, question], [question]]
+    check(out, [{"prompt": prompt, "chosen": answers[:1], "rejected": answers[1:]} for prompt in prompts])
+
+
+def test_an_open_transcript_is_a_prompt_for_plain_answers() -> None:
+    prompt = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+    rows = [{"prompt": prompt, "chosen": " yes", "rejected": "no", "sys": "be kind"}]
+    (row,) = kept(canonical(rows, **mapped({**PREFERENCE, "system": "sys"})))
+    assert row["prompt"] == [
+        message("system", "be kind"),
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", "c"),
+    ]
+    assert row["chosen"] == [message("assistant", " yes")]
+
+
+def test_tool_calls_tell_messages_apart() -> None:
+    def call(name: str) -> Row:
+        return {"role": "assistant", "content": None, "tool_calls": [{"name": name, "arguments": "{}"}]}
+
+    question = {"role": "user", "content": "q"}
+    rows = [{"chosen": [question, call("f")], "rejected": [question, call(name)]} for name in "gf"]
+    out = canonical(rows, **mapped({"chosen": "chosen", "rejected": "rejected"}))
+    (row,) = kept(out)
+    assert [turn["tool_calls"][0]["name"] for turn in (*row["chosen"], *row["rejected"])] == ["f", "g"]
+    assert codes(out) == {3: "same_answers"}
+
+
+KTO = {"prompt": "prompt", "completion": "completion", "label": "label"}
+LABELS: list[tuple[Any, bool | None]] = [
+    (True, True), (False, False), (None, None), (1, True), (0, False), (2, None), (1.0, True), (0.5, None),
+    ("true", True), (" False ", False), ("YES", True), ("no", False), ("1", True), ("0", False),
+    ("desirable", True), ("Undesirable", False), ("maybe", None), ("", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("label", "wanted"), LABELS)
+def test_labels_are_true_false_or_rejected(label: Any, wanted: bool | None) -> None:
+    rows = [{"prompt": "p", "completion": "c", "label": label}] * 2
+    out = canonical(rows, **mapped(KTO))
+    assert [row["label"] for row in kept(out)] == ([] if wanted is None else [wanted] * 2)
+    assert set(codes(out).values()) == ({"not_a_label"} if wanted is None else set())
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({"prompt": MAYBE, "completion": MAYBE, "label": st.sampled_from([True, False, None])}),
+        max_size=6,
+    )
+)
+def test_labelled_answers_become_messages(rows: list[Row]) -> None:
+    out = canonical(rows, {**dict.fromkeys(KTO, pa.string()), "label": pa.bool_()}, **mapped(KTO))
+    expected, found = [], {}
+    for index, row in enumerate(rows):
+        checks = {
+            "empty_prompt": (row["prompt"] or "").strip(),
+            "empty_answer": (row["completion"] or "").strip(),
+            "not_a_label": row["label"] is not None,
+        }
+        if wrong := [code for code, fine in checks.items() if not fine]:
+            found[2 * index + 1] = wrong[0]
+        else:
+            prompt, completion = message("user", row["prompt"]), message("assistant", row["completion"])
+            expected.append({"prompt": [prompt], "completion": [completion], "label": row["label"]})
+    assert kept(out) == expected
+    assert codes(out) == found
+
+
+def test_a_constant_labels_every_row_and_answers_may_be_conversations() -> None:
+    talk = [{"role": "user", "content": "q"}]
+    answer = [{"role": "assistant", "content": "a"}]
+    roles = {**KTO, "label": {"constant": False}}
+    (row,) = kept(canonical([{"prompt": talk, "completion": answer}], **mapped(roles)))
+    expected = {"prompt": [message("user", "q")], "completion": [message("assistant", "a")], "label": False}
+    assert row == expected
+
+
+def test_answers_that_differ_in_reasoning_alone_are_two() -> None:
+    asked, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    talks = {"chosen": [asked, {**answer, "thinking": "well"}], "rejected": [asked, {**answer, "thinking": "badly"}]}
+    (row,) = kept(canonical([talks], **mapped({"chosen": "chosen", "rejected": "rejected"})))
+    assert row == {
+        "prompt": [message("user", "q")],
+        "chosen": [message("assistant", "a", reasoning="well")],
+        "rejected": [message("assistant", "a", reasoning="badly")],
+    }

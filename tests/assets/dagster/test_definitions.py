@@ -1,0 +1,166 @@
+"""Definitions made of YAML files: assets, checks, jobs, schedules, code versions, and what a wrong file says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
+from tokenloom.assets.building.build import STAGES, code_versions, stage_named
+from tokenloom.assets.dagster.dataset_assets import asset_key, job_name
+from tokenloom.config import PipelineConfig
+from tokenloom.definitions import load_definitions
+from tokenloom.errors import ConfigError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return new_project(tmp_path)
+
+
+def test_assets_follow_the_stages(project: Project) -> None:
+    specs = {spec.key: spec for spec in load_definitions(project.pipelines).resolve_all_asset_specs()}
+    versions = code_versions(project.config)
+    assert set(specs) == {asset_key("toy", stage) for stage in STAGES}
+    for stage in STAGES:
+        spec = specs[asset_key("toy", stage)]
+        assert {dep.asset_key for dep in spec.deps} == {
+            asset_key("toy", above) for above in stage_named(stage).upstream
+        }
+        assert (spec.group_name, spec.kinds, spec.code_version) == ("toy", {"arrow"}, versions[stage])
+        assert (spec.description or "").startswith(f"{stage}: ")
+
+
+def test_every_stage_has_a_blocking_check(project: Project) -> None:
+    graph = load_definitions(project.pipelines).resolve_asset_graph()
+    assert {key.asset_key for key in graph.asset_check_keys} == {asset_key("toy", stage) for stage in STAGES}
+    blocking = [key for key in graph.asset_check_keys if graph.get_check_spec(key).blocking]
+    assert {key.asset_key for key in blocking} == {asset_key("toy", stage) for stage in STAGES}
+    assert {key.name for key in blocking} == {"contract"}
+
+
+@pytest.mark.parametrize("name", ["a-b.c", "2024.01", "config", "class", "x_y"])
+def test_any_dataset_name_makes_valid_definitions(project: Project, name: str) -> None:
+    project.write(name, schedule="0 3 * * *")
+    definitions = load_definitions(project.pipelines)
+    dg.Definitions.validate_loadable(definitions)
+    assert definitions.resolve_job_def(job_name(name)).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
+
+
+def test_runs_stay_in_one_process(project: Project) -> None:
+    definitions = load_definitions(project.pipelines)
+    for job in (definitions.resolve_job_def("toy"), definitions.resolve_implicit_global_asset_job_def()):
+        assert job.executor_def.name == "in_process"
+
+
+def test_a_schedule_has_the_cron_line_and_starts_stopped(project: Project) -> None:
+    project.write("nightly", schedule="30 2 * * 1-5")
+    (schedule,) = list(load_definitions(project.pipelines).schedules or [])
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    assert (schedule.cron_schedule, schedule.job_name) == ("30 2 * * 1-5", "nightly")
+    assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+
+
+def changed_versions(**sections: Any) -> set[str]:
+    """The stages whose code version differs from that of `SECTIONS`."""
+
+    def versions(settings: dict[str, Any]) -> dict[str, str | None]:
+        definitions = runnable(PipelineConfig.from_mapping({"name": "toy", **settings}))
+        return {spec.key.path[-1]: spec.code_version for spec in definitions.resolve_all_asset_specs()}
+
+    before, after = versions(SECTIONS), versions({**SECTIONS, **sections})
+    return {stage for stage in STAGES if before[stage] != after[stage]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "changed"),
+    [
+        ({"length": {"packing": "concat"}}, {"sequences"}),
+        ({"tokenizer": {**SECTIONS["tokenizer"], "max_length": 32}}, {"sequences"}),
+        ({"prompt_template": {**SECTIONS["prompt_template"], "template": "{input}{output}"}}, set(STAGES[2:])),
+        ({"dataloader": {"batch_size": 3}, "schedule": "0 3 * * *", "compute": {"workers": 1}}, set()),
+    ],
+    ids=["packing", "max_length", "template", "nothing that stages read"],
+)
+def test_an_edit_changes_the_code_versions_of_its_stage_and_downstream(
+    sections: dict[str, Any], changed: set[str]
+) -> None:
+    assert changed_versions(**sections) == changed
+
+
+def line_of(path: Path, begin: str) -> int:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.startswith(begin))
+
+
+def test_every_fault_of_every_file_is_told(project: Project) -> None:
+    cron = project.write("cron", schedule="99 3 * * *")
+    project.write("typo", dataset={"name": "rows", "colunms": ["a"]}, tokenizer={"max_length": 0})
+    project.write("a name", dataset={"name": "rows"})
+    with pytest.raises(ConfigError) as caught:
+        load_definitions(project.pipelines)
+    lines = str(caught.value).splitlines()
+    assert [line.removeprefix(f"{project.pipelines}/").split(": ")[0] for line in lines] == [
+        "a name.yaml:1",
+        f"cron.yaml:{line_of(cron, 'schedule:')}",
+        "typo.yaml:3",
+        "typo.yaml:6",
+    ]
+    assert "did you mean columns?" in lines[2]
+
+
+@pytest.mark.parametrize("other", ["toy", "t-y"])
+def test_two_files_of_one_name_are_refused(project: Project, other: str) -> None:
+    first = project.write("second", name=other)
+    second = project.write("toy", name=other.replace("-", "."))
+    with pytest.raises(ConfigError) as caught:
+        load_definitions(project.pipelines)
+    (fault,) = caught.value.faults
+    assert fault.place == f"{second}:{line_of(second, 'name:')}"
+    assert str(first) in fault.message
+
+
+@pytest.mark.parametrize("folder", ["none", "empty"])
+def test_without_yaml_the_definitions_are_empty(tmp_path: Path, folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".swap.yaml").write_text("not: [a", encoding="utf-8")
+    assert list(load_definitions(tmp_path / folder).resolve_all_asset_specs()) == []
+    assert str(tmp_path / folder) in caplog.text
+
+
+def test_definitions_load_no_heavy_library(project: Project) -> None:
+    code = (
+        "import sys, tokenloom.definitions as d;"
+        "assert len(d.defs.resolve_all_asset_specs()) == 7;"
+        "print(sorted({'torch', 'transformers', 'pandera', 'datasets', 'polars', 'tokenizers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=project.environment(), capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def validate(project: Project, **environment: str) -> subprocess.CompletedProcess[str]:
+    home = project.folder / "home"
+    home.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-w", str(WORKSPACE)]
+    env = project.environment(DAGSTER_HOME=str(home), **environment)
+    return subprocess.run(
+        command, cwd=project.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_the_workspace_validates(project: Project) -> None:
+    done = validate(project, TOKENLOOM_PIPELINES="")  # then pipelines/ of the working directory
+    assert done.returncode == 0, done.stdout
+    assert "Validation successful for code location tokenloom" in done.stdout
+
+
+def test_a_faulty_yaml_fails_validation_with_its_line(project: Project) -> None:
+    path = project.write("wrong", tokenizer={"max_length": "many"})
+    done = validate(project)
+    assert done.returncode != 0
+    assert f"{path}:4: tokenizer.max_length: expected a whole number, found 'many'" in done.stdout

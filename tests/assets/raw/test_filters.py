@@ -1,0 +1,290 @@
+"""Row conditions: what stays, against Python's own reading of each row with None as unknown."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tokenloom.assets.raw.filters import Filter
+from tokenloom.errors import ConfigError
+
+Row = dict[str, Any]
+
+ROW = st.fixed_dictionaries(
+    {
+        "text": st.one_of(st.none(), st.text("abÄß \n\u00a0", max_size=5)),
+        "n": st.one_of(st.none(), st.integers(-9, 9)),
+        "x": st.one_of(st.none(), st.floats(-9, 9, width=16)),
+        "flag": st.one_of(st.none(), st.booleans()),
+        "tags": st.one_of(st.none(), st.lists(st.one_of(st.none(), st.sampled_from("abc")), max_size=3)),
+        "Best Answer": st.one_of(st.none(), st.text("ab", max_size=3)),
+        "meta.lang": st.sampled_from(["de", "en", None]),
+        "answers": st.one_of(
+            st.none(), st.lists(st.fixed_dictionaries({"text": st.text("ab", max_size=2)}), max_size=2)
+        ),
+    }
+)
+SCHEMA = pa.schema(
+    [
+        ("text", pa.string()),
+        ("n", pa.int32()),
+        ("x", pa.float64()),
+        ("flag", pa.bool_()),
+        ("tags", pa.list_(pa.string())),
+        ("Best Answer", pa.string()),
+        ("meta.lang", pa.string()),
+        ("answers", pa.list_(pa.struct([("text", pa.string())]))),
+    ]
+)
+ROWS = st.lists(ROW, max_size=8)
+
+# An oracle's expression is a tree: ("op", part, …); leaves are ("const", value) or ("get", text, function of the row).
+GETS: dict[str, tuple[str, Any]] = {
+    "text": ("text", lambda r: r["text"]),
+    "odd": ("`Best Answer`", lambda r: r["Best Answer"]),
+    "dotted": ("`meta.lang`", lambda r: r["meta.lang"]),
+    "first": ("answers[0].text", lambda r: r["answers"][0]["text"] if r["answers"] else None),
+    "last": ("answers.text[-1]", lambda r: r["answers"][-1]["text"] if r["answers"] else None),
+}
+TEXTS = st.one_of(
+    st.sampled_from(list(GETS.values())),
+    st.sampled_from(
+        [
+            ("text.strip()", lambda r: None if r["text"] is None else r["text"].strip()),
+            ("text.lower()", lambda r: None if r["text"] is None else r["text"].lower()),
+            ("`Best Answer`.upper()", lambda r: None if r["Best Answer"] is None else r["Best Answer"].upper()),
+            ("'ab'", lambda r: "ab"),
+        ]
+    ),
+)
+NUMBERS = st.recursive(
+    st.one_of(
+        st.just(("n", lambda r: r["n"])),
+        st.just(("x", lambda r: r["x"])),
+        st.just(("len(tags)", lambda r: None if r["tags"] is None else len(r["tags"]))),
+        st.integers(-3, 3).map(lambda k: (str(k), lambda r: k)),
+        TEXTS.map(lambda t: (f"len({t[0]})", lambda r: unless_none(t[1](r), len))),
+    ),
+    lambda inner: st.builds(
+        lambda sign, a, b: (f"({a[0]} {sign} {b[0]})", lambda r: arithmetic(sign, a[1](r), b[1](r))),
+        st.sampled_from(["+", "-", "*", "/", "//", "%"]),
+        inner,
+        inner,
+    ),
+    max_leaves=4,
+)
+
+
+def arithmetic(sign: str, left: Any, right: Any) -> Any:
+    names = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod"}
+    if left is None or right is None or (sign in ("/", "//", "%") and right == 0):
+        return None
+    return getattr(operator, names[sign])(left, right)
+
+
+def compared(ops: list[str], values: list[Any]) -> bool | None:
+    signs = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+    pairs = [
+        None if a is None or b is None else bool(getattr(operator, signs[op])(a, b))
+        for op, a, b in zip(ops, values, values[1:], strict=False)
+    ]
+    return conjunction(pairs)
+
+
+def conjunction(parts: list[bool | None]) -> bool | None:
+    return False if False in parts else None if None in parts else True
+
+
+def negation(part: bool | None) -> bool | None:
+    return None if part is None else not part
+
+
+def unless_none(value: Any, test: Any) -> Any:
+    return None if value is None else test(value)
+
+
+OPS = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
+
+
+def comparisons(sides: Any) -> Any:
+    return st.lists(st.tuples(OPS, sides), min_size=1, max_size=2).flatmap(
+        lambda rest: sides.map(
+            lambda first: (
+                first[0] + "".join(f" {op} {side[0]}" for op, side in rest),
+                lambda r: compared([op for op, _ in rest], [first[1](r), *(side[1](r) for _, side in rest)]),
+            )
+        )
+    )
+
+
+CONDITIONS = st.recursive(
+    st.one_of(
+        comparisons(TEXTS),
+        comparisons(NUMBERS),
+        st.just(("flag", lambda r: r["flag"])),
+        st.sampled_from(["text", "n", "tags", "flag"]).map(lambda c: (f"{c} is None", lambda r: r[c] is None)),
+        st.sampled_from(["text", "n", "tags"]).map(lambda c: (f"{c} is not None", lambda r: r[c] is not None)),
+        TEXTS.map(lambda t: (f"{t[0]} in ['ab', '']", lambda r: unless_none(t[1](r), lambda v: v in ("ab", "")))),
+        st.just(("n not in (1, 2, -3)", lambda r: unless_none(r["n"], lambda v: v not in (1, 2, -3)))),
+        TEXTS.map(lambda t: (f"'a' in {t[0]}", lambda r: unless_none(t[1](r), lambda v: "a" in v))),
+        st.just(("'a' not in tags", lambda r: unless_none(r["tags"], lambda v: "a" not in v))),
+        TEXTS.map(lambda t: (f"{t[0]}.startswith('a')", lambda r: unless_none(t[1](r), lambda v: v.startswith("a")))),
+        TEXTS.map(lambda t: (f"{t[0]}.endswith('b')", lambda r: unless_none(t[1](r), lambda v: v.endswith("b")))),
+        TEXTS.map(lambda t: (f"{t[0]}.contains('ab')", lambda r: unless_none(t[1](r), lambda v: "ab" in v))),
+        TEXTS.map(
+            lambda t: (
+                f"matches({t[0]}, '^a+b?$')",
+                lambda r: unless_none(t[1](r), lambda v: bool(re.search(r"^a+b?\Z", v))),
+            )
+        ),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map(
+            lambda parts: (
+                "(" + " and ".join(part[0] for part in parts) + ")",
+                lambda r: conjunction([part[1](r) for part in parts]),
+            )
+        ),
+        st.lists(inner, min_size=2, max_size=3).map(
+            lambda parts: (
+                "(" + " or ".join(part[0] for part in parts) + ")",
+                lambda r: negation(conjunction([negation(part[1](r)) for part in parts])),
+            )
+        ),
+        inner.map(lambda part: (f"not ({part[0]})", lambda r: negation(part[1](r)))),
+    ),
+    max_leaves=5,
+)
+
+
+@given(rows=ROWS, condition=CONDITIONS)
+def test_rows_stay_where_the_condition_is_true(rows: list[Row], condition: tuple[str, Any]) -> None:
+    text, holds = condition
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    kept = Filter.parse(text).keep(table)
+    assert kept.tolist() == [holds(row) is True for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("len(output) > 0", ("output",)),
+        ("answers[0].text != '' and meta.lang == 'de'", ("answers", "meta")),
+        ("`Best Answer` is not None or `a.b`.c[-1] == 1 or a == a", ("Best Answer", "a.b", "a")),
+        ("'`not a name`' in text", ("text",)),
+        ("1 < 2", ()),
+    ],
+)
+def test_a_condition_names_the_columns_that_it_reads(text: str, columns: tuple[str, ...]) -> None:
+    assert Filter.parse(text).columns == columns
+
+
+def test_a_column_that_a_chunk_lacks_is_unknown() -> None:
+    table = pa.table({"a": [1, 2]})
+    for text in ("gone > 1", "not gone", "len(gone) == 0", "gone.x.lower() == ''", "'a' in gone", "gone in [1]"):
+        assert Filter.parse(text).keep(table).tolist() == [False, False]
+    assert Filter.parse("gone is None and a > 1").keep(table).tolist() == [False, True]
+
+
+def test_dates_are_compared_with_text() -> None:
+    table = pa.table({"day": pa.array(["2020-01-01", None, "2021-05-05"]).cast(pa.date32())})
+    assert Filter.parse("day >= '2021-01-01'").keep(table).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not a condition"),
+        ("a >", "not a condition"),
+        ("a = 1", "not a condition"),
+        ("a == None", "is None"),
+        ("a is 1", "use =="),
+        ("len(a, b)", "no such call"),
+        ("open('x')", "no such call"),
+        ("__import__('os').system('x')", "no such call"),
+        ("a.__class__()", "no such call"),
+        ("a.contains(b)", "text in quotes"),
+        ("matches(a, '(')", "regular expression"),
+        ("matches(a, '(?=x)')", "regular expression"),
+        ("a[b] == 1", "whole number"),
+        ("a['x'] == 1", "whole number"),
+        ("a[0:1] == 1", "whole number"),
+        ("[x for x in a]", "nothing that a condition may hold"),
+        ("lambda: 1", "nothing that a condition may hold"),
+        ("a if b else c", "nothing that a condition may hold"),
+        ("f'{a}' == ''", "nothing that a condition may hold"),
+        ("a ** 9 == 1", "nothing that a condition may hold"),
+        ("a in b", "list of constants"),
+        ("a in [b]", "constants only"),
+        ("a in [1, 'x']", "mixes"),
+        ("a == b'x'", "no text"),
+        ("a == 99999999999999999999", "no text"),
+        ("not " * 60 + "a", "nested too deeply"),
+        ("(" * 300 + "a" + ")" * 300, "not a condition"),
+        ("a" * 5000, "longer than"),
+    ],
+)
+def test_what_is_no_condition_is_refused_with_its_text(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+        Filter.parse(text)
+    assert text[:60] in raised.value.faults[0].message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n", "text", "not text", "n and flag", "text > 1", "len(n) > 0", "n + text > 1", "n.lower() == 'a'", "tags == 'a'",
+     "1 in text", "flag + 1 > 1", "n in ['a']", "x", "answers[0] == 'a'", "n * 9223372036854775807 > 0"],
+)  # fmt: skip
+def test_a_type_that_does_not_fit_is_one_clear_error(text: str) -> None:
+    row = {"text": "a", "n": 2, "x": 1.5, "flag": True, "tags": ["a"], "answers": [{"text": "a"}]}
+    condition = Filter.parse(text)
+    with pytest.raises(ConfigError) as raised:
+        condition.keep(pa.Table.from_pylist([row], SCHEMA))
+    (fault,) = raised.value.faults
+    assert text in fault.message
+    assert "\n" not in fault.message
+
+
+@given(st.text("abn()[]._`'\"<>=! +-*/%,0123456789", max_size=20))
+def test_any_text_is_a_condition_or_refused(text: str) -> None:
+    try:
+        condition = Filter.parse(text)
+        kept = condition.keep(pa.table({"a": ["x", None], "n": [1, None]}))
+    except ConfigError:
+        return
+    assume(condition.columns or kept.all() == kept.any())
+    assert kept.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"foo({'-' * 900}n)", f"foo({'n+' * 1500}n)", f"x[{'n+' * 1500}n]", f"foo(n{'.a' * 1500})", "q == '\\ud800'"],
+)
+def test_what_is_too_deep_or_no_text_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Filter.parse(text)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@given(st.lists(st.one_of(st.none(), st.text("0123456789.-eE+ x", max_size=6)), max_size=20))
+def test_number_reads_what_python_reads_as_a_plain_number(texts: list[str | None]) -> None:
+    def number(text: str) -> float | None:
+        return float(text) if re.fullmatch(r"\s*-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", text) else None
+
+    table = pa.table({"s": pa.array(texts, pa.string())})
+    found = [value is not None and (held := number(value)) is not None and held > 3 for value in texts]
+    assert Filter.parse("number(s) > 3").keep(table).tolist() == found
+
+
+def test_paths_that_lead_nowhere_are_told() -> None:
+    table = pa.table({"s": [{"t": [{"u": 1}]}], "n": pa.nulls(1), "x": ["a"]})
+    condition = Filter.parse(
+        "s.t[0].u == 1 and s.t.u is None or s.v == 1 or y == 2 or x.z == 1 or n.a.b == 1 or s[0] == 1"
+    )
+    assert sorted(map(str, condition.lacking(table.schema))) == ["s.v", "s[0]", "x.z", "y"]

@@ -1,0 +1,92 @@
+"""A file that nobody touched is not read again; whatever touches it, or takes its chunks away, has it read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.builds import build, digests, frozen_tokenizer
+from support.datasets_on_disk import write_dataset
+from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.known_files import SETTLED_SECONDS
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read."""
+    found: list[str] = []
+    blocks = SourceFile.blocks
+
+    def noted(self: SourceFile) -> Iterator[bytes]:
+        found.append(self.name)
+        return blocks(self)
+
+    monkeypatch.setattr(SourceFile, "blocks", noted)
+    return found
+
+
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset whose file is old enough."""
+    folder = tmp_path_factory.mktemp("settled")
+    write_dataset(folder, 600, tokenizer=frozen_tokenizer(folder))
+    time.sleep(SETTLED_SECONDS + 0.2)
+    return folder
+
+
+def test_a_file_is_read_once(settled: Path, tmp_path: Path, reads: list[str]) -> None:
+    cold = build(settled / "small.yaml", tmp_path / "store")
+    assert reads == ["small.jsonl"]
+    again = build(settled / "small.yaml", tmp_path / "store")
+    assert reads == ["small.jsonl"]
+    assert digests(again) == digests(cold)
+    assert again["raw"].chunks_reused == cold["raw"].chunks
+    for path in (tmp_path / "store" / "files").iterdir():
+        assert str(settled).encode() not in path.read_bytes()
+
+
+def test_a_lost_chunk_has_it_read_again(settled: Path, tmp_path: Path, reads: list[str]) -> None:
+    cold = build(settled / "small.yaml", tmp_path / "store")
+    store = ArtifactStore(tmp_path / "store")
+    store.objects.delete(store.manifest("small", "raw").chunks[1].output)
+    healed = build(settled / "small.yaml", tmp_path / "store")
+    assert len(reads) == 2
+    assert digests(healed) == digests(cold)
+    assert healed["raw"].chunks - healed["raw"].chunks_reused == 1
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(settled: Path, tmp_path: Path) -> None:
+    shutil.copytree(settled, tmp_path / "data")
+    data = tmp_path / "data" / "small.jsonl"
+    time.sleep(SETTLED_SECONDS + 0.2)
+    before = build(tmp_path / "data" / "small.yaml", tmp_path / "store")
+    stood = data.stat()
+    data.write_bytes(data.read_bytes().replace(b"river", b"rover", 1))
+    os.utime(data, ns=(stood.st_atime_ns, stood.st_mtime_ns))
+    assert (data.stat().st_size, data.stat().st_mtime_ns) == (stood.st_size, stood.st_mtime_ns)
+    after = build(tmp_path / "data" / "small.yaml", tmp_path / "store")
+    assert after["raw"].digest != before["raw"].digest
+    assert digests(after) == digests(build(tmp_path / "data" / "small.yaml", tmp_path / "cold"))
+
+
+def test_a_young_file_is_read_each_time(tmp_path: Path, reads: list[str]) -> None:
+    config = write_dataset(tmp_path)
+    for _ in range(2):
+        build(config, tmp_path / "store")
+    assert reads == ["small.jsonl"] * 2
+
+
+def test_other_settings_have_it_read(settled: Path, tmp_path: Path, reads: list[str]) -> None:
+    build(settled / "small.yaml", tmp_path / "store")
+    text = (settled / "small.yaml").read_text(encoding="utf-8")
+    other = settled / "other.yaml"
+    other.write_text(text.replace("name: small.jsonl", "name: small.jsonl\n  val_split: 0.2"), encoding="utf-8")
+    split = build(other, tmp_path / "store")
+    assert len(reads) == 2
+    assert digests(split) == digests(build(other, tmp_path / "cold"))

@@ -1,0 +1,112 @@
+"""A changed file is cut as one that was never seen, whatever was known of how it stood before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.assets.raw.chunks import Known, source_chunks
+from tokenloom.assets.raw.formats import records as records_module
+from tokenloom.assets.stage.definition import ChunkSize, InputChunk
+from tokenloom.config import DatasetConfig, PipelineConfig
+from tokenloom.resources.store.known_files import KnownChunk, KnownFile, KnownFiles
+
+SIZE = ChunkSize(2_000, 8_000)
+Lines = list[bytes]
+
+
+class Remembered(KnownFiles):
+    """What is known of files, held in memory: a file counts as touched each time."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, list[KnownChunk]] = {}
+
+    def find(self, path: str) -> KnownFile | None:
+        return KnownFile(self.entries[path], {}, untouched=False) if path in self.entries else None
+
+    def note(self, path: str, before: list[int] | None, chunks: list[KnownChunk], found: dict[str, str]) -> None:
+        self.entries[path] = chunks
+
+
+def json_line(pick: random.Random) -> bytes:
+    return b'{"text": "%s"}\n' % (b"x%d " % pick.randrange(10**6) * pick.randrange(1, 30))
+
+
+def csv_line(pick: random.Random) -> bytes:
+    return b'%d,"said ""%d"",\nand %s"\r\n' % (pick.randrange(10**6), pick.randrange(99), b"so " * pick.randrange(40))
+
+
+def text_line(pick: random.Random) -> bytes:
+    return "é{} {}\n".format(pick.randrange(10**6), "so " * pick.randrange(40)).encode()
+
+
+def paragraph(pick: random.Random) -> bytes:
+    return text_line(pick) * pick.randrange(1, 4) + b"\n" * pick.randrange(1, 3)
+
+
+FORMATS: dict[str, tuple[str, bytes, Callable[[random.Random], bytes], dict[str, object]]] = {
+    "jsonl": ("a.jsonl", b"", json_line, {}),
+    "jsonl-marked": ("a.jsonl", b"\xef\xbb\xbf", json_line, {}),
+    "jsonl-parts": ("a.jsonl", b"", json_line, {"val_split": 0.2}),
+    "csv": ("a.csv", b"\n\nid,said\r\n", csv_line, {}),
+    "text": ("a.txt", b"", text_line, {}),
+    "paragraphs": ("a.txt", b"\n", paragraph, {"reader": {"lines_per_row": "paragraph"}}),
+    "repetitive": ("a.jsonl", b"", lambda pick: b'{"text": "%s"}\n' % (b"the same each time " * 6), {}),
+}
+
+
+def changes(lines: Lines, line: Callable[[], bytes], pick: random.Random) -> Iterator[tuple[str, Lines]]:
+    """The lines after each of some changes."""
+    at = pick.randrange(len(lines))
+    yield "nothing", lines
+    yield "appended", [*lines, *(line() for _ in range(40))]
+    yield "cut short", lines[:at]
+    yield "begun with", [line(), *lines]
+    yield "inserted", [*lines[:at], line(), *lines[at:]]
+    yield "deleted", [*lines[:at], *lines[at + 1 :]]
+    yield "edited", [*lines[:at], line(), *lines[at + 1 :]]
+    yield "its end lost", [*lines[:-1], lines[-1].rstrip()]
+    yield "its middle lost", [*lines[: at // 2], *lines[at:]]
+
+
+def described(chunks: list[InputChunk]) -> list[tuple[object, ...]]:
+    """What is told of chunks, and what they hold."""
+    found: list[tuple[object, ...]] = []
+    for chunk in chunks:
+        output = chunk.load()
+        rows = output.table.to_pylist(), output.rejects.to_pylist(), output.rows_in
+        found.append((chunk.digest, chunk.split, chunk.source, chunk.offset, chunk.unit, chunk.size, rows))
+    return found
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_changed_file_is_cut_as_if_it_were_new(
+    format: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pick = random.Random(f"{format} {seed}")
+    name, head, line, settings = FORMATS[format]
+    path = tmp_path / name
+    config = PipelineConfig(dataset=DatasetConfig.model_validate({"name": str(path), **settings}))
+    hashed: list[int] = []
+    hash_records = records_module.hash_records
+    monkeypatch.setattr(
+        records_module, "hash_records", lambda data, *at: hashed.append(len(data)) or hash_records(data, *at)
+    )
+    lines = [line(pick) for _ in range(400)]
+    for what, changed in changes(lines, lambda: line(pick), pick):
+        known = Known(Remembered(), lambda digest: True)
+        path.write_bytes(head + b"".join(lines))
+        list(source_chunks(config, SIZE, known=known))
+        path.write_bytes(head + b"".join(changed))
+        hashed.clear()
+        chunks = list(source_chunks(config, SIZE, known=known))
+        partly = sum(hashed)
+        hashed.clear()
+        anew = list(source_chunks(config, SIZE))
+        assert described(chunks) == described(anew), what
+        if what in ("nothing", "appended", "its end lost"):
+            assert partly < sum(hashed)

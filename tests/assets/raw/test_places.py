@@ -1,0 +1,41 @@
+"""Where each row and each reject stands in its file."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from support.raw_rows import places, write_table
+
+
+@pytest.mark.parametrize("val_split", [0.0, 0.3])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_every_row_and_reject_is_placed_at_its_line(tmp_path: Path, ending: str, val_split: float) -> None:
+    noise = random.Random(4)
+    values = [f"{index}" + noise.choice(["", "\nand more", '\n\n""quoted""']) for index in range(200)]
+    records = [
+        noise.choice(["", ending]) + (f'"{value}",x' if index % 9 else f"{index},x,y")
+        for index, value in enumerate(values)
+    ]
+    path = tmp_path / "rows.csv"
+    path.write_bytes(ending.join(["a,b", *records]).encode())
+    lines = path.read_bytes().decode().replace(ending, "\n").split("\n")
+    found = places(path, tmp_path / "store", val_split=val_split)
+    assert len(found) == 200
+    for value, place in found.items():
+        name, _, line = place.rpartition(":")
+        assert name == "rows.csv"
+        assert lines[int(line) - 1].lstrip('"').split("\n")[0].startswith(value.split("\n")[0].split('"')[0])
+        assert re.match(rf'"?{value.splitlines()[0].split(",")[0]}\b', lines[int(line) - 1])
+
+
+def test_rows_of_lines_arrays_and_tables_are_placed_too(tmp_path: Path) -> None:
+    rows = [{"a": f"row number {index}"} for index in range(100)]
+    for suffix in (".json", ".jsonl", ".parquet"):
+        write_table(tmp_path / f"rows{suffix}", rows)
+        found = places(tmp_path / f"rows{suffix}", tmp_path / "store")
+        mark, first = (":", 1) if suffix == ".jsonl" else (" row ", 0)
+        assert found == {row["a"]: f"rows{suffix}{mark}{first + index}" for index, row in enumerate(rows)}

@@ -1,0 +1,101 @@
+"""Where records begin and end in a file that comes in blocks, against regular expressions and Python's readers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.raw_rows import TEXT
+from tokenloom.assets.raw.formats.json_elements import JsonElements
+from tokenloom.assets.raw.formats.records import Finder, Lines, Paragraphs, QuotedLines, record_blocks
+from tokenloom.errors import SourceError
+
+
+def found_in(data: bytes, finder: Callable[[], Finder], step: int) -> list[bytes]:
+    """The records that a finder finds in data that comes in blocks of `step` bytes."""
+    blocks = (data[at : at + step] for at in range(0, len(data), step))
+    return [
+        block.data[begin:end].tobytes()
+        for block in record_blocks(blocks, finder(), "x.json")
+        for begin, end in pairwise(block.bounds)
+    ]
+
+
+STEPS = st.sampled_from([1, 2, 3, 5, 7, 1000])
+
+
+@given(st.text(st.sampled_from("ab \n\r\"'"), max_size=40), STEPS)
+def test_lines_are_those_of_a_regular_expression(text: str, step: int) -> None:
+    data = text.encode()
+    assert found_in(data, Lines, step) == re.findall(rb"[^\n]*\n|[^\n]+", data)
+
+
+@given(
+    st.lists(st.lists(TEXT, min_size=2, max_size=3), max_size=6), st.sampled_from(["\n", "\r\n"]), st.booleans(), STEPS
+)
+def test_quoted_lines_keep_each_csv_record_whole(rows: list[list[str]], ending: str, final: bool, step: int) -> None:
+    written = []
+    for row in rows:
+        sink = io.StringIO(newline="")
+        quoting = csv.QUOTE_ALL if "\r" in "".join(row) else csv.QUOTE_MINIMAL
+        csv.writer(sink, lineterminator=ending, quoting=quoting).writerow(row)
+        written.append(sink.getvalue().encode())
+    if written and not final:
+        written[-1] = written[-1].removesuffix(ending.encode())
+    data = b"".join(written)
+    assert found_in(data, lambda: QuotedLines(",", "data.csv"), step) == written
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-9, 9), TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(
+    st.lists(JSON, max_size=5), st.sampled_from([None, 0, 2]), st.booleans(), st.sampled_from(["", " ", "\r\n "]), STEPS
+)
+def test_json_elements_are_one_record_each(
+    values: list[Any], indent: int | None, ascii_only: bool, pad: str, step: int
+) -> None:
+    text = json.dumps(values, indent=indent, ensure_ascii=ascii_only) + pad
+    found = found_in(text[1:].encode(), lambda: JsonElements((), 1, False, "x.json"), step)
+    assert [json.loads(piece) for piece in found if piece.strip()] == values
+
+
+@given(st.lists(JSON, max_size=4), JSON, st.sampled_from([None, 1]), STEPS)
+def test_json_elements_end_where_their_array_does_whatever_follows(
+    values: list[Any], other: Any, indent: int | None, step: int
+) -> None:
+    text = json.dumps({"data": {"rows": values, "more": other}, "last": other}, indent=indent)
+    at = text.index("[") + 1
+    found = found_in(text[at:].encode(), lambda: JsonElements(("data", "rows"), at, False, "x.json"), step)
+    assert [json.loads(piece) for piece in found if piece.strip()] == values
+    for cut in range(1, len(text[at:].rstrip()), 7):
+        with pytest.raises(SourceError, match=r"x\.json.*byte"):
+            found_in(
+                text[at:].rstrip()[:-cut].encode(), lambda: JsonElements(("data", "rows"), at, False, "x.json"), step
+            )
+
+
+@given(st.text(st.sampled_from("ab \n"), max_size=40), STEPS)
+def test_paragraphs_begin_where_text_follows_a_blank_line(text: str, step: int) -> None:
+    found: list[str] = []
+    blank, begun = False, False
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        solid = bool(line.strip())
+        if not found or (solid and blank and begun):
+            found.append("")
+        found[-1] += line
+        begun, blank = begun or solid, not solid
+    assert found_in(text.encode(), Paragraphs, step) == [piece.encode() for piece in found]

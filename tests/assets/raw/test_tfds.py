@@ -1,0 +1,46 @@
+"""Datasets that tensorflow_datasets prepared: read where that package is installed, a clear fault where it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from support.raw_rows import read
+from tokenloom.errors import ConfigError
+
+INSTALLED = importlib.util.find_spec("tensorflow_datasets") is not None
+
+
+@pytest.mark.skipif(INSTALLED, reason="tensorflow_datasets is installed")
+@pytest.mark.parametrize("name", ["tfds://gsm8k", "FOLDER"])
+def test_without_the_package_it_is_named(tmp_path: Path, name: str) -> None:
+    for mark in ("dataset_info.json", "features.json"):
+        (tmp_path / mark).write_text("{}")
+    with pytest.raises(ConfigError, match=r"needs the package tensorflow_datasets"):
+        read(str(tmp_path) if name == "FOLDER" else name)
+
+
+@pytest.mark.skipif(not INSTALLED, reason="tensorflow_datasets is not installed")
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_a_prepared_dataset_has_the_rows_that_were_put_in(tmp_path: Path, file_format: str) -> None:
+    import numpy as np
+    import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
+
+    rows = [{"question": f"q {index} é", "number": index, "tags": ["x", "y"][: index % 3]} for index in range(50)]
+    text = tfds.features.Text()
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="tiny",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict(
+            {"question": text, "number": np.int64, "tags": tfds.features.Sequence(text)}
+        ),
+        split_datasets={"train": list(enumerate(rows))},
+        data_dir=str(tmp_path),
+        file_format=file_format,
+        disable_shuffling=True,
+    )
+    found, rejects, filtered = read(tmp_path / "tiny" / "1.0.0")
+    assert sorted(found, key=lambda row: row["number"]) == rows
+    assert (rejects, filtered) == ([], 0)

@@ -1,0 +1,572 @@
+"""Schema: sketches against plain Python, whatever the chunks; readings of real datasets; what holds of every sketch."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import random
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose, format_candidates, role_candidates
+from tokenloom.assets.schema.measures import length_buckets, percentile
+from tokenloom.assets.schema.names import ALIASES, likeness, role_likeness, words
+from tokenloom.assets.schema.sketch import merge, sketch, top_level
+from tokenloom.assets.schema.stage import STAGE
+from tokenloom.assets.stage.contract import validate
+from tokenloom.errors import DataValidationError
+
+Row = dict[str, Any]
+
+LETTERS = "aZéßжЯאبককाहิไทย한글ひカ中龍αω1 ?.\n😀"
+TEXT = st.one_of(st.text(alphabet=LETTERS, max_size=40), st.text(max_size=6))
+MESSAGE = st.one_of(st.none(), st.fixed_dictionaries({"from": TEXT, "value": st.one_of(st.none(), TEXT)}))
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "a": st.one_of(st.none(), TEXT),
+            "n": st.one_of(st.none(), st.integers(-3, 3)),
+            "l": st.one_of(st.none(), st.lists(st.one_of(st.none(), TEXT), max_size=20)),
+            "m.x": st.one_of(st.none(), st.lists(MESSAGE, max_size=3)),
+        }
+    ),
+    max_size=12,
+)
+SCHEMA = pa.schema(
+    [
+        ("a", pa.string()),
+        ("n", pa.int64()),
+        ("l", pa.list_(pa.string())),
+        ("m.x", pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))),
+    ]
+)
+PATHS = ["a", "n", "l", "l[]", "m.x", "m.x[]", "m.x[].from", "m.x[].value"]
+
+
+def described(*tables: pa.Table) -> list[Row]:
+    for table in tables:
+        validate(STAGE, sketch(table))
+    return merge([sketch(table) for table in tables])
+
+
+def by_path(*tables: pa.Table) -> dict[str, Row]:
+    return {column["path"]: column for column in described(*tables)}
+
+
+def parts_of(rows: Sequence[Row], cuts: Sequence[int], schema: pa.Schema) -> list[pa.Table]:
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    return [pa.Table.from_pylist(list(rows[begin:end]), schema) for begin, end in pairwise(bounds)]
+
+
+def script(char: str) -> str | None:
+    if not unicodedata.category(char).startswith("L"):
+        return None
+    first = unicodedata.name(char).split()[0]
+    return "Han" if first == "CJK" else first.capitalize()
+
+
+@given(ROWS, st.lists(st.integers(0, 12), max_size=4))
+def test_sketches_of_parts_merge_to_the_sketch_of_the_whole(rows: list[Row], cuts: list[int]) -> None:
+    whole = described(pa.Table.from_pylist(rows, SCHEMA))
+    assert described(*parts_of(rows, cuts, SCHEMA)) == whole
+    assert [column["path"] for column in whole] == PATHS
+    assert [column["column"] for column in top_level(whole)] == SCHEMA.names
+
+
+def places(rows: list[Any], path: str) -> list[Any]:
+    """What lies at a path, null where it is null, nothing where there is no place for it."""
+    messages = [message for row in rows for message in row["m.x"] or ()]
+    return {
+        "a": lambda: [row["a"] for row in rows],
+        "n": lambda: [row["n"] for row in rows],
+        "l": lambda: [row["l"] for row in rows],
+        "l[]": lambda: [item for row in rows for item in row["l"] or ()],
+        "m.x": lambda: [row["m.x"] for row in rows],
+        "m.x[]": lambda: messages,
+        "m.x[].from": lambda: [message["from"] for message in messages if message is not None],
+        "m.x[].value": lambda: [message["value"] for message in messages if message is not None],
+    }[path]()
+
+
+def told_apart(path: str, value: Any) -> str:
+    """What a value is told apart by: a null item of a list counts as empty, a null field as one that is not there."""
+    if path == "l":
+        value = [item or "" for item in value]
+    if path == "m.x":
+        value = [{name: text for name, text in (message or {}).items() if text is not None} for message in value]
+    return json.dumps(value)
+
+
+@given(ROWS, st.lists(st.integers(0, 12), max_size=3))
+def test_a_profile_is_what_plain_python_counts(rows: list[Row], cuts: list[int]) -> None:
+    found = by_path(*parts_of(rows, cuts, SCHEMA))
+    for path in PATHS:
+        profile, values = found[path], places(rows, path)
+        filled = [value for value in values if value is not None]
+        assert (profile["rows"], profile["nulls"]) == (len(values), values.count(None))
+        if path != "m.x[]":
+            assert profile["distinct"] == len({told_apart(path, value) for value in filled})
+        if all(isinstance(value, str | list) for value in filled):
+            assert profile["empty"] == sum(not value for value in filled)
+            lengths = sorted(len(value) for value in filled)
+            found_lengths: dict[str, int] = profile["lengths"] or {}
+            assert bool(found_lengths) == bool(lengths)
+            for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("longest", 1.0)) if lengths else ():
+                exact = lengths[math.ceil(share * len(lengths)) - 1]
+                assert abs(found_lengths[name] - exact) <= (exact / 16 if exact >= 16 and share < 1 else 0)
+    texts = [text for text in places(rows, "a") if text]
+    assert found["a"]["examples"] == texts[:3]
+    for path in ("a", "n", "l[]", "m.x[].from"):
+        counts = Counter(str(value) for value in places(rows, path) if value is not None)
+        few = dict(sorted(counts.items())) if len(counts) <= 16 else {}
+        assert (found[path]["values"] or [], found[path]["counts"] or []) == (list(few), list(few.values()))
+
+
+@given(st.lists(st.text(alphabet="".join(LETTERS.split()), max_size=60), max_size=8))
+def test_letters_are_counted_by_script(texts: list[str]) -> None:
+    counts = Counter(name for text in texts for char in text if (name := script(char)))
+    found = by_path(pa.table({"a": pa.array(texts, pa.string())}))["a"]["scripts"]
+    assert found == {name: round(count / counts.total(), 4) for name, count in counts.items()}
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=200), st.floats(0.01, 1.0))
+def test_percentiles_of_a_histogram_are_within_a_sixteenth(lengths: list[int], share: float) -> None:
+    exact = sorted(lengths)[math.ceil(share * len(lengths)) - 1]
+    found = percentile(length_buckets(np.array(lengths)), share, max(lengths))
+    assert found == exact if exact < 16 else abs(found - exact) <= exact / 16
+
+
+@pytest.mark.parametrize("distinct", [1, 1000, 1023, 5000, 60_000])
+def test_distinct_values_are_counted_exactly_while_few_and_estimated_well_when_many(distinct: int) -> None:
+    draw = random.Random(distinct)
+    values = [f"row {draw.random()} {index}" for index in range(distinct)] * 2
+    draw.shuffle(values)
+    tables = [pa.table({"a": values[begin : begin + 7000]}) for begin in range(0, len(values), 7000)]
+    found = by_path(*tables)["a"]["distinct"]
+    assert found == distinct if distinct < 1024 else abs(found - distinct) < 0.15 * distinct
+
+
+def test_chunks_may_lack_columns_or_have_others_types() -> None:
+    tables = [
+        pa.table({"a": pa.nulls(2), "s": [{"x": "u"}, {"x": "v"}]}),
+        pa.table({"a": ["x", "", None], "s": pa.array([{"x": "u", "y": 1}, None, {"x": None, "y": 2}])}),
+        pa.table({"b": [1.5, 2.5]}),
+        pa.table({"a": [["l"]], "s": pa.nulls(1)}),
+    ]
+    found = by_path(*tables)
+    assert list(found) == ["a", "a[]", "s", "s.x", "s.y", "b"]
+    assert (found["a"]["rows"], found["a"]["nulls"], found["a"]["empty"]) == (8, 5, 1)
+    assert (found["a"]["kind"], found["a"]["type"]) == ("other", "string | list<item: string>")
+    assert (found["b"]["rows"], found["b"]["nulls"]) == (8, 6)
+    assert (found["s"]["nulls"], found["s.x"]["rows"], found["s.x"]["nulls"]) == (4, 4, 1)
+    assert (found["s.y"]["rows"], found["s.y"]["nulls"]) == (4, 2)
+
+
+def test_names_with_dots_and_brackets_stay_apart_from_paths() -> None:
+    table = pa.table({"a": [{"b": "inner"}], "a.b": ["column"], "c[]": ["x"], "c": [["item"]], "Is it?": ["y"]})
+    found = top_level(described(table))
+    assert [(column["path"], column["examples"][0]) for column in found][1:] == [
+        ("a.b", "column"),
+        ("c[]", "x"),
+        ("c", "['item']"),
+        ("Is it?", "y"),
+    ]
+
+
+STRANGE: list[pa.Array] = [
+    pa.array(["x", None, "x"]).dictionary_encode(),
+    pa.array(["x", "y"], pa.large_string()),
+    pa.array(["x", "y"], pa.string_view()),
+    pa.array([b"\xff", None, b""], pa.binary_view()),
+    pa.array([b"\xff", None], pa.binary()),
+    pa.array([[1], None], pa.list_view(pa.int32())),
+    pa.array([[1, 2], None], pa.list_(pa.int32(), 2)),
+    pa.array([["x"]], pa.large_list(pa.large_string())),
+    pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int32())),
+    pa.array([(1, 2, 3)], pa.month_day_nano_interval()),
+    pa.array([253402300800000, None], pa.timestamp("s")),
+    pa.array([1.5, None], pa.float16()),
+    pa.array([None, None]),
+    pa.array([], pa.string()),
+    pa.array([{}, None], pa.struct([])),
+    pa.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"]),
+    pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]),
+    pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}'])),
+    pa.array([[[[[[[[[["deep"]]]]]]]]]]),
+    pa.StructArray.from_arrays([pa.array(["x"]), pa.array(["y"])], ["twice", "twice"]),
+]
+
+
+@pytest.mark.parametrize("array", STRANGE, ids=lambda array: str(array.type)[:40])
+def test_any_arrow_type_is_described(array: pa.Array) -> None:
+    table = pa.table({"a": array, "b": array})
+    columns = top_level(described(table, table.slice(0, 1), table.slice(1)))
+    for column in columns:
+        assert column["rows"] == 2 * len(array)
+        assert column["nulls"] == 2 * (len(array) if pa.types.is_null(array.type) else array.null_count)
+    assert json.loads(json.dumps(columns)) == columns
+    assert role_candidates(columns) is not None
+    assert format_candidates(columns) is not None
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("nulls", 1),
+        ("empty", 1),
+        ("rows", 1),
+        ("sampled", 1),
+        ("lengths", [0, 9]),
+        ("traits", [7]),
+        ("hashes", b"8" * 80),
+        ("counts", [1]),
+        ("counts", [1, 2]),
+    ],
+)
+def test_a_sketch_whose_counts_do_not_add_up_is_refused(column: str, change: Any) -> None:
+    table = sketch(pa.table({"a": ["x", "y"]}))
+    rows = table.to_pylist()
+    rows[1][column] = rows[1][column] + change if isinstance(change, int) else change
+    with pytest.raises(DataValidationError):
+        validate(STAGE, pa.Table.from_pylist(rows, table.schema))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Best Answer", ("best", "answer")),
+        ("userQuestion_2", ("user", "question", "2")),
+        ("HTMLText", ("html", "text")),
+        ("Ответ", ("ответ",)),
+        ("??", ()),
+    ],
+)
+def test_a_name_is_split_into_words(name: str, expected: tuple[str, ...]) -> None:
+    assert words(name) == expected
+
+
+def test_whole_words_of_a_name_count() -> None:
+    assert likeness("context", ALIASES["text"]).score == 0
+    assert (
+        likeness("Best Answer", ALIASES["completion"]).score > likeness("Correct Answers", ALIASES["completion"]).score
+    )
+    assert likeness("Incorrect Answers", ALIASES["completion"]).score == 0
+    assert likeness("user_question", ALIASES["prompt"]).score > 0.7
+    assert likeness("question_id", ALIASES["prompt"]).score == 0
+    assert likeness("instrution", ALIASES["prompt"]).score > 0.7
+    assert role_likeness("system_prompt", "prompt").score < 0.5 < role_likeness("system_prompt", "system").score
+
+
+def json_rows(path: Path) -> Any:
+    if path.suffix == ".json":
+        return json.loads(path.read_text())
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def read(folder: Path, name: str) -> pa.Table:
+    """A real file as the raw stage gives it, if in one chunk."""
+    path = folder / name
+    if path.suffix in (".csv", ".tsv"):
+        comma, headed = path.suffix == ".csv", "mgsm" not in name and "wellformed" not in name
+        encoding = "latin-1" if "latin1" in name else "utf-8-sig"
+        with path.open(encoding=encoding, newline="") as file:
+            quoting = csv.QUOTE_MINIMAL if comma else csv.QUOTE_NONE
+            rows = list(csv.reader(file, delimiter="," if comma else "\t", quoting=quoting))
+        names = rows.pop(0) if headed else [f"column_{index}" for index in range(len(rows[0]))]
+        return pa.table({name: [row[index] for row in rows] for index, name in enumerate(names)})
+    if path.suffix == ".txt":
+        return pa.table({"text": [line for line in path.read_text().splitlines() if line.strip()]})
+    rows: Any = json_rows(path)
+    if "disfl" in name:
+        rows = [{"key": key, **row} for key, row in rows.items()]
+    if "xquad" in name:
+        paragraphs = [paragraph for article in rows["data"] for paragraph in article["paragraphs"]]
+        rows = [{"context": paragraph["context"], **asked} for paragraph in paragraphs for asked in paragraph["qas"]]
+    if "barelist" in name:
+        rows = [{"items": row} for row in rows]
+    return pa.Table.from_pylist(rows[:3000])
+
+
+SURE: dict[str, tuple[str, dict[str, str]]] = {
+    "instruct/alpaca_data.json": ("alpaca", {"prompt": "instruction", "context": "input", "completion": "output"}),
+    "multilingual/alpaca_zh_demo.json": (
+        "alpaca",
+        {"prompt": "instruction", "context": "input", "completion": "output"},
+    ),
+    "instruct/alpaca_seed_tasks.jsonl": (
+        "alpaca",
+        {"prompt": "instruction", "context": "instances[0].input", "completion": "instances[0].output"},
+    ),
+    "math/gsm8k_train.jsonl": ("question/answer", {"prompt": "question", "completion": "answer"}),
+    "awkward/dialogsum_dev.jsonl": ("dialogue summary", {"prompt": "dialogue", "completion": "summary"}),
+    "awkward/TruthfulQA_bom.csv": ("question/answer", {"prompt": "Question", "completion": "Best Answer"}),
+    "awkward/banking77_test.csv": ("classification", {"prompt": "text", "completion": "category"}),
+    "multilingual/mgsm_bn.tsv": ("question/answer", {"prompt": "column_0", "completion": "column_1"}),
+    "multilingual/xquad.ar.json": (
+        "reading comprehension",
+        {"prompt": "question", "context": "context", "completion": "answers[0].text"},
+    ),
+    "chat/dummy_conversation.json": ("ShareGPT", {"messages": "conversations"}),
+    "chat/glaive_toolcall_en_demo.json": ("ShareGPT", {"messages": "conversations", "tools": "tools"}),
+    "chat/toy_chat_fine_tuning.jsonl": ("OpenAI messages", {"messages": "messages"}),
+    "chat/openai_sft_barelist.jsonl": ("OpenAI messages", {"messages": "items"}),
+    "preference/hh-rlhf_harmless-base_test.jsonl.gz": ("preference", {"chosen": "chosen", "rejected": "rejected"}),
+    "preference/v1_dpo_demo.jsonl": (
+        "preference",
+        {"chosen": "chosen_messages", "rejected": "rejected_messages"},
+    ),
+    "text/wikitext-2/test.txt": ("plain text", {"text": "text"}),
+}
+UNSURE = [
+    "awkward/disfl_qa_dev.json",
+    "awkward/gap_validation.tsv",
+    "awkward/avengers_latin1.csv",
+    "awkward/query_wellformedness_dev.tsv",
+    "multilingual/gemoji.json",
+]
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_real_datasets_are_read_as_what_they_are(real_data: Path, name: str) -> None:
+    found = choose(format_candidates(described(read(real_data, name))))
+    assert isinstance(found, FormatCandidate), str(found)
+    assert (found.format, found.roles) == SURE[name]
+    assert all(any(reason.startswith(f"{role}: ") for reason in found.evidence) for role in found.roles)
+
+
+@pytest.mark.parametrize("name", UNSURE)
+def test_datasets_without_a_sure_reading_are_not_guessed(real_data: Path, name: str) -> None:
+    assert isinstance(choose(format_candidates(described(read(real_data, name)))), Ambiguity)
+
+
+@pytest.mark.parametrize("name", [*SURE, *UNSURE])
+def test_a_few_rows_more_do_not_change_the_reading(real_data: Path, name: str) -> None:
+    table = read(real_data, name)
+    if table.num_rows < 100:
+        pytest.skip("a few rows are many of so few")
+    odd = pa.Table.from_pylist([dict.fromkeys(table.column_names)] * 2, table.schema)
+    texts = {
+        name: "https://x.org/?" if pa.types.is_string(table.schema.field(name).type) else None
+        for name in odd.schema.names
+    }
+    odd = pa.concat_tables([odd, pa.Table.from_pylist([texts], table.schema)])
+    before, after = (choose(format_candidates(described(*tables))) for tables in ([table], [table, odd]))
+    if isinstance(before, FormatCandidate):
+        assert isinstance(after, FormatCandidate)
+        assert (after.format, after.roles) == (before.format, before.roles)
+        assert abs(after.confidence - before.confidence) < 0.05
+    else:
+        assert isinstance(after, Ambiguity)
+
+
+MANY = [f"Some words here, number {index}." for index in range(40)]
+GENERIC: list[tuple[dict[str, list[Any]], tuple[str, dict[str, str]] | None]] = [
+    (
+        {"prompt": MANY, "chosen": MANY, "rejected": MANY[::-1]},
+        ("preference", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+    ),
+    (
+        {"prompt": MANY, "completion": MANY, "label": [True, False] * 20},
+        ("kto", {"prompt": "prompt", "completion": "completion", "label": "label"}),
+    ),
+    (
+        {"question": MANY, "choices": [["x", "y"]] * 40, "answer": [0, 1] * 20, "subject": ["s"] * 40},
+        ("completion", {"prompt": "{question}\n\n{choices:letters}", "completion": "choices[{answer}]"}),
+    ),
+    (
+        {"question": MANY, "choices": [{"text": ["x"], "label": ["A"]}] * 40, "answerKey": ["A"] * 40},
+        (
+            "completion",
+            {
+                "prompt": "{question}\n\n{choices.text:letters}",
+                "completion": "choices.text[choices.label={answerKey}]",
+            },
+        ),
+    ),
+    (
+        {"id": MANY, "question": MANY, "context": MANY, "answers": [{"text": ["a"], "answer_start": [1]}] * 40},
+        ("completion", {"prompt": "question", "context": "context", "completion": "answers.text[0]"}),
+    ),
+    (
+        {"system_prompt": MANY, "question": MANY, "response": MANY},
+        ("completion", {"prompt": "question", "system": "system_prompt", "completion": "response"}),
+    ),
+    ({"prompt": MANY, "response_a": MANY, "response_b": MANY}, None),
+    ({"title": MANY, "score": MANY}, None),
+    ({"source": MANY, "target": MANY}, None),
+    ({"question": MANY, "choice_a": MANY, "choice_b": MANY, "answer": ["A", "B"] * 20}, None),
+    ({"sentence": MANY, "label": [0, 1] * 20}, None),
+    ({"question": MANY, "A": MANY, "B": MANY, "answer": ["A", "B"] * 20}, None),
+    ({"prompt": MANY, "answer": ["A", "B"] * 20}, ("completion", {"prompt": "prompt", "completion": "answer"})),
+    ({"question": MANY, "answer": ["12", "7", "350", "9"] * 10, "solution": MANY}, None),
+    ({"text": MANY, "label": ["good", "bad"] * 20}, ("completion", {"prompt": "text", "completion": "label"})),
+    ({"url": MANY, "title": MANY, "text": MANY}, ("text", {"text": "text"})),
+]
+
+
+@pytest.mark.parametrize(("columns", "expected"), GENERIC)
+def test_usual_columns_have_their_usual_reading(
+    columns: dict[str, list[Any]], expected: tuple[str, dict[str, str]] | None
+) -> None:
+    found = choose(format_candidates(described(pa.table(columns))))
+    if expected is None:
+        assert isinstance(found, Ambiguity)
+    else:
+        assert isinstance(found, FormatCandidate)
+        assert (found.form, found.roles) == expected
+
+
+def test_close_readings_are_named() -> None:
+    found = choose(format_candidates(described(pa.table({"prompt": MANY, "response_a": MANY, "response_b": MANY}))))
+    assert isinstance(found, Ambiguity)
+    assert {reading.roles["completion"] for reading in found.close} == {"response_a", "response_b"}
+    assert "response_a" in str(found) and "response_b" in str(found)
+
+
+def test_every_text_column_has_the_roles_that_it_may_play() -> None:
+    table = pa.table({"question": MANY, "answer": MANY, "x": [f"{text}?" for text in MANY]})
+    found = role_candidates(described(table))
+    best = {role.source: role.role for role in reversed(found)}
+    assert best["question"] == "prompt" and best["answer"] == "completion"
+    assert any(role.source == "x" and role.role == "prompt" for role in found)
+    assert all(0 < role.confidence <= 1 and role.evidence for role in found)
+
+
+def said(*roles: str) -> list[Row]:
+    return [{"role": role, "content": f"{role} says"} for role in roles]
+
+
+SPANS = [{"text": ["a", "b"], "answer_start": [1, 2]}]
+DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
+    "speakers by name": ({"dialog": [said("Alice", "Bob")] * 40}, "messages", "not known: Alice, Bob"),
+    "many speakers": ({"messages": [said(f"S{n}") for n in range(40)]}, "messages", "not known"),
+    "speakers by number": ({"messages": [[{"role": 0, "content": "x"}]] * 40}, "messages", "not known: 0"),
+    "some unknown speakers": (
+        {"messages": [said("user", "assistant")] * 90 + [said("user", "narrator")] * 10},
+        "messages",
+        "not known: narrator",
+    ),
+    "no assistant": ({"input": [said("user")] * 40, "output": MANY}, "messages", "no message is an assistant's"),
+    "empty answers": (
+        {"question": MANY, "context": MANY, "answers": [*SPANS * 26, *[{"text": [], "answer_start": []}] * 14]},
+        "completion",
+        "35% of rows have nothing there",
+    ),
+    "null answers": ({"question": MANY, "answer": [*MANY[:30], *[None] * 10]}, "completion", "25% of rows"),
+    "empty texts": ({"text": [*MANY[:30], *[""] * 10]}, "text", "25% of rows"),
+    "indices from 1": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": [1, 2, 3, 4] * 10},
+        "completion",
+        "counts from 1",
+    ),
+    "no last index": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": [1, 2] * 20},
+        "completion",
+        "from 1",
+    ),
+    "indices as text": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": ["1", "2", "3", "4"] * 10},
+        "completion",
+        "counts from 1",
+    ),
+    "indices too high": (
+        {"question": MANY, "choices": [list("xy")] * 40, "answer": [0, 1, 2, 3] * 10},
+        "completion",
+        "goes up to 3",
+    ),
+    "a thread": (
+        {"message_id": MANY, "parent_id": MANY, "text": MANY, "role": ["prompter", "assistant"] * 20},
+        "text",
+        "one message of a conversation",
+    ),
+    "messages as rows": ({"role": ["user", "assistant"] * 20, "content": MANY}, "text", "one message"),
+    "several completions": (
+        {"instruction": MANY, "completions": [[{"model": m, "response": f"{m} said."} for m in "ab"]] * 40},
+        "completion",
+        "most rows hold 2 or more",
+    ),
+    "several answers": ({"question": MANY, "answers": [["a", "b", "c"]] * 40}, "completion", "most rows hold 3"),
+    "a number as label": ({"text": MANY, "label": [0, 1] * 20}, "text", "'label' beside it"),
+    "passages in a struct": (
+        {"question": MANY, "answer": MANY, "context": [{"title": ["t"], "sentences": [["s"]]}] * 40},
+        "completion",
+        "leaves out 'context'",
+    ),
+    "passages in a list": (
+        {"query": MANY, "answers": [["a"]] * 40, "passages": [[{"text": "p"}]] * 40},
+        "completion",
+        "leaves out 'passages'",
+    ),
+    "answers to nothing": ({"chosen": MANY, "rejected": MANY[::-1]}, "preference", "no prompt"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTED)
+def test_what_a_build_would_reject_or_leave_out_makes_it_ask(name: str) -> None:
+    columns, form, doubt = DOUBTED[name]
+    found = format_candidates(described(pa.table(columns)))
+    chosen = choose(found)
+    assert isinstance(chosen, Ambiguity)
+    assert any(reading.form == form and doubt in "; ".join(reading.doubts.values()) for reading in found)
+    assert doubt in str(chosen)
+
+
+UNDOUBTED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
+    "spans": (
+        {"question": MANY, "context": MANY, "answers": SPANS * 40},
+        {"prompt": "question", "context": "context", "completion": "answers.text[0]"},
+    ),
+    "spans of structs": (
+        {"question": MANY, "context": MANY, "answers": [[{"text": t, "answer_start": 1} for t in "ab"]] * 40},
+        {"prompt": "question", "context": "context", "completion": "answers[0].text"},
+    ),
+    "lists of one": ({"question": MANY, "answers": [["a"]] * 39 + [["a", "b"]]}, {"completion": "answers[0]"}),
+    "one stranger": (
+        {"messages": [said("user", "assistant")] * 399 + [said("user", "narrator")]},
+        {"messages": "messages"},
+    ),
+    "speakers in capitals": ({"messages": [said(" User", "Assistant", "TOOL")] * 40}, {"messages": "messages"}),
+    "letters": (
+        {"question": MANY, "choices": [list("wxyz")] * 40, "answer": ["B", "C"] * 20},
+        {"completion": "choices[{answer}]"},
+    ),
+    "tools as a list": (
+        {"messages": [said("user", "assistant")] * 40, "tools": [[{"type": "function"}]] * 40},
+        {"messages": "messages", "tools": "tools"},
+    ),
+    "a prompt of messages": (
+        {"prompt": [said("user")] * 40, "chosen": [said("assistant")] * 40, "rejected": [said("assistant")] * 40},
+        {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    ),
+    "a text with a role": ({"text": MANY, "role": MANY}, {"text": "text"}),
+}
+
+
+@pytest.mark.parametrize("name", UNDOUBTED)
+def test_what_only_looks_like_a_reason_for_doubt_is_none(name: str) -> None:
+    columns, roles = UNDOUBTED[name]
+    found = choose(format_candidates(described(pa.table(columns))))
+    assert isinstance(found, FormatCandidate), str(found)
+    assert not found.doubts and roles.items() <= found.roles.items()
+
+
+def test_a_doubt_about_one_reading_decides_for_no_other() -> None:
+    many = [[{"response": "a"}, {"response": "b"}]] * 40
+    table = pa.table({"instruction": MANY, "completions": many, "correct_answers": [["None"]] * 40})
+    found = choose(format_candidates(described(table)))
+    assert isinstance(found, Ambiguity)
+    assert {reading.roles["completion"] for reading in found.close} == {"completions[0].response", "correct_answers[0]"}

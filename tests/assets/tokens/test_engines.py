@@ -1,0 +1,314 @@
+"""gigatoken beside `tokenizers`: the same ids on any text, what is disputed, and what a wrong one costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from itertools import accumulate, chain, pairwise, permutations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from support.builds import SMALL, build, digests
+from support.datasets_on_disk import write_dataset
+from support.real_texts import texts_of
+from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.tokens import engine_certificate, fast
+from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
+from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
+from tokenloom.assets.tokens.fast import code_points
+from tokenloom.assets.tokens.stage import ENGINE
+from tokenloom.assets.tokens.token_bytes import TokenBytes
+from tokenloom.config import PipelineConfig
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.certificates import Certificate, CertificateStore, from_ranges, merge, to_ranges
+from tokenloom.resources.tables.ragged import Ints
+
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
+LATE = "\ua7d2"
+"""A letter of Unicode 17, unassigned before."""
+
+
+def certificates(folder: Path) -> CertificateStore:
+    return CertificateStore(Folder(folder))
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    """A tokenizer that joins LATE with punctuation, as `tokenizers` takes it for no letter."""
+    folder = tmp_path_factory.mktemp("late")
+    made("llama-3", [*LINES, *[f"{LATE}. {LATE}! {LATE}."] * 9]).save(str(folder / "tokenizer.json"))
+    return kit_of(folder / "tokenizer.json", certificates(folder))
+
+
+def ids_of(kit: Kit, texts: list[str]) -> list[list[int]]:
+    return [kit.transformers.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
+
+
+def test_the_engines_read_a_late_letter_differently(late: Kit) -> None:
+    texts = pa.array([f"so {LATE}. now", "so a. now"])
+    content = late.content.decode()
+    assert unequal(Gigatoken(content).ids(texts), Reference(content, True).ids(texts)).tolist() == [True, False]
+
+
+SPOTS = st.sampled_from(
+    [LATE, f" {LATE}.", "\x00", "\u0378", "\U000e0fff", "\U0010ffff", "</s>", "\r\n", "'ſ", "\ud7b0"]
+)
+
+
+@given(texts=st.lists(st.lists(st.one_of(SPOTS, st.text(max_size=6)), max_size=6).map("".join), min_size=1, max_size=4))
+@example(texts=[f"so {LATE}. now", f"{LATE}{LATE}", f"a{LATE}!", "plain"])
+def test_ids_equal_transformers_where_the_engines_differ(late: Kit, texts: list[str]) -> None:
+    texts = [text for text in texts if text]
+    out = late.run([[(text, True, False)] for text in texts])
+    assert out.table["input_ids"].to_pylist() == ids_of(late, texts)
+    assert out.engine or not texts
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_gigatoken_is_used_for_tokenizers_that_it_knows(name: str, tmp_path: Path, request: Any) -> None:
+    file = tmp_path / "tokenizer.json"
+    if name == "phi-2":
+        file = request.getfixturevalue("real_data") / "tokenizers" / name / "tokenizer.json"
+    else:
+        made(name).save(str(file))
+    kit = kit_of(file, certificates(tmp_path))
+    assert kit.run([[("hello world", True, False)]]).engine
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    parsed = json.loads(made("bpe").to_str())
+    for path, value in changes.items():
+        *above, last = path.split("__")
+        found = parsed
+        for name in above:
+            found = found[name]
+        found[last] = value
+    return parsed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__dropout": 0.1},
+        {"model__end_of_word_suffix": "</w>"},
+        {"model__continuing_subword_prefix": "##"},
+        {"pre_tokenizer__use_regex": False},
+        {"pre_tokenizer__add_prefix_space": True},
+        {"pre_tokenizer": None},
+        {"model__merges": [["h", "e"], ["h", "e"]]},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}]}},
+    ],
+)
+def test_what_gigatoken_would_read_over_keeps_it_from_being_used(changes: dict[str, Any]) -> None:
+    assert refusal(changed()) == ""
+    assert refusal(changed(**changes))
+
+
+@pytest.fixture(scope="module")
+def digits_apart() -> dict[str, Any]:
+    """A tokenizer whose pattern has `{1,3}+`: possessive for one engine, any number of digits for the other."""
+    pattern = (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+"
+    )
+    parsed = json.loads(made("llama-3").to_str())
+    parsed["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": pattern}
+    return {**parsed, "added_tokens": []}
+
+
+def test_characters_that_the_engines_cut_differently_are_disputed(digits_apart: dict[str, Any], tmp_path: Path) -> None:
+    found = EngineCertificate(digits_apart, "", certificates(tmp_path))
+    digits = found.disputed(np.frombuffer(b"0123456789", np.uint8))
+    assert digits.all() and not found.refused
+    assert not found.disputed(np.frombuffer(b"abc XYZ.", np.uint8)).any()
+
+
+def test_runs_that_the_engines_cut_differently_refuse_the_tokenizer(
+    digits_apart: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_certificate, "NEIGHBOURS", "A.")
+    monkeypatch.setattr(engine_certificate, "CONTEXTS", ("{0}",))
+    found = EngineCertificate(digits_apart, "", certificates(tmp_path))
+    assert "runs" in found.refused
+    assert EngineCertificate(digits_apart, "", certificates(tmp_path)).refused == found.refused
+
+
+def test_every_run_of_characters_occurs_in_a_cyclic_text() -> None:
+    text = cyclic("abcd", 3)
+    assert {"".join(run) for run in product("abcd", repeat=3)} == {text[at : at + 3] for at in range(len(text) - 2)}
+    assert len(text) == 4**3 + 2
+
+
+@given(text=st.text())
+def test_code_points_beyond_ascii_are_read_from_bytes(text: str) -> None:
+    data = text.encode()
+    places, points = code_points(np.frombuffer(data, np.uint8))
+    wanted = [(len(text[:at].encode()), ord(char)) for at, char in enumerate(text) if not char.isascii()]
+    assert list(zip(places.tolist(), points.tolist(), strict=True)) == wanted
+
+
+@given(
+    one=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6),
+    other=st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6),
+)
+def test_unequal_lists_are_found(one: list[list[int]], other: list[list[int]]) -> None:
+    count = min(len(one), len(other))
+
+    def flat(lists: list[list[int]]) -> tuple[Ids, Ints]:
+        counts = [len(found) for found in lists]
+        return np.array([*chain.from_iterable(lists)], np.uint32), np.array([0, *np.cumsum(counts)], np.int64)
+
+    assert unequal(flat(one[:count]), flat(other[:count])).tolist() == [
+        first != second for first, second in zip(one[:count], other[:count], strict=True)
+    ]
+
+
+@given(lengths=st.lists(st.integers(0, 255), max_size=40), data=st.data())
+def test_bytes_of_runs_of_tokens(lengths: list[int], data: st.DataObject) -> None:
+    sums, found = [0, *accumulate(lengths)], TokenBytes(np.array(lengths, np.uint8))
+    assert found.before(np.arange(len(sums))).tolist() == sums
+    places = data.draw(st.lists(st.integers(0, sums[-1])))
+    tokens, whole = found.reaching(np.array(places, np.int64))
+    assert tokens.tolist() == [next(n for n, total in enumerate(sums) if total >= place) for place in places]
+    assert whole.tolist() == [place in sums for place in places]
+
+
+FACTS = st.builds(
+    lambda agreed, disputed: Certificate(to_ranges(np.array(sorted(agreed))), to_ranges(np.array(sorted(disputed)))),
+    st.sets(st.integers(0, 40)),
+    st.sets(st.integers(0, 40)),
+)
+
+
+@given(found=st.lists(FACTS, min_size=1, max_size=3))
+def test_certificates_merge_in_any_order_and_never_lose_a_dispute(found: list[Certificate]) -> None:
+    merged = {merge([merge(list(order[:1])), *order[1:]]) for order in permutations(found)}
+    assert len(merged) == 1
+    only = merged.pop()
+    disputed = {point for one in found for point in from_ranges(one.disputed).tolist()}
+    agreed = {point for one in found for point in from_ranges(one.agreed).tolist()}
+    assert set(from_ranges(only.disputed).tolist()) == disputed
+    assert set(from_ranges(only.agreed).tolist()) == agreed - disputed
+
+
+def test_what_two_builds_find_at_the_same_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = certificates(tmp_path), certificates(tmp_path)
+    one.add("key", Certificate(agreed=((0, 9),)))
+    seen = one._facts("key")
+    other.add("key", Certificate(disputed=((5, 5),)))
+    monkeypatch.setattr(one, "_facts", lambda key: seen)  # read before the other one wrote
+    one.add("key", Certificate(agreed=((20, 29),)))
+    assert other.read("key") == Certificate(((0, 4), (6, 9), (20, 29)), ((5, 5),))
+
+
+def test_a_damaged_certificate_is_no_knowledge(tmp_path: Path) -> None:
+    store = certificates(tmp_path)
+    store.add("key", Certificate(agreed=((0, 9),)))
+    (path,) = (tmp_path / "certificates" / "key").iterdir()
+    path.write_text('{"agreed": [[0')
+    assert store.read("key") == Certificate()
+
+
+def test_tokenizers_is_given_bounded_batches(tmp_path: Path) -> None:
+    reference = Reference(made("bpe").to_str(), True)
+    texts = ["ab " * 1000] * (BATCH_BYTES // 2000) + ["", "x y" * (BATCH_BYTES // 2), ""]
+    ids, offsets = reference.ids(pa.array(texts))
+    alone = [reference.tokenizer.encode(text).ids for text in (texts[0], texts[-2])]
+    assert np.diff(offsets).tolist() == [len(alone[0])] * (len(texts) - 3) + [0, len(alone[1]), 0]
+    assert ids[: len(alone[0])].tolist() == alone[0]
+    assert ids[offsets[-3] :].tolist() == alone[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_neither_engine_nor_workers_change_a_byte(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_dataset(tmp_path)
+    found = []
+    for engine in ("tokenizers", "gigatoken"):
+        monkeypatch.setenv(ENGINE, engine)
+        found.append(digests(build(config, tmp_path / engine, workers)))
+    assert found[0] == found[1]
+    store = ArtifactStore(tmp_path / "gigatoken")
+    keys = [chunk.key for chunk in store.manifest("small", "tokens").chunks]
+    assert len(keys) > 1
+    assert all(action and action.engine for action in map(store.find_action, keys))
+
+
+class Wrong(Gigatoken):
+    """Right about its first chunk; then it turns the ids of every text around, whose lengths still add up."""
+
+    calls = 0
+
+    def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
+        ids, offsets = super().ids(texts)
+        Wrong.calls += 1
+        if Wrong.calls > 1:
+            row = np.repeat(np.arange(len(texts)), np.diff(offsets))
+            ids = ids[offsets[row] + offsets[row + 1] - 1 - np.arange(len(ids))]
+        return ids, offsets
+
+
+def test_a_wrong_sample_makes_all_of_that_engine_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_dataset(tmp_path)
+    right = build(path, tmp_path / "right")
+    monkeypatch.setenv(ENGINE, "gigatoken")
+    monkeypatch.setattr(fast, "Gigatoken", Wrong)
+    store, config = ArtifactStore(tmp_path / "store"), PipelineConfig.from_file(path)
+    put, engines = store.put_action, []
+
+    def recorded(*arguments: Any) -> Any:
+        engines.append(arguments[-1])
+        return put(*arguments)
+
+    monkeypatch.setattr(store, "put_action", recorded)
+    made = Build(config, store, ComputeEngine(1), chunk_size=SMALL)
+    reports = {report.name: report for report in made.run_all()}
+    assert digests(reports) == digests(right)
+    (engine,) = {engine for engine in engines if engine}
+    assert store.certificates.is_void(engine)
+    actions = [store.find_action(chunk.key) for chunk in store.manifest("small", "tokens").chunks]
+    assert [action.engine for action in actions if action] == [""] * len(actions)
+    again = {report.name: report for report in Build(config, store, chunk_size=SMALL).run_all()}
+    assert again["tokens"].chunks_reused == again["tokens"].chunks
+    assert digests(again) == digests(right)
+
+
+@pytest.fixture(scope="module", params=["phi-2", "bert-base-cased"])
+def real(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    store = certificates(tmp_path_factory.mktemp("real"))
+    return kit_of(real_data / "tokenizers" / request.param / "tokenizer.json", store)
+
+
+def rows_of(texts: list[str], draw: random.Random) -> list[list[Piece]]:
+    """Each text cut into up to three spans, some of them trained."""
+    rows = []
+    for text in texts:
+        cuts = sorted({0, *draw.choices(range(len(text)), k=2), len(text)})
+        rows.append([(text[a:b], draw.random() < 0.5, False) for a, b in pairwise(cuts)])
+    return rows
+
+
+def test_real_texts_are_read_as_transformers_does(real: Kit, real_data: Path) -> None:
+    """Every row in the soak, of each file some otherwise."""
+    draw = random.Random(3)
+    for name, texts in texts_of(real_data).items():
+        some = texts if SOAK else draw.sample(texts, min(150, len(texts)))
+        rows = rows_of(some, draw)
+        out = real.run(rows)
+        found = out.table.to_pylist()
+        assert bool(out.engine) == (real.transformers.vocab_size > 50_000)
+        assert [row["input_ids"] for row in found] == ids_of(real, some), name
+        wanted = [expected(real, pieces) for pieces in rows]
+        assert [labels_of(row) for row in found] == [flags for _, flags, _ in wanted], name
+        assert out.counters["straddles"] == sum(straddles for _, _, straddles in wanted), name

@@ -1,0 +1,176 @@
+"""The terminal: what a person sees, what a script reads, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.datasets_on_disk import write_dataset
+from support.terminal import run
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `small.yaml` and a store in which it is built."""
+    folder = tmp_path_factory.mktemp("built")
+    write_dataset(folder, dataset={"name": "small.jsonl", "val_split": 0.2})
+    assert run("build", "small.yaml", folder=folder).returncode == 0
+    return folder
+
+
+def test_build_prints_a_table_of_stages(built: Path) -> None:
+    done = run("build", "small.yaml", folder=built)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    for word in ("rows in", "rows out", "rejected", "chunks", "reused", "seconds", "raw", "sequences"):
+        assert word in done.stdout
+    assert "13 of 13 chunks reused" in done.stdout
+
+
+def test_json_is_one_object_and_all_else_goes_to_stderr(built: Path) -> None:
+    done = run("build", "small.yaml", "--json", folder=built)
+    found = json.loads(done.stdout)
+    assert [stage["name"] for stage in found["stages"]] == [
+        "raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences",
+    ]  # fmt: skip
+    wanted = {
+        "name",
+        "rows_in",
+        "rows_out",
+        "rejected",
+        "filtered",
+        "tokens",
+        "chunks",
+        "chunks_reused",
+        "seconds",
+        "digest",
+    }
+    assert all(wanted <= set(stage) for stage in found["stages"])
+    assert all(stage["chunks"] == stage["chunks_reused"] for stage in found["stages"])
+    assert "sequences" in done.stderr
+
+
+def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
+    write_dataset(tmp_path)
+    done = run("build", "small.yaml", "--stage", "columns", "--limit", 20, "--workers", 1, "--json", folder=tmp_path)
+    found = json.loads(done.stdout)
+    assert [stage["name"] for stage in found["stages"]] == ["raw", "schema", "columns"]
+    assert (found["dataset"], found["stages"][-1]["rows_out"]) == ("small@20", 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build", "smal.yaml"], "smal.yaml: no such file; did you mean small.yaml?"),
+        (["build", "small.yaml", "--stage", "tokns"], "--stage: 'tokns' is not one of raw, schema, columns"),
+        (["build", "small.yaml", "--workers", "0"], "'0' is not a whole number of at least 1"),
+        (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is outside of the"),
+        (["bild", "small.yaml"], "invalid choice: 'bild'"),
+    ],
+)
+def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[str], message: str) -> None:
+    done = run(*arguments, folder=built)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dataset: {name: missing.jsonl}", "no such file: missing.jsonl"),
+        ("dataset: {name: smal.jsonl}", "did you mean small.jsonl?"),
+        ("dataset: {name: small.bin, format: auto}", "no such file: small.bin"),
+        ("dataset: {name: small.jsonl}\ntokenizer: {name_or_path: ./nowhere}", "no such file or folder: ./nowhere"),
+        ("dataset: {name: small.jsonl}", "tokenizer: set name_or_path, or train"),
+        ("dataset: {name: small.jsonl, column_mapping: {prompt: questoin}}", "no column questoin"),
+        ("dataset: {name: small.jsonl, splits: [test]}", "files hold only train"),
+        ("dataset: {name: small.jsonl", "not valid YAML"),
+    ],
+)
+def test_a_wrong_yaml_exits_2_with_its_line(built: Path, change: str, message: str) -> None:
+    trained = 'tokenizer: {train: {vocab_size: 300}, special_tokens: {eos: "<e>"}}\n'
+    (built / "wrong.yaml").write_text(change + "\n" + ("" if "tokenizer" in change + message else trained))
+    done = run("build", "wrong.yaml", folder=built)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert any(line.startswith("wrong.yaml:") for line in done.stderr.splitlines())
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_data_exits_3_and_a_foreign_store_4(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path)
+    (tmp_path / "small.jsonl").write_text('{"instruction": "a", "input": "", "output": ""}\n' * 3)
+    failed = run("build", config, folder=tmp_path)
+    assert (failed.returncode, "empty_answer" in failed.stderr, "Traceback" in failed.stderr) == (3, True, False)
+    (tmp_path / "store" / "FORMAT").write_text("something else")
+    assert run("build", config, folder=tmp_path).returncode == 4
+
+
+def test_a_file_that_cannot_be_read_exits_3_and_is_named(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path, dataset={"name": "broken.json"})
+    (tmp_path / "broken.json").write_text('[{"a": 1}, {"a": ')
+    done = run("build", config, folder=tmp_path)
+    assert (done.returncode, "broken.json: invalid JSON" in done.stderr) == (3, True)
+
+
+def test_preview_shows_what_is_trained(built: Path) -> None:
+    rows = [json.loads(line) for line in (built / "small.jsonl").read_text().splitlines()]
+    page = built / "preview.html"
+    done = run("preview", "small.yaml", "--row", 0, 5, "--html", page, folder=built)
+    assert done.returncode == 0, done.stderr
+    html = page.read_text()
+    assert html.count("<article>") == 2
+    assert "<script" not in html and "http" not in html
+    shown = run("preview", "small.yaml", folder=built)
+    assert shown.stdout.count("trained") >= 3
+    assert rows[0]["instruction"].split(":")[0] in shown.stdout
+
+
+def test_preview_says_why_a_row_is_absent_and_shows_no_control_character(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path, 300)
+    data = tmp_path / "small.jsonl"
+    lines = data.read_text().splitlines()
+    lines[3] = json.dumps({"instruction": "nothing", "input": "", "output": ""})
+    lines[4] = json.dumps({"instruction": "\x1b[31m<b>red</b>", "input": "", "output": "a"})
+    data.write_text("\n".join(lines) + "\n")
+    done = run("preview", config, "--row", 3, 4, folder=tmp_path)
+    assert "rejected by columns: empty_answer" in done.stdout
+    assert "\x1b[31m" not in done.stdout
+    run("preview", config, "--row", 4, "--html", "p.html", folder=tmp_path)
+    assert "<b>red" not in (tmp_path / "p.html").read_text()
+
+
+def test_schema_prints_the_json_schema(tmp_path: Path) -> None:
+    schema = json.loads(run("schema", folder=tmp_path).stdout)
+    one, mixture = (schema["$defs"][found["$ref"].rpartition("/")[2]] for found in schema["anyOf"])
+    assert (one["required"], mixture["required"]) == (["dataset"], ["mixture"])
+    assert "tokenizer" in one["properties"] and "tokenizer" not in mixture["properties"]
+
+
+def test_help_names_commands_and_exit_codes(tmp_path: Path) -> None:
+    text = run("--help", folder=tmp_path).stdout
+    assert all(word in text for word in ("build", "preview", "schema", "exit codes"))
+
+
+def test_a_missing_extra_is_named(built: Path) -> None:
+    program = (
+        "import sys; sys.modules['rich'] = None; from tokenloom.cli import main; "
+        "sys.exit(main(['build', 'small.yaml']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=built, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "rich" in done.stderr and "tokenloom[pipeline]" in done.stderr
+
+
+def test_build_never_imports_dagster(built: Path) -> None:
+    program = (
+        "import sys; from tokenloom.cli import main; code = main(['build', 'small.yaml']); "
+        "assert not {'dagster', 'datasets', 'transformers', 'torch'} & set(sys.modules); sys.exit(code)"
+    )
+    env = {**os.environ, "TOKENLOOM_STORE": str(built / "store")}
+    subprocess.run([sys.executable, "-c", program], cwd=built, env=env, check=True, capture_output=True)

@@ -1,0 +1,393 @@
+"""`tokenloom inspect`: what it says of a source, and that the YAML it writes builds, or asks instead of guessing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.datasets_on_disk import rows
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
+from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.cli import main
+from tokenloom.cli.source_facts import dataset_name
+from tokenloom.cli.starter_yaml import FILL_IN, scalar, starter_yaml
+from tokenloom.cli.token_runs import RowReader
+from tokenloom.config import DATASET_NAME, PipelineConfig
+from tokenloom.config.yaml_file import Loader, parse_config
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.templates.chatml import chatml
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with its own store."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    return tmp_path
+
+
+def write_rows(path: Path, count: int = 60) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)), encoding="utf-8")
+    return path
+
+
+def built(config: object, capsys: pytest.CaptureFixture[str], *options: object) -> dict[str, dict[str, Any]]:
+    """The stages of a build, by name."""
+    capsys.readouterr()
+    assert main(["build", str(config), "--json", *map(str, options)]) == 0, capsys.readouterr().err
+    return {stage["name"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+
+
+SURE = {
+    "instruct/alpaca_data.json": ("completion", {"prompt": "instruction", "context": "input", "completion": "output"}),
+    "multilingual/alpaca_zh_demo.json": (
+        "completion",
+        {"prompt": "instruction", "context": "input", "completion": "output"},
+    ),
+    "math/gsm8k_test.jsonl": ("completion", {"prompt": "question", "completion": "answer"}),
+    "awkward/dialogsum_dev.jsonl": ("completion", {"prompt": "dialogue", "completion": "summary"}),
+    "awkward/TruthfulQA_bom.csv": ("completion", {"prompt": "Question", "completion": "Best Answer"}),
+    "awkward/banking77_test.csv": ("completion", {"prompt": "text", "completion": "category"}),
+    "chat/dummy_conversation.json": ("chat", {"messages": "conversations"}),
+    "chat/toy_chat_fine_tuning.jsonl": ("chat", {"messages": "messages"}),
+    "text/wikitext-2/test.txt": ("text", {"text": "text"}),
+}
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_the_yaml_of_a_sure_reading_builds_as_it_is(
+    real_data: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(real_data / name), "--limit", "400"]) == 0
+    said = capsys.readouterr().out
+    assert "Read as" in said
+    (path,) = folder.glob("*.yaml")
+    settings = yaml.safe_load(path.read_text())
+    format_type, roles = SURE[name]
+    assert settings["dataset"]["column_mapping"] == roles
+    assert settings["prompt_template"]["format_type"] == format_type
+    stages = built(path, capsys, "--limit", 400)
+    assert all(stages[stage]["chunks_reused"] == stages[stage]["chunks"] for stage in ("raw", "schema"))
+    assert stages["sequences"]["tokens"] > 1000
+    assert stages["sequences"]["rows_out"] >= 0.98 * stages["raw"]["rows_out"]
+
+
+@pytest.mark.parametrize("name", ["awkward/gap_validation.tsv", "multilingual/gemoji.json"])
+def test_where_no_reading_is_sure_the_yaml_asks(
+    real_data: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(real_data / name)]) == 0
+    assert "Not clear which columns to train on" in capsys.readouterr().out
+    (path,) = folder.glob("*.yaml")
+    assert set(yaml.safe_load(path.read_text())["dataset"]["column_mapping"].values()) == {"<fill in>"}
+    assert main(["build", str(path)]) == 2
+    told = capsys.readouterr().err
+    line = 1 + next(n for n, text in enumerate(path.read_text().splitlines()) if "<fill in>" in text)
+    assert f"{path.name}:{line}: dataset.column_mapping." in told and "no column <fill in>" in told
+
+
+def test_close_readings_keep_what_they_agree_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [{"prompt": f"Ask {n}?", "response_a": f"Say {n}.", "response_b": f"Tell {n}."} for n in range(30)]
+    (folder / "two.json").write_text(json.dumps(pairs))
+    assert main(["inspect", "two.json"]) == 0
+    mapping = yaml.safe_load((folder / "two.yaml").read_text())["dataset"]["column_mapping"]
+    assert mapping == {"prompt": "prompt", "completion": "<fill in>"}
+    (folder / "two.yaml").write_text((folder / "two.yaml").read_text().replace("<fill in>", "response_b"))
+    assert built("two.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+def test_conversations_are_trained_on_answers_and_their_end(
+    real_data: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = real_data / "chat" / "dummy_conversation.json"
+    assert main(["inspect", str(source)]) == 0
+    built("dummy_conversation.yaml", capsys)
+    reader = RowReader(ArtifactStore(folder / "store"), "dummy_conversation")
+    for number, row in list(enumerate(json.loads(source.read_text())))[::50]:
+        trained = "".join(run.text for run in reader.read(number).sides[""] if run.trained)
+        said = [message["value"] for message in row["conversations"] if message["from"] == "gpt"]
+        assert trained == "".join(f"{text}<|im_end|>" for text in said)
+
+
+def test_a_tokenizer_without_the_template_s_marks_ends_answers_with_its_own(
+    real_data: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, tokenizer = real_data / "chat" / "dummy_conversation.json", real_data / "tokenizers" / "phi-2"
+    assert main(["inspect", str(source), "--tokenizer", str(tokenizer)]) == 0
+    settings = yaml.safe_load((folder / "dummy_conversation.yaml").read_text())["tokenizer"]
+    assert settings["name_or_path"] == str(tokenizer) and "train" not in settings
+    built("dummy_conversation.yaml", capsys)
+    runs = RowReader(ArtifactStore(folder / "store"), "dummy_conversation").read(0).sides[""]
+    assert [run.text for run in runs if run.trained and run.control][-1] == "<|endoftext|>"
+
+
+def test_a_yaml_is_not_overwritten_unless_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    (folder / "small.yaml").write_text("mine")
+    assert main(["inspect", "small.jsonl"]) == 2
+    assert "small.yaml exists" in capsys.readouterr().err
+    assert (folder / "small.yaml").read_text() == "mine"
+    assert main(["inspect", "small.jsonl", "--force"]) == 0
+    assert built("small.yaml", capsys)["sequences"]["rows_out"] == 60
+
+
+def test_a_yaml_on_stdout_is_all_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "small.jsonl", "--out", "-"]) == 0
+    out = capsys.readouterr().out
+    config = parse_config(out, folder / "x.yaml")
+    assert isinstance(config, PipelineConfig) and config.dataset.name == "small.jsonl"
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_json_is_one_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "small.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["dataset"], found["sure"], found["splits"]) == ("small", True, {"train": 60})
+    assert [column["path"] for column in found["columns"]] == ["instruction", "input", "output"]
+    assert found["formats"][0]["format"] == "alpaca" and found["roles"]
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_paths_lead_from_where_the_yaml_lies(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(folder / "data" / "small.jsonl")
+    (folder / "configs").mkdir()
+    (folder / "elsewhere").mkdir()
+    assert main(["inspect", "data/*.jsonl", "--out", "configs/all.yaml"]) == 0
+    monkeypatch.chdir(folder / "elsewhere")
+    assert built("../configs/all.yaml", capsys)["raw"]["rows_out"] == 60
+    assert main(["inspect", "../configs/all.yaml"]) == 0
+    assert "60 rows of train" in capsys.readouterr().out
+    assert not list((folder / "elsewhere").glob("*.yaml"))
+
+
+def test_inspecting_leaves_what_a_build_published(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "small.jsonl"]) == 0
+    built("small.yaml", capsys)
+    store = ArtifactStore(folder / "store")
+    before = store.manifest("small", "raw").digest
+    write_rows(folder / "small.jsonl", 20)
+    assert main(["inspect", "small.jsonl", "--force"]) == 0
+    assert store.manifest("small", "raw").digest == before
+
+
+def test_no_such_source_is_told_as_a_build_tells_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    assert main(["inspect", "smal.jsonl"]) == 2
+    told = "dataset.name: no such file: smal.jsonl; did you mean small.jsonl?\n"
+    assert capsys.readouterr().err == told
+    assert main(["inspect", "small.jsonl", "--tokenizer", "./nowhere"]) == 2
+    assert "no such file or folder: ./nowhere" in capsys.readouterr().err
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_data_cannot_write_into_the_yaml_or_steer_the_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = "answer\n  train: [x]\x1b[31m # {"
+    (folder / "odd.json").write_text(json.dumps([{"question": f"Why {n}?", odd: f"So {n}."} for n in range(30)]))
+    assert main(["inspect", "odd.json"]) == 0
+    assert "\x1b[31m" not in capsys.readouterr().out
+    text = (folder / "odd.yaml").read_text()
+    assert "\x1b" not in text
+    assert set(yaml.safe_load(text)["dataset"]) == {"name", "column_mapping"}
+
+
+@pytest.mark.parametrize("text", [None, "nope"])
+def test_errors_and_verdicts_show_control_characters_of_the_data(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    evil = "\x1b[31mEVIL\x1b]0;t\x07 prompt"
+    (folder / "odd.json").write_text(
+        json.dumps([{evil: f"{n}?", "response_a": "A.", "response_b": "B."} for n in range(30)])
+    )
+    if text:
+        settings = {"dataset": {"name": "odd.json", "column_mapping": {"text": text}}, "tokenizer": {"train": {}}}
+        settings["tokenizer"]["special_tokens"] = {"eos": "<e>"}
+        (folder / "odd.yaml").write_text(yaml.safe_dump(settings))
+        assert main(["build", "odd.yaml"]) == 2
+    else:
+        assert main(["inspect", "odd.json"]) == 0
+    said = capsys.readouterr()
+    assert "\\u001b[31mEVIL\\u001b]0;t\\u0007" in said.out + said.err
+    assert not set("\x1b\x07") & set(said.out + said.err)
+
+
+DECLARED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"prompt": "Q: {question}", "completion": "answer"}, {}, "Q: Why 3?"),
+    ({"completion": "answer"}, {}, "Why 3?"),
+    ({"prompt": {"constant": "Say so."}, "completion": "answer"}, {"train_on": "all"}, "Say so."),
+    ({"a": "question", "b": "answer"}, {"template": "{a}\n-> {b}", "label_column": "b"}, "Why 3?\n-> "),
+    ({"prompt": "question", "system": "s", "completion": "answer"}, {}, "Why 3?"),
+]
+
+
+@pytest.mark.parametrize(("mapping", "prompt", "shown"), DECLARED)
+def test_a_yaml_s_own_mapping_is_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str], mapping: dict[str, Any], prompt: dict[str, Any], shown: str
+) -> None:
+    asked = [{"question": f"Why {n}?", "answer": "So.", "s": "Be brief.", "x": "text"} for n in range(30)]
+    (folder / "s.json").write_text(json.dumps(asked))
+    dataset = {"name": "s.json", "column_mapping": mapping}
+    (folder / "m.yaml").write_text(yaml.safe_dump({"dataset": dataset, "prompt_template": prompt}))
+    assert main(["inspect", "m.yaml", "--out", "m2.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "The mapping is the YAML's own: " in said and "build it with" in said
+    assert yaml.safe_load((folder / "m2.yaml").read_text())["dataset"] == dataset
+    built("m2.yaml", capsys)
+    runs = RowReader(ArtifactStore(folder / "store"), "m2").read(3).sides[""]
+    assert shown in "".join(run.text for run in runs)
+
+
+def test_a_yaml_s_own_mapping_that_does_not_fit_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "small.jsonl")
+    mapping = {"prompt": FILL_IN, "completion": "output"}
+    (folder / "m.yaml").write_text(yaml.safe_dump({"dataset": {"name": "small.jsonl", "column_mapping": mapping}}))
+    assert main(["inspect", "m.yaml", "--out", "m2.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "instruction" in said and "build it with" not in said
+    assert (
+        "The mapping is the YAML's own, and no build takes it: dataset.column_mapping.prompt: no column <fill" in said
+    )
+    assert yaml.safe_load((folder / "m2.yaml").read_text())["dataset"]["column_mapping"] == mapping
+
+
+@given(st.text(max_size=40))
+def test_any_source_gives_a_valid_name(source: str) -> None:
+    assert re.fullmatch(DATASET_NAME, dataset_name(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("data/hh-rlhf_test.jsonl.gz", "hh-rlhf_test"),
+        ("tatsu-lab/alpaca", "alpaca"),
+        ("data/*.jsonl", "data"),
+        ("https://x.org/a/b.csv?key=1", "b"),
+        ("my data (1).json", "my_data_1"),
+    ],
+)
+def test_the_name_is_the_stem(source: str, name: str) -> None:
+    assert dataset_name(source) == name
+
+
+@given(st.one_of(st.text(max_size=30), st.integers(), st.booleans(), st.none(), st.lists(st.text(max_size=5))))
+def test_a_value_reads_back_from_one_line_of_yaml(value: object) -> None:
+    assert "\n" not in scalar(value)
+    assert yaml.safe_load(f"a: {scalar(value)}  # why\n") == {"a": value}
+
+
+HOSTILE = st.text(
+    st.one_of(
+        st.sampled_from("\0\x07\t\n\r\x1b\x7f\x85\xa0\xad\u2028\ufeff\U0010ffff#:{}'\"- a"),
+        st.characters(codec="utf-8"),
+    )
+)
+
+
+@given(HOSTILE.filter(bool), HOSTILE.filter(bool), st.lists(HOSTILE, min_size=1, max_size=3), st.booleans())
+def test_any_names_come_out_of_the_yaml_as_they_went_in(name: str, root: str, names: list[str], sure: bool) -> None:
+    dataset: dict[str, Any] = {"name": name, "reader": {"root": root}, "splits": names}
+    columns = merge([sketch(pa.table({column: ["x"] for column in [*names, name]}))])
+    reading = FormatCandidate(
+        "alpaca", "completion", {"prompt": names[0], "completion": root}, 0.9, (f"prompt: {name}",)
+    )
+    choice = reading if sure else Ambiguity((reading, replace(reading, roles={"prompt": name, "completion": root})))
+    text = starter_yaml(dataset, columns, choice, found=[f"{name} was found", *names])
+    prompt = names[0] if sure or names[0] == name else FILL_IN
+    expected = dataset | {"column_mapping": {"prompt": prompt, "completion": root}}
+    for loader in (yaml.SafeLoader, Loader):
+        assert yaml.load(text, Loader=loader)["dataset"] == expected
+
+
+def test_files_and_roots_with_control_characters_build(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = json.dumps({"da\x07ta": [{"question": f"Why {n}?", "answer": "So."} for n in range(30)]})
+    (folder / "f\x1b[31m\u2028.json").write_text(root)
+    assert main(["inspect", "f\x1b[31m\u2028.json", "--out", "root.yaml"]) == 0
+    assert built("root.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--out", "-", "--json"], "--out: - writes the YAML where --json prints its object; name a file"),
+        (["--out", ""], "--out: names no file; - is stdout"),
+        (["--out", "nodir/x.yaml"], "--out: there is no folder nodir"),
+        (["--out", "folder"], "--out: folder is a folder; name a file"),
+        (["--config", "x"], "--config: small.jsonl is no hub dataset; only those have subsets"),
+        (["--revision", "x"], "--revision: small.jsonl is no hub dataset; only those have revisions"),
+        (["--split", "train"], "--split: small.jsonl is files, whose rows are all of one split"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_before_reading(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    write_rows(folder / "small.jsonl")
+    (folder / "folder").mkdir()
+    assert main(["inspect", "small.jsonl", *arguments]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"{told}\n")
+    assert not (folder / "store").exists() and not list(folder.glob("*.yaml"))
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "R"},
+    {"role": "assistant", "content": "A"},
+]
+CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any] | None = None) -> tuple[str, list[str]]:
+    """The text as `transformers` renders it, and the parts that it marks as generated."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    found: Any = render_jinja_template(
+        conversations=[messages],
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        add_generation_prompt=False,
+    )
+    texts, marks = found
+    return texts[0], [texts[0][begin:end] for begin, end in marks[0]]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_chatml_is_chatml(tools: bool) -> None:
+    plain = [TALK[0], TALK[1], TALK[4], TALK[1], TALK[4]]
+    text, marked = rendered(chatml(tools), plain)
+    assert text == "".join(f"<|im_start|>{said['role']}\n{said['content']}<|im_end|>\n" for said in plain)
+    assert marked == ["A<|im_end|>"] * 2
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_chatml_renders_reasoning_before_answers(tools: bool) -> None:
+    thought = {**TALK[4], "reasoning_content": "T"}
+    _, marked = rendered(chatml(tools, reasoning=True), [TALK[1], thought, TALK[1], TALK[4]])
+    assert marked == ["<think>\nT\n</think>\n\nA<|im_end|>", "A<|im_end|>"]
+
+
+def test_chatml_renders_tools_calls_and_responses() -> None:
+    text, marked = rendered(chatml(tools=True), TALK, [CALL])
+    assert marked == [f"{CALLED}\n{CALLED}<|im_end|>", "A<|im_end|>"]
+    assert text.startswith("<|im_start|>system\nS\n\n# Tools\n") and text.count("<|im_start|>system") == 1
+    assert f"<tools>\n{json.dumps(CALL)}\n</tools>" in text
+    assert "<|im_start|>tool\n<tool_response>\nR\n</tool_response><|im_end|>\n" in text

@@ -1,0 +1,135 @@
+"""A YAML loads as it is meant, or every fault in it is named with its line and remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.datasets_on_disk import DESIGN
+from tokenloom.config import PipelineConfig
+from tokenloom.config.yaml_file import UNAVAILABLE
+from tokenloom.errors import ConfigError
+
+
+def faults(folder: Path, text: str | bytes) -> list[str]:
+    """The faults of a YAML, without the file's name: `line: message`."""
+    path = folder / "data.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        PipelineConfig.from_file(path)
+    assert caught.value.exit_code == 2
+    return [str(fault).removeprefix(f"{path}:").strip() for fault in caught.value.faults]
+
+
+def test_the_documented_file_loads(tmp_path: Path) -> None:
+    path = tmp_path / "alpaca.yaml"
+    path.write_text(DESIGN)
+    config = PipelineConfig.from_file(path)
+    assert config.dataset_name == "alpaca"
+    assert config.prompt_template.input_columns == ("instruction", "input")
+    assert (config.prompt_template.template or "").endswith("### Response:\n{output}\n")
+    assert (config.tokenizer.padding, config.dataloader.batch_size, config.dataloader.num_workers) == (
+        "max_length",
+        4,
+        4,
+    )
+
+
+def test_a_name_and_defaults_are_enough(tmp_path: Path) -> None:
+    path = tmp_path / "d.yaml"
+    path.write_text("dataset: {name: x.jsonl}\n")
+    mapped = PipelineConfig.from_mapping({"dataset": {"name": "x.jsonl"}})
+    assert PipelineConfig.from_file(path).model_dump() == mapped.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("type: other", "1: type: 'other' is not one of data_module"),
+        ('version: "2.0"', "1: version: '2.0' is not one of 1.0; did you mean 1.0?"),
+        ("datset: {name: x}", "1: datset: unknown setting; did you mean dataset?"),
+        ("tokenizer: {max_lenght: 5}", "1: tokenizer.max_lenght: unknown setting; did you mean max_length?"),
+        ("tokenizer: {max_length: '5'}", "1: tokenizer.max_length: expected a whole number, found '5'"),
+        ("tokenizer: {padding: longst}", "'longst' is not one of max_length, longest; did you mean longest?"),
+        ("dataloader: {batch_size: 0}", "1: dataloader.batch_size: 0: input should be greater than or equal to 1"),
+        ("dataloader: {batch_size: true}", "1: dataloader.batch_size: expected a whole number, found true"),
+        ("dataloader: [1]", "1: dataloader: expected settings, found [1]"),
+        ("length: {packing: concatt}", "'concatt' is not one of none, concat, best_fit; did you mean concat?"),
+        ("schedule: daily", "1: schedule: 'daily' is not a cron line of five fields, such as 0 3 * * *"),
+        ("tokenizer: {train: {}}", 'train needs special_tokens; for example {eos: "<|endoftext|>", pad: "<|pad|>"}'),
+        ("prompt_template: {format_type: jinja}", "1: prompt_template: format_type jinja needs a template"),
+        ("schedule: '61 3 * * *'", "is not a cron line"),
+        ("name: a/b", "name: 'a/b': string should match pattern"),
+        ("tokenizer: {max_length: 99999999999999999999}", "input should be less than or equal to 2147483647"),
+        ("1: x", "names of settings are text"),
+        ("dataset: {name: y}", "2: dataset: given twice, first on line 1"),
+    ],
+)  # fmt: skip
+def test_each_fault_has_its_line_and_remedy(tmp_path: Path, line: str, found: str) -> None:
+    (fault, *_) = faults(tmp_path, f"{line}\ndataset: {{name: x}}\n")
+    assert re.match(r"\d+: [a-z_.0-9]+: ", fault)
+    assert found in fault
+
+
+def test_all_faults_are_named_in_file_order(tmp_path: Path) -> None:
+    text = "type: wrong\ndataset:\n  nam: x\n  val_split: 2\ntokenizer:\n  max_length: many\nfoo: 1\n"
+    lines = [int(fault.split(":")[0]) for fault in faults(tmp_path, text)]
+    assert lines == [1, 2, 3, 4, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a: [1,", r"^\d+: not valid YAML: "),
+        ("\tdataset: x", r"^\d+: not valid YAML: "),
+        ("- a\n- b\n", r"^1: expected settings"),
+        ("", r"^not valid YAML|expected settings"),
+        ("dataset: !!python/object/apply:os.system ['echo']\n", r"not plain YAML"),
+        (b"\xff\xfe\x00bad", r"cannot be read"),
+    ],
+)
+def test_what_is_no_yaml_of_settings_is_refused(tmp_path: Path, text: str | bytes, found: str) -> None:
+    assert re.search(found, faults(tmp_path, text)[0])
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "alpaca.yaml").write_text(DESIGN)
+    with pytest.raises(ConfigError, match=r"alpacca\.yaml: no such file; did you mean alpaca\.yaml\?"):
+        PipelineConfig.from_file(tmp_path / "alpacca.yaml")
+
+
+@pytest.mark.parametrize("setting", sorted(UNAVAILABLE))
+def test_a_setting_that_is_not_available_is_refused_rather_than_ignored(setting: str) -> None:
+    values = {
+        "dataset.filters": ["len(output) > 0"],
+        "dataset.reader.root": "data[]",
+    }
+    value = values.get(setting) or sorted(UNAVAILABLE[setting])[0]
+    settings: dict[str, object] = {"dataset": {"name": "x"}}
+    *sections, last = setting.split(".")
+    holder: dict[str, object] = settings
+    for section in sections:
+        holder = holder.setdefault(section, {})  # type: ignore[assignment]
+    holder[last] = value
+    with pytest.raises(ConfigError, match="is not available in this version"):
+        PipelineConfig.from_mapping(settings)
+
+
+@given(st.text(max_size=200))
+def test_no_text_makes_reading_fail_in_another_way(text: str) -> None:
+    from tokenloom.config.yaml_file import parse_config
+
+    try:
+        parse_config(text, Path("any.yaml"))
+    except ConfigError as error:
+        assert error.faults
+
+
+def test_configs_cannot_be_changed() -> None:
+    config = PipelineConfig.from_mapping({"dataset": {"name": "x"}})
+    with pytest.raises(ValueError, match="frozen"):
+        config.dataset.name = "y"

@@ -1,0 +1,232 @@
+"""Each framework resumes from its own checkpoint at the right batch: the examples, broken off and run again."""
+
+# pyright: reportPrivateImportUsage=false
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from support.example_scripts import example
+from support.jax_training import trained
+from support.loaded_rows import settings, write_rows
+from support.paths import EXAMPLES
+from tokenloom.assets.building.build import Build
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import LoaderStateError
+from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest, open_dataset
+from tokenloom.resources.store import ArtifactStore
+
+ROWS, BATCH, EVERY = 29, 8, 2
+EPOCH = -(-ROWS // BATCH)
+
+
+class Broken(Exception):
+    """Training ends in the middle of a step."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
+    path = tmp_path_factory.mktemp("frameworks")
+    write_rows(path / "rows.jsonl", ROWS)
+    config = write_config(path, "data", dataset={"name": "rows.jsonl"}, **settings(tokenizer_folder))
+    list(Build(PipelineConfig.from_file(config), ArtifactStore(path / "store")).run_all())
+    return path / "store"
+
+
+@pytest.fixture(scope="module")
+def dataset(store: Path) -> TokenDataset:
+    return open_dataset("data", store=store)
+
+
+def given_to(model: nn.Module, break_at: int | None) -> list[str]:
+    """Digests of what a model is called with, as it is called; breaks off at call `break_at`."""
+    seen: list[str] = []
+
+    def note(_: nn.Module, __: Any, inputs: dict[str, Any]) -> None:
+        if len(seen) == break_at:
+            raise Broken
+        seen.append(batch_digest({name: inputs[name] for name in ("input_ids", "labels")}))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    return seen
+
+
+def of_epochs(dataset: TokenDataset, batches: int, batch_size: int) -> list[str]:
+    """Digests of the loader's batches from the first on."""
+    loader, seen = TokenLoader(dataset, batch_size=batch_size, seed=0, padding="longest"), []
+    while len(seen) < batches:
+        seen += [batch_digest({name: batch[name] for name in ("input_ids", "labels")}) for batch in loader]
+    return seen[:batches]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums have one order then."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def single_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def resumes(
+    script: ModuleType, dataset: TokenDataset, tmp_path: Path, batch_size: int, batches_a_step: int, **more: Any
+) -> None:
+    """Broken off in the first epoch, right behind its end, and in the second one."""
+    steps = 2 * EPOCH + 1
+    right = of_epochs(dataset, steps * batches_a_step, batch_size)
+
+    def run(folder: Path, break_at: int | None = None) -> tuple[list[str], dict[str, torch.Tensor]]:
+        torch.manual_seed(0)
+        model = script.tiny_model(dataset)
+        seen = given_to(model, None if break_at is None else break_at * batches_a_step)
+        try:
+            script.train(model, dataset, folder, steps, save_steps=EVERY, **more)
+            assert break_at is None
+        except Broken:
+            pass
+        return seen, model.state_dict()
+
+    undisturbed, weights = run(tmp_path / "undisturbed")
+    assert undisturbed == right and len(set(right)) == len(right)
+    for break_at in (3, EPOCH, EPOCH + 3):
+        folder = tmp_path / f"broken at {break_at}"
+        assert run(folder, break_at)[0] == right[: break_at * batches_a_step]
+        resumed, same_weights = run(folder)
+        assert resumed == right[(break_at - break_at % EVERY) * batches_a_step :], break_at
+        for name, value in weights.items():
+            torch.testing.assert_close(same_weights[name], value, rtol=0, atol=0)
+
+
+def test_trainer(dataset: TokenDataset, tmp_path: Path) -> None:
+    resumes(example("train_with_trainer"), dataset, tmp_path, batch_size=4, batches_a_step=2)
+
+
+def test_trl(dataset: TokenDataset, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    resumes(example("train_with_trl"), dataset, tmp_path, batch_size=4, batches_a_step=2)
+
+
+def test_accelerate(dataset: TokenDataset, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    resumes(example("train_with_accelerate"), dataset, tmp_path, BATCH, 1)
+
+
+def test_lightning(dataset: TokenDataset, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    resumes(example("train_with_lightning"), dataset, tmp_path, BATCH, 1)
+
+
+def test_a_mesh(dataset: TokenDataset, tmp_path: Path, single_rank: None) -> None:
+    script = example("train_with_mesh")
+    resumes(script, dataset, tmp_path, BATCH, 1, mesh=script.make_mesh(1, "cpu"))
+
+
+def test_jax(dataset: TokenDataset, store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    steps, breaks = 2 * EPOCH + 1, [3, EPOCH, EPOCH + 3]
+    (whole, parameters), runs = trained(EXAMPLES / "train_with_jax.py", store, tmp_path, steps, EVERY, breaks)
+    loader, right = TokenLoader(dataset, batch_size=BATCH, seed=0), []
+    while len(right) < steps:
+        right += [(batch["input_ids"].tolist(), batch["labels"].tolist()) for batch in loader]
+    assert whole == right[:steps]
+    for break_at, ((before, _), (after, same_parameters)) in zip(breaks, runs, strict=True):
+        assert before == whole[:break_at] and after == whole[break_at - break_at % EVERY :]
+        for name, value in parameters.items():
+            np.testing.assert_array_equal(same_parameters[name], value)
+
+
+@pytest.mark.parametrize("name", ["trainer", "trl", "accelerate", "lightning", "mesh"])
+def test_examples_run_as_scripts(name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name if name in ("trl", "accelerate", "lightning") else "transformers")
+    options = ["data", "--store", store, "--steps", "10", "--checkpoints", tmp_path / "run"]
+    for _ in range(2):  # the second time there is nothing left to do
+        monkeypatch.setattr(sys, "argv", ["example", *map(str, options)])
+        example(f"train_with_{name}").main()
+    assert list(tmp_path.glob("run/*"))
+
+
+class SkippingTrainer(Trainer):
+    """Handed the loader as it is: Trainer counts epochs, and skips by itself."""
+
+    def __init__(self, loader: TokenLoader, **settings: Any):
+        super().__init__(**settings)
+        self.loader = loader
+
+    def get_train_dataloader(self) -> Any:
+        return self.loader
+
+
+@pytest.mark.parametrize("break_at", [3, EPOCH, EPOCH + 3])
+def test_trainer_skips_to_the_right_batch_by_itself(dataset: TokenDataset, tmp_path: Path, break_at: int) -> None:
+    def run(break_at: int | None) -> list[str]:
+        arguments = TrainingArguments(str(tmp_path), num_train_epochs=3, save_steps=EVERY, report_to="none")
+        model = example("train_with_trainer").tiny_model(dataset)
+        loader = TokenLoader(dataset, batch_size=BATCH, seed=0, padding="longest")
+        seen = given_to(model, break_at)
+        trainer = SkippingTrainer(loader, model=model, args=arguments)
+        if break_at is None:
+            trainer.train(resume_from_checkpoint=True)
+        else:
+            with pytest.raises(Broken):
+                trainer.train()
+        return seen
+
+    right = of_epochs(dataset, 3 * EPOCH, BATCH)
+    assert run(break_at) == right[:break_at]
+    assert run(None) == right[break_at - break_at % EVERY :]
+
+
+def test_trainer_refuses_a_checkpoint_of_another_order_or_of_no_loader(dataset: TokenDataset, tmp_path: Path) -> None:
+    script = example("train_with_trainer")
+    model = script.tiny_model(dataset)
+
+    def trainer(seed: int, steps: int) -> Any:
+        arguments = TrainingArguments(str(tmp_path), max_steps=steps, save_steps=2, report_to="none")
+        loader = TokenLoader(dataset, batch_size=BATCH, seed=seed)
+        return script.TokenTrainer(model, arguments, train_loader=loader)
+
+    trainer(0, 2).train()
+    with pytest.raises(LoaderStateError, match="seed"):
+        trainer(1, 4).train(resume_from_checkpoint=True)
+    path = tmp_path / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    assert state["epoch"] == pytest.approx(2 * BATCH / ROWS)
+    del state["stateful_callbacks"]["TokenLoader"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(LoaderStateError, match="no state"):
+        trainer(0, 4).train(resume_from_checkpoint=True)
+
+
+def test_taking_all_batches_of_an_epoch_finishes_it(dataset: TokenDataset) -> None:
+    """Frameworks that know how many there are do not ask for one more."""
+    plans: list[dict[str, Any]] = [{}, {"drop_last": True}, {"token_budget": 256}]
+    for plan in plans:
+        loader = TokenLoader(dataset, batch_size=BATCH, seed=0, padding="longest", **plan)
+        right = [[batch_digest(batch) for batch in loader] for _ in range(3)]
+        loader.set_epoch(0)
+        for epoch in right:
+            assert [batch_digest(batch) for batch in islice(loader, len(epoch))] == epoch
+        for epoch in (2, 1, 1):
+            loader.set_epoch(epoch)
+            assert [batch_digest(batch) for batch in islice(loader, len(right[epoch]))] == right[epoch]
+        assert [batch_digest(batch) for batch in islice(loader, 2)] == right[2][:2]
+        assert [batch_digest(batch) for batch in islice(loader, 2)] == right[2][:2]  # broken off: anew

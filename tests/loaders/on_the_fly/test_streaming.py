@@ -1,0 +1,168 @@
+"""Streaming: the rows and, unshuffled, the order of the built dataset, over ranks, workers and processes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.gloo_ranks import on_ranks
+from support.loaded_rows import LONGEST, Row, rows_of, settings, write_rows
+from tokenloom import DataPipeline
+from tokenloom.errors import ConfigError, DatasetNotFoundError
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
+    """A YAML over a folder of several files."""
+    path = tmp_path_factory.mktemp("streaming")
+    (path / "files").mkdir()
+    for number in range(5):
+        write_rows(path / "files" / f"{number}.jsonl", 40 + number, seed=number)
+    dataset = {"name": "files", "val_split": 0.2}
+    return write_config(path, "streamed", dataset=dataset, dataloader={"batch_size": 4}, **settings(tokenizer_folder))
+
+
+def changed(source: Path, name: str, **changes: Any) -> Path:
+    """A copy of a YAML with other settings, beside it."""
+    sections = yaml.safe_load(source.read_text(encoding="utf-8"))
+    for section, values in changes.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    path = source.with_name(f"{name}.yaml")
+    path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def stream(source: Path, split: str = "train", rank: int = 0, world: int = 1) -> list[Row]:
+    """All rows of one rank of a loader with `streaming: true`."""
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    pipeline = DataPipeline.from_config(
+        changed(source, "streaming", dataset=dataset), store=source.parent / "unused"
+    ).unwrap()
+    found = rows_of(pipeline.get_dataloader(split, rank=rank, world_size=world).unwrap())
+    assert not (source.parent / "unused").exists()
+    return found
+
+
+def built(source: Path, split: str = "train") -> list[Row]:
+    pipeline = DataPipeline.from_config(source, store=source.parent / "store").unwrap()
+    return rows_of(pipeline.get_dataloader(split, shuffle=False).unwrap())
+
+
+@pytest.mark.parametrize("packing", ["none", "concat"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world", [1, 2])
+def test_streaming_yields_the_rows_of_the_built_dataset(source: Path, workers: int, world: int, packing: str) -> None:
+    config = changed(source, "both", dataloader={"num_workers": workers}, length={"packing": packing})
+    found = [stream(config, rank=rank, world=world) for rank in range(world)]
+    assert Counter(row for rows in found for row in rows) == Counter(built(config))
+    assert all(found)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_streaming_without_shuffling_keeps_the_order(source: Path, split: str) -> None:
+    config = changed(source, "ordered", dataloader={"shuffle": "none"})
+    assert stream(config, split) == built(config, split)
+
+
+def test_streaming_reads_a_column_that_only_later_files_have(
+    tmp_path: Path, write_config: Callable[..., Path], tokenizer_folder: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    rows = [{"q": "no more here", "a": "fine"}, {"q": "hello", "a": "there", "more": "m"}]
+    for number, row in enumerate(rows):
+        (tmp_path / "files" / f"{number}.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    config = write_config(
+        tmp_path,
+        dataset={"name": "files"},
+        tokenizer={"name_or_path": str(tokenizer_folder), "max_length": LONGEST},
+        prompt_template={"template": "{q} {more}\n{a}", "label_column": "a"},
+    )
+    assert Counter(stream(config)) == Counter(built(config))
+
+
+def test_streaming_a_split_that_is_not_there_or_a_trained_tokenizer_is_refused(source: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="test"):
+        stream(source, "test")
+    train = {"name_or_path": None, "train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>"}}
+    with pytest.raises(ConfigError, match="train"):
+        stream(changed(source, "trained", tokenizer=train))
+
+
+def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Path) -> None:
+    def rows(config: Path) -> list[Row]:
+        pipeline = DataPipeline.from_config(config, store=source.parent / "store").unwrap()
+        return rows_of(pipeline.get_dataloader("train").unwrap())
+
+    expected = Counter(built(source))
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    for config in (source, changed(source, "streamed_by_rank", dataset=dataset)):
+        found = on_ranks(2, rows, config)
+        assert Counter(row for each in found for row in each) == expected, config.name
+        assert all(found)
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
+    """A YAML over three files of different lengths; of the largest every other row has no answer."""
+    path = tmp_path_factory.mktemp("uneven")
+    (path / "files").mkdir()
+    for number, count in enumerate((60, 3, 5)):
+        rows = write_rows(path / "files" / f"{number}.jsonl", count, seed=number)
+        for row in rows[:: 2 if count == 60 else count]:
+            row["a"] = None  # pyright: ignore[reportArgumentType]
+        (path / "files" / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    dataset, lenient = {"name": "files"}, {"max_reject_fraction": 1.0}
+    loader = {"batch_size": 2}
+    return write_config(
+        path, "uneven", dataset=dataset, dataloader=loader, validation=lenient, **settings(tokenizer_folder)
+    )
+
+
+def steps_of_epochs(config: Path) -> list[tuple[list[tuple[int, int]], list[Row]]]:
+    """Of two epochs on this rank: rows and real rows of each batch, and the real rows."""
+    loader = DataPipeline.from_config(config, store=config.parent / "unused").unwrap().get_dataloader("train").unwrap()
+    epochs = [list(loader), list(loader)]
+    sizes = [[(len(batch["labels"]), int(batch["attention_mask"].any(1).sum())) for batch in made] for made in epochs]
+    return [(size, rows_of(made)) for size, made in zip(sizes, epochs, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("packing", ["none", "concat"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_of_a_stream_make_the_same_number_of_steps(uneven: Path, workers: int, packing: str, world: int) -> None:
+    """Also where a rank has no row at all, as one of four has where rows of three files are packed."""
+    expected = built(changed(uneven, "whole", length={"packing": packing}))
+    dataset = {**yaml.safe_load(uneven.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    for drop_last in (False, True):
+        loader = {"num_workers": workers, "drop_last": drop_last}
+        config = changed(uneven, "stream", dataset=dataset, length={"packing": packing}, dataloader=loader)
+        ranks = on_ranks(world, steps_of_epochs, config)
+        for epoch in (0, 1):
+            sizes, rows = zip(*(rank[epoch] for rank in ranks), strict=True)
+            assert len({len(each) for each in sizes}) == 1
+            assert {size for each in sizes for size, _ in each} == {2}
+            found = Counter(row for each in rows for row in each)
+            if drop_last:
+                assert {real for each in sizes for _, real in each} <= {0, 2}
+                assert found < Counter(expected)
+            else:
+                assert found == Counter(expected)
+            assert len(sizes[0]) == max(sum(real > 0 for _, real in each) for each in sizes)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_finished_epoch_moves_on_to_another_order_of_the_same_rows(source: Path, workers: int) -> None:
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    config = changed(source, "epochs", dataset=dataset, dataloader={"num_workers": workers})
+    loader: Any = DataPipeline.from_config(config, store=source.parent / "unused").unwrap().get_dataloader().unwrap()
+    first, second = rows_of(loader), rows_of(loader)
+    loader.set_epoch(0)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert rows_of(loader) == first

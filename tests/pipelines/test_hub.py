@@ -1,0 +1,322 @@
+"""Datasets and tokenizers from the hub, through its real clients, which a hub on this machine answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import yaml
+
+from support.datasets_on_disk import PROMPT, TOKENIZER, rows
+from support.hub_server import HubServer
+from support.paths import TOKENIZER_MODELS
+from support.small_tokenizers import WriteConfig
+from tokenloom import open_dataset
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.store import ArtifactStore
+
+Row = dict[str, Any]
+BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
+
+TOKENLOOM = Path(sys.executable).parent / "tokenloom"
+TOKEN = "hf_secretSECRETsecretSECRETsecret"
+SAVE = "where transformers loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
+SPELLING = "check its spelling, or HF_TOKEN where it is private"
+TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
+SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
+SEVERAL = {
+    "configs": [
+        {"config_name": "small", "data_files": "small.jsonl"},
+        {"config_name": "tiny", "data_files": [{"split": "test", "path": "parts/tiny.jsonl"}]},
+    ]
+}
+SECTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "prompt_template": PROMPT}
+ONE_IS_DEFAULT = {
+    "configs": [
+        {"config_name": "small", "data_files": "small.jsonl"},
+        {"config_name": "usual", "data_files": "usual.jsonl", "default": True},
+    ]
+}
+STREAM = """
+import json
+from tokenloom import DataPipeline
+loader = DataPipeline.from_config("streamed.yaml").unwrap().get_dataloader("train", shuffle=False).unwrap()
+rows = ((ids, kept) for batch in loader for ids, kept in zip(batch["input_ids"], batch["attention_mask"]))
+found = [ids[kept == 1].tolist() for ids, kept in rows if kept.any()]
+print(json.dumps(found))
+"""
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Iterator[HubServer]:
+    """A hub with datasets, one of them on two branches, one with subsets, one gated; and with tokenizers."""
+    root = tmp_path_factory.mktemp("hub")
+    found = root / "datasets" / "org"
+    _write_rows(found / "rows" / "train.jsonl", TRAIN)
+    _write_rows(found / "rows" / "test.jsonl", TEST)
+    _write_rows(found / "rows@v1" / "train.jsonl", BRANCH)
+    _write_rows(found / "several" / "small.jsonl", SMALL)
+    _write_rows(found / "several" / "parts" / "tiny.jsonl", TINY)
+    (found / "several" / "README.md").write_text(f"---\n{yaml.safe_dump(SEVERAL)}---\n# Two subsets\n")
+    _write_rows(found / "chosen" / "small.jsonl", SMALL)
+    _write_rows(found / "chosen" / "usual.jsonl", BRANCH)
+    (found / "chosen" / "README.md").write_text(f"---\n{yaml.safe_dump(ONE_IS_DEFAULT)}---\n# One is the default\n")
+    _write_rows(found / "gated" / "train.jsonl", SMALL)
+    _write_rows(found / "broken" / "train.jsonl", SMALL, end='{"instruction": "half')
+    for name in ("tok", "gated-tok"):
+        _copy_tokenizer(tokenizer_folder, root / "models" / "org" / name)
+    (root / "models" / "org" / "pieces").mkdir()
+    shutil.copy(
+        TOKENIZER_MODELS / "bpe.model",
+        root / "models/org/pieces/tokenizer.model",
+    )
+    (root / "models/org/pieces/special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    (root / "models/org/pieces/model.safetensors").write_bytes(b"\0" * 64)
+    (root / "models" / "org" / "weights").mkdir()
+    (root / "models" / "org" / "weights" / "model.safetensors").write_bytes(b"\0" * 64)
+    with HubServer(root, TOKEN, gated=("org/gated", "org/gated-tok")) as server:
+        yield server
+
+
+def _write_rows(path: Path, found: list[dict[str, str]], end: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found) + end, encoding="utf-8")
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> Path:
+    """A tokenizer with a chat template in its own file, and weights, which nobody needs."""
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "model.safetensors").write_bytes(b"\0" * 64)
+    return folder
+
+
+@pytest.fixture
+def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
+    """Runs `tokenloom build NAME.yaml`, the hub's clients asking `url`; sections are the YAML's."""
+
+    def run(
+        *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
+    ) -> subprocess.CompletedProcess[str]:
+        path = write_config(tmp_path, name, **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        ours = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "TOKENLOOM_STORE": "store"}
+        command = [str(TOKENLOOM), "build", path.name, "--json", *options]
+        environment = {**kept, **ours, **quiet, **(env or {})}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
+    """The rows of a built dataset as found, by split."""
+    opened = ArtifactStore(store)
+    found: dict[str, list[Row]] = {}
+    for chunk in opened.manifest(name, "raw").chunks:
+        found.setdefault(chunk.split, []).extend(opened.objects.get(chunk.output).drop_columns([ROW]).to_pylist())
+    return found
+
+
+def _stages(done: subprocess.CompletedProcess[str]) -> dict[str, Row]:
+    """What `--json` tells of a build that came to its end, by stage."""
+    assert done.returncode == 0, done.stderr
+    return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
+
+
+def _error(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line that a build ended with."""
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False), done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: BuildCommand, tmp_path: Path) -> None:
+    stages = _stages(build(dataset={"name": "org/rows"}))
+    assert (stages["sequences"]["rows_out"], stages["sequences"]["rejected"]) == (140, 0)
+    _write_rows(tmp_path / "local.jsonl", TRAIN)
+    _stages(build("--stage", "raw", name="local", dataset={"name": "local.jsonl"}))
+    local = _raw_rows(tmp_path / "store", "local")
+    assert _raw_rows(tmp_path / "store") == local | {"test": TEST} == {"train": TRAIN, "test": TEST}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "found"),
+    [
+        ({"name": "org/rows", "splits": ["test"]}, {"test": TEST}),
+        ({"name": "org/rows", "revision": "v1"}, {"train": BRANCH}),
+        ({"name": "org/rows", "revision": "COMMIT"}, {"train": BRANCH}),
+        ({"name": "org/several", "config": "small"}, {"train": SMALL}),
+        ({"name": "org/several", "config": "tiny"}, {"test": TINY}),
+        ({"name": "org/chosen"}, {"train": BRANCH}),
+    ],
+)
+def test_splits_revisions_and_subsets_are_picked(
+    build: BuildCommand, hub: HubServer, tmp_path: Path, dataset: Row, found: dict[str, list[Row]]
+) -> None:
+    if dataset.get("revision") == "COMMIT":
+        dataset = dataset | {"revision": hub.snapshot("datasets", "org/rows", "v1").commit}
+    _stages(build("--stage", "raw", dataset=dataset))
+    assert _raw_rows(tmp_path / "store") == found
+    commit = hub.snapshot("datasets", dataset["name"], "v1" if "revision" in dataset else "main").commit
+    assert ArtifactStore(tmp_path / "store").manifest("data", "raw").notes["commit"] == commit
+
+
+def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
+    build: BuildCommand, hub: HubServer, tmp_path: Path, write_config: WriteConfig
+) -> None:
+    sections = SECTIONS | {"tokenizer": {"name_or_path": "org/tok"}}
+    _stages(build(**sections))
+    write_config(tmp_path, "streamed", dataset={"name": "org/rows", "streaming": True}, **sections)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    env = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "streaming"), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    built = [row["input_ids"].tolist() for row in open_dataset("data", store=tmp_path / "store")]
+    assert json.loads(done.stdout.splitlines()[-1]) == built and len(built) == len(TRAIN)
+    assert not list((tmp_path / "streaming").rglob("*.arrow"))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ({"splits": ["test", "dev"]}, "3: dataset.splits: no dev; there are train, test"),
+        ({"name": "org/several"}, "1: dataset.config: org/several has several: small, tiny; name one"),
+        ({"name": "org/several", "config": "a"}, "3: dataset.config: org/several has no a; there are small, tiny"),
+        ({"config": "a"}, "3: dataset.config: org/rows has no a; there are default"),
+        ({"revision": "v2"}, "3: dataset.revision: org/rows has no revision v2 on the hub"),
+        ({"revision": "0" * 40}, f"3: dataset.revision: org/rows has no revision {'0' * 40} on the hub"),
+        (
+            {"name": "org/none"},
+            "2: dataset.name: org/none is no local file, and on the hub: Dataset 'org/none' doesn't exist on the Hub "
+            f"or cannot be accessed; {SPELLING}",
+        ),
+        (
+            {"name": "org/gated"},
+            "2: dataset.name: org/gated is no local file, and on the hub: Dataset 'org/gated' is a gated dataset on "
+            f"the Hub. You must be authenticated to access it; {SPELLING}",
+        ),
+        (
+            {"name": "org/a..b"},
+            "2: dataset.name: org/a..b is no local file, and on the hub: Cannot have -- or .. in repo_id: 'org/a..b'",
+        ),
+    ],
+)
+def test_what_the_hub_does_not_have_is_told_at_its_line(build: BuildCommand, dataset: Row, message: str) -> None:
+    told = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
+    assert told == f"data.yaml:{message}"
+
+
+def test_a_dataset_whose_files_are_broken_is_told_as_data(build: BuildCommand) -> None:
+    told = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
+    assert told.startswith("error: org/broken: datasets cannot load it: JSON parse error")
+    assert told.endswith("; download its files and name them, then only bad rows are rejected")
+
+
+def test_a_hub_that_gives_no_answer_is_told_apart_from_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
+    refused = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_TOKEN": "hf_wrong"})
+    assert _error(refused, 1) == (
+        f"error: org/rows is not here, and the hub at {hub.url} answers 401; check HF_TOKEN, or name a local copy"
+    )
+    offline = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_HUB_OFFLINE": "1"})
+    assert _error(offline, 1) == (
+        f"error: org/rows is not here, and the hub at {hub.url} is not asked; "
+        "unset HF_HUB_OFFLINE, or name a local copy"
+    )
+
+
+def test_a_hub_that_refuses_connections_is_told(build: BuildCommand, tmp_path: Path) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    done = build(url=url, dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": "org/tok"})
+    assert _error(done, 1) == (
+        f"error: org/tok is not here, and the hub at {url} cannot be reached; try again, or name a local copy"
+    )
+
+
+def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: HubServer, tmp_path: Path) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    dataset = {"name": "data.jsonl", "column_mapping": {"prompt": "instruction", "completion": "output"}}
+    sections = {"dataset": dataset, "prompt_template": {"format_type": "chat"}}
+    before = len(hub.requests)
+    there = _stages(build(tokenizer={"name_or_path": "org/tok"}, **sections))
+    fetched = {asked.rpartition("/")[2] for asked in hub.requests[before:] if asked.startswith("GET /org/tok/resolve/")}
+    assert fetched == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    folder = str(hub.root / "models" / "org" / "tok")
+    here = _stages(build("--store", "elsewhere", tokenizer={"name_or_path": folder}, **sections))
+    assert here["sequences"]["rows_out"] == len(SMALL)
+    assert {name: stage["digest"] for name, stage in there.items()} == {
+        name: stage["digest"] for name, stage in here.items()
+    }
+
+
+def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
+    build: BuildCommand, hub: HubServer, tmp_path: Path
+) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    sections = {"dataset": {"name": "data.jsonl"}, "tokenizer": {"name_or_path": "org/pieces"}}
+    before = len(hub.requests)
+    found = _stages(build(**sections))
+    assert found["sequences"]["rows_out"] == len(SMALL)
+    asked = [
+        request.split("/resolve/")[1] for request in hub.requests[before:] if "GET /org/pieces/resolve/" in request
+    ]
+    commit = hub.snapshot("models", "org/pieces").commit
+    assert sorted(asked) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
+    offline = _stages(build(env={"HF_HUB_OFFLINE": "1"}, **sections))
+    assert all(stage["chunks_reused"] == stage["chunks"] for stage in offline.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("org/none", f"is no local folder, and not on the hub; {SPELLING}"),
+        ("org/a..b", f"is no local folder, and not on the hub; {SPELLING}"),
+        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token that may read it"),
+        ("org/weights", f"holds no tokenizer.json, SentencePiece model or tiktoken ranks; {SAVE}"),
+    ],
+)
+def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
+    build: BuildCommand, tmp_path: Path, name: str, message: str
+) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    told = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
+    assert told == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
+
+
+def test_a_second_build_computes_nothing_and_no_token_is_kept(build: BuildCommand, tmp_path: Path) -> None:
+    sections = {"dataset": {"name": "org/gated"}, "tokenizer": {"name_or_path": "org/gated-tok"}}
+    cold = build(env={"HF_TOKEN": TOKEN}, **sections)
+    warm = build(env={"HF_TOKEN": TOKEN}, **sections)
+    assert all(stage["chunks_reused"] == stage["chunks"] > 0 for stage in _stages(warm).values())
+    assert [stage["digest"] for stage in _stages(warm).values()] == [
+        stage["digest"] for stage in _stages(cold).values()
+    ]
+    told = "".join(done.stdout + done.stderr for done in (cold, warm))
+    kept = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert kept and not any(TOKEN.encode() in content for content in [told.encode(), *kept])
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["Dataset", "DatasetDict"])
+def test_a_folder_that_save_to_disk_wrote_has_the_same_rows(build: BuildCommand, tmp_path: Path, several: bool) -> None:
+    train, test = datasets.Dataset.from_list(TRAIN), datasets.Dataset.from_list(TEST)
+    saved = datasets.DatasetDict({"train": train, "test": test}) if several else train
+    saved.save_to_disk(tmp_path / "saved")
+    _stages(build("--stage", "raw", dataset={"name": "saved"}, env={"HF_HUB_OFFLINE": "1"}))
+    assert _raw_rows(tmp_path / "store") == {"train": TRAIN} | ({"test": TEST} if several else {})

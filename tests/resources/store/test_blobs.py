@@ -1,0 +1,187 @@
+"""What a store asks of the place that keeps its blobs: the same of a folder and of a bucket."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.object_service import ObjectService, object_service
+from tokenloom.errors import DatasetNotFoundError
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.artifact_store import open_blobs
+from tokenloom.resources.store.blobs.blobs import Blobs
+
+CONTENTS = [b"", b"a", b"\x00\xff" * 5000, "été 🌊".encode()]
+NAMES = ["small", "été 🌊", "a b", "a%20b", "a+b&c=d", "a?b#c", "a:b@c", "...", "川.json", "x" * 100]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]:
+    with object_service(tmp_path_factory.mktemp("cache")) as service:
+        yield service
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, service: ObjectService) -> str:
+    """A place with nothing in it."""
+    return service.address() if request.param == "bucket" else str(tmp_path / "store")
+
+
+@pytest.fixture
+def blobs(address: str) -> Blobs:
+    return open_blobs(address)
+
+
+def object_name(data: bytes) -> str:
+    digest = blake3(data).hexdigest()
+    return f"objects/{digest[:2]}/{digest}.arrow"
+
+
+@pytest.mark.parametrize("data", CONTENTS)
+def test_what_is_written_is_read(blobs: Blobs, data: bytes) -> None:
+    for name in ("FORMAT", "deep/er/name.json", "tokenizers/ab/tokenizer.json"):
+        for content in (b"before", data):
+            blobs.write(name, memoryview(content))
+            assert (blobs.read(name), blobs.size(name)) == (content, len(content))
+            assert blobs.local(name).read_bytes() == content
+    assert pickle.loads(pickle.dumps(blobs)).read("FORMAT") == data
+    assert open_blobs(blobs.address).read("FORMAT") == data
+
+
+def test_what_is_not_there_is_told_as_such(blobs: Blobs) -> None:
+    blobs.write("a/b", b"")
+    for name in ("FORMAT", "a/bb", "b/b", object_name(b"none")):
+        for look in (blobs.read, blobs.local):
+            with pytest.raises(FileNotFoundError):
+                look(name)
+        assert blobs.size(name) is None
+    for name in ("FORMAT", "a/bb", object_name(b"none")):
+        blobs.delete(name)
+        blobs.touch(name)
+        blobs.fetch([name])
+    assert [blob.name for prefix in ("FORMAT", "none", "a") for blob in blobs.below(prefix)] == ["a/b"]
+
+
+@settings(max_examples=10)
+@given(
+    st.sets(
+        st.lists(st.sampled_from(["a", "a-", "a.b", "ab", "b", "é", "Z", "a b"]), min_size=1, max_size=3).map(tuple)
+    )
+)
+def test_names_below_come_in_order(
+    service: ObjectService, tmp_path_factory: pytest.TempPathFactory, names: set
+) -> None:
+    paths = {"/".join(name) for name in names}
+    files = sorted(name for name in paths if not any(other.startswith(f"{name}/") for other in paths))
+    for blobs in map(open_blobs, (service.address(), tmp_path_factory.mktemp("store"))):
+        for name in [*files[::2], *files[1::2]]:
+            blobs.write(f"top/{name}", name.encode())
+        blobs.write("topmost", b"")
+        found = [(blob.name, blob.size) for blob in blobs.below("top")]
+        assert found == [(f"top/{name}", len(name.encode())) for name in files]
+        assert [blob.name for blob in blobs.below("top/a")] == [f"top/{name}" for name in files if name[:2] == "a/"]
+
+
+def test_a_listing_goes_on_after_its_first_page(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")
+    names = [f"a/{number:02}" for number in range(10)]
+    for name in names:
+        blobs.write(name, name.encode())
+    assert [blob.name for blob in blobs.below("a")] == names
+
+
+def test_what_is_deleted_is_gone_and_its_neighbours_stay(blobs: Blobs) -> None:
+    held = object_name(b"held")
+    for name, content in ((held, b"held"), ("a/b", b"1"), ("a/bc", b"2")):
+        blobs.create(name, content)
+        blobs.local(name)
+    for name in ("a/b", held):
+        blobs.delete(name)
+        assert blobs.size(name) is None
+        with pytest.raises(FileNotFoundError):
+            blobs.local(name)
+    assert [blob.name for blob in blobs.below("a")] == ["a/bc"]
+
+
+def test_a_touched_blob_is_newer_and_the_same(blobs: Blobs) -> None:
+    blobs.write("a/b", b"content")
+    before = next(iter(blobs.below("a"))).modified
+    assert abs(before - time.time()) < 100
+    for _ in range(300):
+        blobs.touch("a/b")
+        if next(iter(blobs.below("a"))).modified > before:
+            break
+        time.sleep(0.02)
+    else:
+        raise AssertionError("it is as old as it was")
+    assert blobs.read("a/b") == b"content"
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"content", b"Xontent!", b"longer than that"])
+def test_a_blob_named_by_its_bytes_is_made_and_mended(blobs: Blobs, damage: bytes | None) -> None:
+    name = object_name(b"content!")
+    if damage is not None:
+        blobs.write(name, damage)
+    for _ in range(2):
+        blobs.create(name, memoryview(b"content!"))
+        assert blobs.read(name) == blobs.local(name).read_bytes() == b"content!"
+
+
+def test_readers_see_one_writer_or_another(address: str) -> None:
+    contents = {bytes([letter]) * size for letter, size in ((65, 1), (66, 70_000), (67, 300_000))}
+    blobs, stop, seen = open_blobs(address), threading.Event(), set()
+    blobs.write("a", min(contents))
+
+    def write(content: bytes) -> None:
+        while not stop.is_set():
+            blobs.write("a", content)
+
+    writers = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(60):
+            seen.add(blobs.read("a"))
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert seen <= contents
+
+
+def test_many_threads_make_the_same_blobs(address: str) -> None:
+    contents = [os.urandom(1000 * number) for number in range(6)]
+    blobs = open_blobs(address)
+
+    def make() -> None:
+        for content in contents:
+            blobs.create(object_name(content), content)
+
+    threads = [threading.Thread(target=make) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(blob.name for blob in blobs.below("objects")) == sorted(map(object_name, contents))
+    assert all(blobs.read(object_name(content)) == content for content in contents)
+
+
+def test_datasets_of_any_name_are_found_again(address: str) -> None:
+    store = ArtifactStore(address)
+    for name in NAMES:
+        store.put_manifest(Manifest(name, "raw", (), {"of": name}))
+    opened = ArtifactStore(address)
+    assert opened.datasets() == sorted(NAMES)
+    assert all(opened.manifest(name, "raw").facts == {"of": name} for name in NAMES)
+    for name in ("..", ".", "", "a/b", "a\\b"):
+        with pytest.raises(DatasetNotFoundError):
+            opened.manifest(name, "raw")

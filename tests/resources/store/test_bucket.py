@@ -1,0 +1,448 @@
+"""Stores in a bucket: the same bytes as in a folder, whatever the network does; clear words when it cannot be had."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blake3 import blake3
+from torch.utils.data import DataLoader
+
+from support.builds import SMALL
+from support.datasets_on_disk import write_dataset
+from support.fault_proxy import PASSING
+from support.object_service import BUCKET, SECRET, ObjectService, object_service
+from tokenloom import DataPipeline, open_dataset
+from tokenloom.assets.building.build import STAGES, Build, StageReport
+from tokenloom.cli import main
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
+from tokenloom.loaders import TokenDataset, TokenLoader
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.blobs import s3 as requests
+from tokenloom.resources.store.blobs.bucket import Bucket
+from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.objects import object_digest
+
+FAULTS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
+PER_CHUNK, PER_STAGE = 4, 16
+"""Requests that a build which changes nothing may make."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]:
+    with object_service(tmp_path_factory.mktemp("cache")) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared: ObjectService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectService:
+    """The service without faults, and nothing in the cache."""
+    shared.proxy.plan()
+    monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
+    return shared
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_dataset(tmp_path_factory.mktemp("config"))
+
+
+@pytest.fixture(scope="module")
+def folder(config: Path) -> Path:
+    """A store in a folder, in which it is built."""
+    build(config, str(config.parent / "store"))
+    return config.parent / "store"
+
+
+def build(config: Path, store: str, on_progress: Any = None) -> dict[str, StageReport]:
+    made = Build(
+        PipelineConfig.from_file(config),
+        ArtifactStore(store),
+        ComputeEngine(2),
+        chunk_size=SMALL,
+        on_progress=on_progress,
+    )
+    return {report.name: report for report in made.run_all()}
+
+
+def digests(store: str) -> dict[str, str]:
+    opened = ArtifactStore(store)
+    return {stage: opened.manifest("small", stage).digest for stage in STAGES}
+
+
+def rows(dataset: TokenDataset) -> list[dict[str, list[Any]]]:
+    return [{name: value.tolist() for name, value in dataset[row].items()} for row in range(len(dataset))]
+
+
+def assert_whole(contents: dict[str, bytes]) -> None:
+    """Every object is what its name says, and all else can be read."""
+    for name, content in contents.items():
+        if digest := object_digest(name):
+            assert blake3(content).hexdigest() == digest, name
+        else:
+            assert not name.startswith("objects/")
+            assert content if name == "FORMAT" else json.loads(content), name
+
+
+def empty_cache() -> None:
+    shutil.rmtree(os.environ["TOKENLOOM_CACHE"], ignore_errors=True)
+
+
+def test_a_build_in_a_bucket_is_the_build_in_a_folder(service: ObjectService, config: Path, folder: Path) -> None:
+    address = service.address()
+    build(config, address)
+    made = service.contents(address)
+    assert_whole(made)
+    assert digests(address) == digests(str(folder))
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+    def lasting(names: Any) -> list[str]:
+        return sorted(name for name in names if not name.startswith(("versions/", "scratch/")))
+
+    assert lasting(made) == lasting(files)
+    assert all(made[name] == files[name].read_bytes() for name in lasting(made))
+    empty_cache()
+    dataset, expected = open_dataset("small", store=address), open_dataset("small", store=folder)
+    assert rows(dataset) == rows(expected)
+    batches = [
+        list(TokenLoader(one, batch_size=16, num_workers=workers)) for one, workers in ((dataset, 2), (expected, 0))
+    ]
+    for one, other in zip(*batches, strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert Path(dataset.tokenizer_path, name).read_bytes() == Path(expected.tokenizer_path, name).read_bytes()
+
+
+def test_a_store_that_was_copied_opens_and_hits(service: ObjectService, config: Path, folder: Path) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
+    assert all(report.chunks_reused == report.chunks for report in build(config, address).values())
+
+
+def test_a_build_that_changes_nothing_asks_little(service: ObjectService, config: Path) -> None:
+    address = service.address()
+    cold = build(config, address)
+    assert not any(request.startswith("GET") and "/objects/" in request for request in service.proxy.requests)
+    service.proxy.plan()
+    warm = build(config, address)
+    assert {name: report.digest for name, report in warm.items()} == {
+        name: report.digest for name, report in cold.items()
+    }
+    chunks = sum(report.chunks for report in warm.values())
+    asked = Counter(service.proxy.requests)
+    assert asked.total() <= PER_CHUNK * chunks + PER_STAGE * len(STAGES), asked
+    for stage, report in warm.items():
+        for chunk in ArtifactStore(address).manifest("small", stage).chunks:
+            named = (chunk.key, f"{chunk.output}.arrow")
+            about = [request for request in asked.elements() if any(name in request for name in named)]
+            assert len(about) <= PER_CHUNK, (stage, about)
+        assert report.chunks_reused == report.chunks
+
+
+def test_faults_of_the_network_change_nothing_and_show_nothing_half(
+    service: ObjectService, config: Path, folder: Path, record_property: Any
+) -> None:
+    expected, total, looks, seed = digests(str(folder)), Counter[str](), 0, 0
+    while total.total() < FAULTS or set(total) != set(PASSING):
+        address = service.address()
+        service.proxy.plan(seed, 0.25)
+
+        def look(progress: Any, address: str = address) -> None:
+            nonlocal looks
+            looks += 1
+            assert_whole(service.contents(address))
+
+        build(config, address, look)
+        assert digests(address) == expected
+        empty_cache()
+        assert len(rows(open_dataset("small", store=address))) == 300
+        total += service.proxy.injected
+        assert_whole(service.contents(address))
+        seed += 1
+    record_property("faults", dict(total))
+    record_property("looks", looks)
+
+
+def test_a_read_that_is_cut_is_noticed(service: ObjectService) -> None:
+    blobs, content = Bucket(service.address()), os.urandom(300_000)
+    blobs.write("a", content)
+    service.proxy.plan(share=1, kinds=["cut answer"])
+    assert blobs.read("a") == content
+    assert service.proxy.injected["cut answer"] == 3
+
+
+def test_a_write_whose_answer_is_lost_is_made_once(service: ObjectService) -> None:
+    address, content = service.address(), os.urandom(1000)
+    digest = blake3(content).hexdigest()
+    service.proxy.plan(share=1, kinds=["lost answer", "late 500"], in_a_row=2)
+    Bucket(address).create(f"objects/{digest[:2]}/{digest}.arrow", content)
+    assert service.contents(address) == {f"objects/{digest[:2]}/{digest}.arrow": content}
+
+
+def test_a_service_without_conditions_is_written_to(service: ObjectService) -> None:
+    address, content = service.address(), b"content"
+    digest = blake3(content).hexdigest()
+    service.proxy.plan(share=1, kinds=["501"], in_a_row=1)
+    Bucket(address).create(f"objects/{digest[:2]}/{digest}.arrow", content)
+    assert service.contents(address) == {f"objects/{digest[:2]}/{digest}.arrow": content}
+
+
+@pytest.mark.parametrize("kind", ["503", "500", "drop", "cut answer"])
+def test_a_service_that_stays_away_is_given_up_in_one_sentence(service: ObjectService, kind: str) -> None:
+    address = service.address()
+    Bucket(address).write("a", b"content")
+    service.proxy.plan(share=1, kinds=[kind], in_a_row=1000)
+    with pytest.raises(StoreUnavailableError, match="try again") as raised:
+        Bucket(address).read("a")
+    told(raised.value, address, "a: ")
+    asked = len(service.proxy.requests)  # a connection that was kept and is closed is asked again by aiohttp itself
+    assert asked == requests.ATTEMPTS or (kind == "drop" and asked <= 2 * requests.ATTEMPTS)
+
+
+def test_a_service_that_falls_silent_is_asked_again(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "READ_SECONDS", 0.3)
+    monkeypatch.setattr("fault_proxy.SLOW_SECONDS", 0.5)
+    blobs, content = Bucket(service.address()), os.urandom(1000)
+    blobs.write("a", content)
+    service.proxy.plan(share=1, kinds=["slow"], in_a_row=1)
+    assert blobs.read("a") == content
+    assert len(service.proxy.requests) == 2
+
+
+def told(error: Exception, *parts: str) -> None:
+    """It is one sentence with these parts, and without secrets."""
+    assert len(str(error).splitlines()) == 1 and SECRET not in str(error)
+    assert all(part in str(error) for part in parts), error
+    assert error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
+
+
+def test_refused_credentials_are_told_with_their_remedy(service: ObjectService) -> None:
+    service.proxy.plan(share=1, kinds=["403"], in_a_row=1000)
+    address = service.address()
+    for ask in (
+        lambda: ArtifactStore(address),
+        lambda: Bucket(address).size("a"),
+        lambda: Bucket(address).write("a", b""),
+    ):
+        with pytest.raises(StoreUnavailableError) as raised:
+            ask()
+        told(raised.value, address, "403", "AWS_SECRET_ACCESS_KEY")
+    assert len(service.proxy.requests) == 3
+
+
+def test_a_missing_bucket_is_told(service: ObjectService, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StoreUnavailableError) as raised:
+        ArtifactStore("s3://nosuchbucket/store")
+    told(raised.value, "there is no bucket 'nosuchbucket'")
+    assert main(["build", str(config), "--store", "s3://nosuchbucket/store"]) == 1
+    assert "there is no bucket 'nosuchbucket'" in capsys.readouterr().err
+
+
+def test_missing_credentials_are_told(service: ObjectService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StoreUnavailableError) as raised:
+        ArtifactStore(service.address())
+    told(raised.value, "AWS_ACCESS_KEY_ID", "no credentials")
+
+
+@pytest.mark.parametrize(
+    "endpoint", [f"http://user:{SECRET}@127.0.0.1:1", f"no url {SECRET}", "http://nosuchhost.invalid"]
+)
+def test_a_wrong_endpoint_is_told(service: ObjectService, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(StoreUnavailableError) as raised:
+        ArtifactStore(service.address())
+    told(raised.value, "AWS_ENDPOINT_URL")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"s3://key:{SECRET}@bucket/store",
+        f"s3://{SECRET}@bucket/store",
+        f"s3://bucket/store?secret={SECRET}",
+        f"s3://bucket/store#{SECRET}",
+        f"s3://key:{SECRET}/bucket",
+        f"gs://{SECRET}/store",
+        f"https://user:{SECRET}@host/store",
+        f"file:///{SECRET}",
+        f"s3:/bucket/{SECRET}",
+        "s3://",
+        "s3:///store",
+        "s3://bucket/a/../b",
+        "s3://bucket//b",
+        "s3://bucket/a\nb",
+    ],
+)
+def test_addresses_with_secrets_or_of_another_kind_are_refused(address: str) -> None:
+    with pytest.raises(StoreAddressError, match="s3://bucket/prefix") as raised:
+        ArtifactStore(address)
+    told(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("address", "shown"), [("s3://b1/", "s3://b1"), ("s3://b1/a b/é//", "s3://b1/a b/é")])
+def test_an_address_opens_the_same_place_again(address: str, shown: str) -> None:
+    assert Bucket(address).address == shown == Bucket(shown).address
+
+
+def test_a_whole_bucket_is_a_store(service: ObjectService, config: Path, folder: Path) -> None:
+    service.client.create_bucket(Bucket="whole")
+    build(config, "s3://whole")
+    assert digests("s3://whole") == digests(str(folder))
+    assert service.client.get_object(Bucket="whole", Key="FORMAT")["Body"].read().startswith(b"tokenloom store")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_connect_for_themselves(service: ObjectService, folder: Path, method: str) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    dataset = open_dataset("small", store=address)
+    service.proxy.plan()
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=range(0, 300, 50),
+        num_workers=1,
+        multiprocessing_context=multiprocessing.get_context(method),
+    )
+    found = [{name: value.tolist() for name, value in row.items()} for row in loader]
+    assert found == rows(open_dataset("small", store=folder))[::50]
+    assert sum("/objects/" in request for request in service.proxy.requests) >= 1
+    assert "reader" not in vars(dataset)
+
+
+def test_a_dataset_is_pickled_without_connections_or_secrets(service: ObjectService, folder: Path) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    dataset = open_dataset("small", store=address)
+    expected = rows(dataset)
+    data = pickle.dumps(dataset)
+    assert SECRET.encode() not in data and service.proxy.url.encode() not in data
+    empty_cache()
+    assert rows(pickle.loads(data)) == expected
+
+
+def test_cached_objects_are_read_without_the_service(
+    service: ObjectService, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    dataset = open_dataset("small", store=address)
+    expected = rows(dataset)
+    data = pickle.dumps(dataset)
+    service.proxy.plan(share=1, kinds=["drop"], in_a_row=1000)
+    assert rows(pickle.loads(data)) == expected
+    assert not service.proxy.requests
+
+
+def test_a_dataset_is_fetched_as_a_whole_when_it_is_first_read(service: ObjectService, folder: Path) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    dataset = open_dataset("small", store=address)
+    _ = dataset[0]
+    service.proxy.plan()
+    assert len(rows(dataset)) == 300
+    assert service.proxy.requests == []
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_again(service: ObjectService, folder: Path) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    expected = rows(open_dataset("small", store=address))
+    cached = sorted(Path(os.environ["TOKENLOOM_CACHE"]).glob("objects/*/*"))
+    for path in cached:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        path.write_bytes(content)
+    service.proxy.plan()
+    assert rows(open_dataset("small", store=address)) == expected
+    assert sum("/objects/" in request for request in service.proxy.requests) == len(cached)
+
+
+def test_a_cache_too_small_holds_what_is_open(
+    service: ObjectService, config: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_CACHE_SIZE", "20kB")
+    address = service.address()
+    build(config, address)
+    assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
+    held = [path.stat().st_size for path in Path(os.environ["TOKENLOOM_CACHE"]).glob("objects/*/*")]
+    assert sum(held) <= 20_000 or len(held) == 1
+
+
+def test_a_damaged_object_of_the_bucket_is_named_and_made_anew(
+    service: ObjectService, config: Path, folder: Path
+) -> None:
+    address = service.address()
+    service.copy(folder, address)
+    chunk = ArtifactStore(address).manifest("small").chunks[0]
+    name = ArtifactStore(address).objects.blob(chunk.output)
+    service.put(address, name, b"X" * chunk.bytes)
+    with pytest.raises(StoreError, match=f"{chunk.output}.* is damaged") as raised:
+        rows(open_dataset("small", store=address))
+    assert raised.value.exit_code == 4
+    with pytest.raises(StoreError, match="build again"):
+        ArtifactStore(address).objects.get_verified(chunk.output)
+    build(config, address)
+    assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
+
+
+def test_two_buckets_share_objects_and_nothing_else(service: ObjectService, folder: Path) -> None:
+    one, two = service.address(), service.address()
+    for address in (one, two):
+        service.copy(folder, address)
+    first = open_dataset("small", store=one)
+    digest = Path(first.tokenizer_path).name
+    service.put(two, f"tokenizers/{digest}/tokenizer.json", b"{}")
+    expected = rows(first)
+    service.proxy.plan()
+    second = open_dataset("small", store=two)
+    assert rows(second) == expected
+    assert not any("/objects/" in request for request in service.proxy.requests)
+    assert Path(second.tokenizer_path, "tokenizer.json").read_text() == "{}"
+    assert Path(first.tokenizer_path, "tokenizer.json").read_text() != "{}"
+
+
+def test_every_front_door_takes_the_address(
+    service: ObjectService, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenloom.assets.dagster.dataset_assets import StoreResource
+
+    address = service.address()
+    assert main(["build", str(config), "--store", address, "--json"]) == 0
+    assert [stage["name"] for stage in json.loads(capsys.readouterr().out)["stages"]] == list(STAGES)
+    monkeypatch.setenv("TOKENLOOM_STORE", address)
+    assert main(["preview", str(config), "--row", "1"]) == 0
+    assert len(open_dataset("small")) == 300
+    assert StoreResource().open().address == StoreResource(root=address).open().address == address
+    pipeline = DataPipeline.from_config(config).unwrap()
+    assert next(iter(pipeline.get_dataloader().unwrap()))["input_ids"].shape == (8, 256)
+    assert not isinstance(pipeline.store.blobs, Folder) and not Path("s3:").exists()
+    assert len(pipeline.get_tokenizer().unwrap()) >= 300
+
+
+def test_the_names_of_what_a_bucket_holds_are_those_of_a_folder(service: ObjectService) -> None:
+    address = service.address()
+    Bucket(address).write("datasets/a?versionId=b/raw.json", b"{}")
+    assert (
+        service.client.get_object(
+            Bucket=BUCKET, Key=f"{address.removeprefix(f's3://{BUCKET}/')}/datasets/a?versionId=b/raw.json"
+        )["Body"].read()
+        == b"{}"
+    )

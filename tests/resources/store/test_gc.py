@@ -1,0 +1,248 @@
+"""`gc` frees what no kept state needs, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.builds import build, digests
+from support.datasets_on_disk import rows, write_dataset
+from support.garbage import DAY, NOW, content, gc, states
+from support.store_files import age, flip, latest, object_path, reachable, snapshot, stems, versions
+from support.terminal import run
+from tokenloom import open_dataset
+from tokenloom.errors import StoreAddressError, StoreError
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.verify import verify
+
+SEQUENCES = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 4
+
+
+def settings(config: Path, **sections: Any) -> None:
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | sections))
+
+
+def test_what_is_reached_stays_and_everything_else_goes(tmp_path: Path, tokenizer_folder: Path) -> None:
+    store = tmp_path / "store"
+    *earlier, config = states(tmp_path, tokenizer_folder, 4)
+    for one in earlier:
+        build(one, store)
+    cold = build(config, store)
+    objects, actions = reachable(store, keep=2)
+    found = gc(store, keep=2)
+    assert (stems(store, "objects"), stems(store, "actions")) == (objects, actions)
+    assert len(versions(store, "small")) == 2
+    assert (len(found.versions), len(found.tokenizers)) == (2, 0)
+    assert found.actions and set(found.owners.values()) == {"small"}
+    warm = build(config, store)
+    assert digests(warm) == digests(cold)
+    assert all(report.chunks == report.chunks_reused for report in warm.values())
+    assert verify(ArtifactStore(store)).findings == []
+
+
+def test_a_rebuild_of_what_was_collected_equals_a_cold_one(tmp_path: Path, tokenizer_folder: Path) -> None:
+    first, second = states(tmp_path, tokenizer_folder, 2)
+    store = tmp_path / "store"
+    cold = build(first, store)
+    build(second, store)
+    gc(store, keep=1)
+    again = build(first, store)
+    assert digests(again) == digests(cold)
+    reused = {name: report.chunks_reused == report.chunks for name, report in again.items()}
+    assert reused == {
+        name: name in ("raw", "schema", "columns", "tokenizer") for name in cold
+    }  # what both states need was kept
+
+
+def test_tokenizers_go_with_the_last_state_that_names_them(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    config = write_dataset(tmp_path, 100)
+    build(config, store)
+    (first,) = (store / "tokenizers").iterdir()
+    settings(config, dataset={"name": "small.jsonl", "filters": ["len(output) > 50"]})
+    build(config, store)
+    found = gc(store, keep=2)
+    assert not found.tokenizers and first.joinpath("tokenizer.json").exists()
+    found = gc(store, keep=1)
+    assert {Path(blob.name).name for blob in found.tokenizers} >= {"tokenizer.json", "tokenizer_config.json"}
+    assert not list(first.glob("*"))
+    assert Path(open_dataset("small", store=store).tokenizer_path, "tokenizer.json").exists()
+
+
+def test_without_delete_nothing_changes_and_the_same_is_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+    for config in states(tmp_path, tokenizer_folder, 3):
+        build(config, tmp_path / "store")
+    before = snapshot(tmp_path / "store")
+    wanted = ["gc", "--keep", 1, "--older-than", "0s", "--json"]
+    dry = json.loads(run(*wanted, folder=tmp_path).stdout)
+    assert snapshot(tmp_path / "store") == before
+    told = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
+    assert "nothing was removed; --delete does it" in told.stdout
+    done = json.loads(run(*wanted, "--delete", folder=tmp_path).stdout)
+    assert {**done, "deleted": False} == dry
+    freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())
+    assert freed == sum(done[kind]["bytes"] for kind in ("versions", "actions", "objects", "tokenizers"))
+    assert done["datasets"]["small"]["objects"] == done["objects"]["count"] > 0
+    assert "nothing to free" in run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--older-than", "1"], ["--older-than", "-1d"], ["--keep", "0"], ["--store", "no"]]
+)
+def test_a_wrong_command_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    done = run("gc", *arguments, folder=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def test_what_is_young_stays_with_what_it_names(tmp_path: Path, tokenizer_folder: Path) -> None:
+    first, second = states(tmp_path, tokenizer_folder, 2)
+    store = tmp_path / "store"
+    build(first, store)
+    age(store)
+    own = stems(store, "actions")
+    build(second, store)
+    # With no manifest that names them, the first state's old objects hang on two young actions alone.
+    only = sorted(own - reachable(store, keep=1)[1])
+    for key in only[:2]:
+        os.utime(store / "actions" / key[:2] / f"{key}.json")
+    gc(store, 1, DAY)
+    objects, actions = reachable(store, keep=1)
+    opened = ArtifactStore(store)
+    assert stems(store, "actions") == actions | set(only[:2])
+    named = {action.output for key in only[:2] if (action := opened.actions.get(key))}
+    assert len(named) == 2
+    assert stems(store, "objects") == objects | named
+    assert all(opened.find_action(key) for key in only[:2])
+
+
+def test_an_unchanged_build_touches_what_is_old_and_only_that(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (config,) = states(tmp_path, tokenizer_folder, 1)
+    store = tmp_path / "store"
+    build(config, store)
+    fresh = snapshot(store)
+    build(config, store)
+    assert snapshot(store) == fresh
+    age(store)
+    build(config, store)
+    limit = time.time() - DAY.total_seconds()
+    for key in stems(store, "actions"):
+        assert (store / "actions" / key[:2] / f"{key}.json").stat().st_mtime > limit
+    for digest in stems(store, "objects"):
+        assert object_path(store, digest).stat().st_mtime > limit
+    assert all(path.stat().st_mtime > limit for path in store.glob("tokenizers/*/*"))
+
+
+def test_a_damaged_root_is_named_and_nothing_is_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
+    store = tmp_path / "store"
+    for config in states(tmp_path, tokenizer_folder, 3):
+        build(config, store)
+    manifest = object_path(store, versions(store, "small")[1]["stages"]["sequences"])
+    (record, *_) = sorted((store / "versions" / "small").glob("*.json"))
+    pointer = store / "datasets" / "small" / "raw.json"
+    for path, message in (
+        (manifest, "manifest of small"),
+        (record, "cannot be read"),
+        (pointer, "raw.json is damaged"),
+    ):
+        whole = path.read_bytes()
+        flip(path, 2 if path is not manifest else len(whole) // 2)
+        before = snapshot(store)
+        with pytest.raises(StoreError, match=message):
+            gc(store, keep=2)
+        assert snapshot(store) == before
+        path.write_bytes(whole)
+    flip(manifest, 500)
+    assert verify(ArtifactStore(store)).findings
+    gc(store, keep=1)
+    with pytest.raises(StoreAddressError, match="there is no store"):
+        gc(tmp_path / "elsewhere")
+
+
+def test_nothing_outside_the_store_is_touched(tmp_path: Path, tokenizer_folder: Path) -> None:
+    store, outside = tmp_path / "store", tmp_path / "outside"
+    first, second = states(tmp_path, tokenizer_folder, 2)
+    build(first, store)
+    build(second, store)
+    stray = "ab" * 32
+    (outside / "ab").mkdir(parents=True)
+    (outside / "ab" / f"{stray}.arrow").write_bytes(b"mine")
+    (store / "objects" / "ab").mkdir(exist_ok=True)
+    (store / "objects" / "notes.txt").write_text("mine")
+    (store / "objects" / "ab" / f"{stray}.arrow").symlink_to(outside / "ab" / f"{stray}.arrow")
+    age(store)
+    before = snapshot(outside)
+    gc(store, keep=1)
+    assert not (store / "objects" / "ab" / f"{stray}.arrow").is_symlink()
+    assert (store / "objects" / "notes.txt").exists()
+    assert snapshot(outside) == before
+    for link, target in (("objects/zz", outside / "ab"), ("datasets/away", outside), ("versions/away", outside)):
+        (store / link).symlink_to(target)
+        with pytest.raises(StoreError, match=f"{link} of the store .* is a symbolic link"):
+            gc(store, keep=1)
+        (store / link).unlink()
+    shutil.move(store / "datasets", outside / "datasets")
+    (store / "datasets").symlink_to(outside / "datasets")
+    before = snapshot(tmp_path)
+    with pytest.raises(StoreError, match=r"datasets of the store .* is a symbolic link"):
+        gc(store, keep=1)
+    assert snapshot(tmp_path) == before
+
+
+# Whatever is built, collected and read, in any order.
+
+
+@pytest.mark.parametrize("seed", range(SEQUENCES))
+def test_any_order_of_builds_and_collections_keeps_the_last_states(
+    tmp_path: Path, tokenizer_folder: Path, seed: int
+) -> None:
+    draw, store, cold = random.Random(seed), tmp_path / "store", tmp_path / "cold"
+    named = {"name_or_path": str(tokenizer_folder), "max_length": 512}
+    data = {name: rows(60, number) for number, name in enumerate("ab")}
+    keeps = dict.fromkeys("ab", "all")
+    published: dict[str, list[tuple[str, str]]] = {"a": [], "b": []}
+    for _ in range(14):
+        name, step = draw.choice("ab"), draw.choice(["build", "build", "rows", "keep", "age", "gc", "gc"])
+        if step == "rows":
+            data[name] = data[name][: draw.randint(40, 60)] + rows(draw.randint(1, 9), draw.randrange(99))
+        elif step == "keep":
+            keeps[name] = draw.choice(["all", "sequences"])
+        elif step == "age":
+            age(store, draw.choice([0.5, 2.0]))
+        elif step == "gc" and store.exists():
+            keep, older_than = draw.randint(1, 3), draw.choice([NOW, DAY])
+            dropping = tuple(one for one in "ab" if _drops(store, one))
+            objects, actions = reachable(store, keep, dropping)
+            before = stems(store, "objects")
+            gc(store, keep, older_than)
+            assert stems(store, "objects") >= objects & before
+            assert stems(store, "actions") >= actions
+            if older_than == NOW:
+                assert stems(store, "objects") <= objects
+                assert stems(store, "actions") == actions
+            for one in "ab":
+                kept = list(dict.fromkeys(reversed([digest for digest, _ in published[one]])))[:keep]
+                published[one] = [pair for pair in published[one] if pair[0] in kept]
+                for digest, rows_read in published[one]:
+                    assert content(store, one, digest) == rows_read
+            assert verify(ArtifactStore(store)).findings == []
+        elif step == "build":
+            length = {"packing": draw.choice(["none", "concat"])}
+            config = write_dataset(tmp_path, 1, name, tokenizer=named, length=length, keep=keeps[name])
+            config.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in data[name]))
+            found = digests(build(config, store, workers=1))
+            assert found == digests(build(config, cold, workers=1))
+            published[name].append((found["sequences"], content(store, name)))
+            assert verify(ArtifactStore(store)).findings == []
+
+
+def _drops(store: Path, name: str) -> bool:
+    manifest = latest(store, name).get("raw")
+    return manifest is not None and ArtifactStore(store).manifest(name, "raw").notes.get("keep") == "sequences"

@@ -1,0 +1,191 @@
+"""The store: objects named by their bytes, whole or absent, refused when damaged, readable by plain pyarrow."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.errors import DatasetNotFoundError, StoreError
+from tokenloom.resources.digest import canonical_json
+from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk
+from tokenloom.resources.store.blobs.folder import STALE_SECONDS
+from tokenloom.resources.store.objects import encode_table
+
+TABLE = pa.table({"a": [1, 2, 3], "b": ["x", None, "été 🌊"]})
+COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 0}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    made = ArtifactStore(tmp_path / "store")
+    made.prepare()
+    return made
+
+
+def chunk(output: str, split: str = "train") -> ManifestChunk:
+    return ManifestChunk(
+        split=split,
+        source="a.jsonl",
+        offset=0,
+        unit="line",
+        input="i" * 64,
+        key="k" * 64,
+        output=output,
+        bytes=9,
+        rejects=None,
+        table_rows=3,
+        blocks="",
+        **COUNTS,
+    )
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_an_object_is_named_by_its_bytes_and_opens_with_plain_pyarrow(store: ArtifactStore, compressed: bool) -> None:
+    digest = store.objects.put(encode_table(TABLE, compressed))
+    path = store.objects.path(digest)
+    assert blake3(path.read_bytes()).hexdigest() == digest
+    assert pa.ipc.open_file(path).read_all() == TABLE
+    assert store.objects.get(digest) == TABLE
+
+
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_equal_tables_give_one_object_however_they_are_chunked(cuts: list[int]) -> None:
+    bounds = sorted({0, 5, *cuts})
+    whole = pa.table({"n": pa.array(range(5)), "t": ["a", "bc", "", "d", "e"]})
+    pieces = pa.concat_tables([whole.slice(a, b - a) for a, b in pairwise(bounds)])
+    assert encode_table(pieces, True).equals(encode_table(whole, True))
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_or_missing_object_is_named(store: ArtifactStore, damage: bytes | None) -> None:
+    digest = store.objects.put(encode_table(TABLE, False))
+    path = store.objects.path(digest)
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(StoreError, match=f"{digest} is (missing|damaged)") as caught:
+        store.objects.get(digest)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "A" * 64, "", "0" * 63])
+def test_only_digests_name_objects(store: ArtifactStore, name: str) -> None:
+    with pytest.raises(StoreError, match="not an object's name"):
+        store.objects.path(name)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "a\\b"])
+def test_names_of_datasets_never_leave_the_store(store: ArtifactStore, name: str) -> None:
+    with pytest.raises(DatasetNotFoundError):
+        store.manifest(name)
+
+
+def test_an_action_counts_only_while_its_objects_are_there(store: ArtifactStore) -> None:
+    key = "ab" * 32
+    action = store.put_action(key, TABLE, TABLE.slice(0, 0), COUNTS, {"n": 1}, compressed=True)
+    assert store.find_action(key) == action
+    store.objects.path(action.output).unlink()
+    assert store.find_action(key) is None
+
+
+def test_an_unreadable_action_is_computed_again(store: ArtifactStore) -> None:
+    key = "cd" * 32
+    store.put_action(key, TABLE, TABLE.slice(0, 0), COUNTS, {}, compressed=True)
+    next((Path(store.address) / "actions").glob("*/*.json")).write_text("{")
+    assert store.find_action(key) is None
+
+
+def test_every_part_of_a_key_changes_it() -> None:
+    parts = [("s", "t"), (1, 2), ("p", "q"), ({"a": 1}, {"a": 2}), ({"x": "1"}, {"x": "2"}), ("c", "d")]
+    base = [first for first, _ in parts]
+    keys = {KeyParts(*base[:-1]).key(base[-1])}  # type: ignore[arg-type]
+    for index, (_, other) in enumerate(parts):
+        *parts_of, piece = [*base[:index], other, *base[index + 1 :]]
+        keys.add(KeyParts(*parts_of).key(piece))  # type: ignore[arg-type]
+    assert len(keys) == len(parts) + 1
+
+
+def test_canonical_json_ignores_the_order_of_keys_and_refuses_nan() -> None:
+    assert canonical_json({"b": 1, "a": {"d": 2, "c": "é"}}) == canonical_json({"a": {"c": "é", "d": 2}, "b": 1})
+    with pytest.raises(ValueError, match="Out of range"):
+        canonical_json(float("nan"))
+
+
+def test_a_manifest_comes_back_whole(store: ArtifactStore) -> None:
+    digest = store.objects.put(encode_table(TABLE, False))
+    made = Manifest("d", "sequences", (chunk(digest), chunk(digest, "validation")), {"pad_token_id": 3}, {"n": 2})
+    store.put_manifest(made)
+    found = store.manifest("d")
+    assert found == made
+    assert found.digest == made.digest
+    assert (found.splits, found.total("rows_out")) == (["train", "validation"], 6)
+
+
+def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
+    table = Manifest("d", "raw", ()).to_table()
+    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 3', b'"version": 9')
+    with pytest.raises(StoreError, match="manifest version 9"):
+        Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
+
+
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "FORMAT").write_text("tokenloom store 99\n")
+    with pytest.raises(StoreError, match="tokenloom store 99"):
+        ArtifactStore(tmp_path)
+
+
+def test_a_dataset_that_is_not_there_is_answered_with_those_that_are(store: ArtifactStore) -> None:
+    store.put_manifest(Manifest("alpaca", "raw", ()))
+    with pytest.raises(DatasetNotFoundError, match="did you mean 'alpaca'"):
+        store.manifest("alpacca")
+    with pytest.raises(DatasetNotFoundError, match="has no sequences yet"):
+        store.manifest("alpaca")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_gives_one_message(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(StoreError, match="cannot write"):
+        ArtifactStore(tmp_path / "store").prepare()
+
+
+def test_what_killed_processes_left_is_swept_after_a_day(store: ArtifactStore) -> None:
+    scratch = Path(store.address) / "scratch"
+    for name in ("old", "young"):
+        (scratch / name).write_text("half")
+    past = time.time() - STALE_SECONDS - 60
+    os.utime(scratch / "old", (past, past))
+    store.prepare()
+    assert [path.name for path in scratch.iterdir()] == ["young"]
+
+
+def test_threads_that_publish_the_same_object_at_once_agree(store: ArtifactStore) -> None:
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(store.objects.put(encode_table(TABLE, True)))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert store.objects.get(found[0]) == TABLE
+
+
+def test_nothing_on_disk_names_a_folder_of_this_machine(tmp_path: Path) -> None:
+    from support.datasets_on_disk import write_dataset
+    from tokenloom.assets.building.build import Build
+    from tokenloom.config import PipelineConfig
+
+    store = ArtifactStore(tmp_path / "store")
+    list(Build(PipelineConfig.from_file(write_dataset(tmp_path, 50)), store).run_all())
+    for path in (path for path in Path(store.address).rglob("*") if path.is_file()):
+        assert str(tmp_path).encode() not in path.read_bytes(), path

@@ -1,0 +1,231 @@
+"""`verify` finds every damaged or missing byte, and the next build makes anew just what was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.builds import build, digests
+from support.datasets_on_disk import write_dataset
+from support.store_files import chunks, flip, latest, object_path, stems, versions
+from support.terminal import run
+from tokenloom import open_dataset
+from tokenloom.assets.building.build import STAGES, StageReport
+from tokenloom.errors import DatasetNotFoundError, StoreAddressError
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.verify import Verification, verify
+
+FLIPS = 400 if os.environ.get("TOKENLOOM_SOAK") == "1" else 6
+
+Built = tuple[Path, Path, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A YAML, a store in which it is built with rejects of raw and columns, and the digests."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = write_dataset(folder, 400, validation={"max_reject_fraction": 0.1})
+    data = folder / "small.jsonl"
+    lines = data.read_text().splitlines()
+    lines[9], lines[300] = "{broken", json.dumps({"instruction": "say nothing", "input": "", "output": " "})
+    data.write_text("\n".join(lines) + "\n")
+    return config, folder / "store", digests(build(config, folder / "store"))
+
+
+@pytest.fixture
+def built(whole: Built, tmp_path: Path) -> Built:
+    """The same in a store of its own."""
+    shutil.copytree(whole[1], tmp_path / "store")
+    return whole[0], tmp_path / "store", whole[2]
+
+
+def check(store: Path, dataset: str | None = None, remove: bool = True) -> Verification:
+    return verify(ArtifactStore(store), dataset, ComputeEngine(2), remove)
+
+
+def made(reports: dict[str, StageReport]) -> dict[str, int]:
+    """Chunks computed, of the stages that computed any."""
+    found = {name: report.chunks - report.chunks_reused for name, report in reports.items()}
+    return {name: count for name, count in found.items() if count}
+
+
+@pytest.mark.parametrize("dataset", [None, "small"])
+def test_a_whole_store_has_no_finding_and_every_object_is_read(built: Built, dataset: str | None) -> None:
+    _, store, _ = built
+    found = check(store, dataset)
+    sizes = [path.stat().st_size for path in store.glob("objects/*/*")]
+    assert (found.findings, found.objects, found.bytes, found.dropped) == ([], len(sizes), sum(sizes), 0)
+
+
+@pytest.mark.parametrize("dataset", [None, "small"])
+def test_any_flipped_byte_of_any_object_is_found(built: Built, dataset: str | None) -> None:
+    _, store, _ = built
+    draw = random.Random(7)
+    for path in sorted(store.glob("objects/*/*")):
+        size = path.stat().st_size
+        for position in {0, size - 1, *(draw.randrange(size) for _ in range(FLIPS))}:
+            flip(path, position)
+            found = check(store, dataset, remove=False).findings
+            assert [(one.digest, one.problem) for one in found] == [(path.stem, "damaged")], position
+            flip(path, position)
+    assert check(store, dataset).findings == []
+
+
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+@pytest.mark.parametrize(
+    ("stage", "kind"), [*((stage, "output") for stage in STAGES), ("raw", "rejects"), ("columns", "rejects")]
+)
+def test_the_next_build_makes_just_that_chunk_anew(built: Built, stage: str, kind: str, lost: str) -> None:
+    config, store, expected = built
+    chunk = [one for one in chunks(store, latest(store, "small")[stage]) if one[kind]][-1]
+    path = object_path(store, chunk[kind])
+    flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
+    (finding,) = check(store, "small").findings
+    assert (finding.kind, finding.problem, finding.dataset, finding.stage) == (kind, lost, "small", stage)
+    place = f"{chunk['source']}:{chunk['offset'] + 1}" if chunk["offset"] >= 0 else chunk["source"]
+    assert (finding.place, finding.digest) == (place, chunk[kind])
+    assert not path.exists()
+    healed = build(config, store)
+    assert digests(healed) == expected
+    assert made(healed) == {stage: 1}
+    assert check(store).findings == []
+
+
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_lost_manifest_is_published_again(built: Built, stage: str, lost: str) -> None:
+    config, store, expected = built
+    path = object_path(store, latest(store, "small")[stage])
+    flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
+    (finding,) = check(store).findings
+    assert (finding.kind, finding.problem, finding.stage, finding.digest) == ("manifest", lost, stage, path.stem)
+    healed = build(config, store)
+    assert (digests(healed), made(healed)) == (expected, {})
+    assert check(store).findings == []
+    assert len(versions(store, "small")) == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"manifest": 5}', '{"manifest": "../../x"}'])
+def test_a_damaged_pointer_is_found_and_healed(built: Built, content: str) -> None:
+    config, store, expected = built
+    (store / "datasets" / "small" / "tokens.json").write_text(content)
+    (finding,) = check(store, "small").findings
+    assert (finding.kind, finding.blob) == ("pointer", "datasets/small/tokens.json")
+    healed = build(config, store)
+    assert (digests(healed), made(healed)) == (expected, {})
+    assert check(store).findings == []
+
+
+def test_a_pointer_to_another_stages_manifest_is_found(built: Built) -> None:
+    config, store, _ = built
+    pointers = store / "datasets" / "small"
+    shutil.copy(pointers / "raw.json", pointers / "sequences.json")
+    assert [(one.kind, one.stage) for one in check(store).findings] == [("pointer", "sequences")]
+    build(config, store)
+    assert check(store).findings == []
+    assert len(open_dataset("small", store=store)) > 0
+
+
+def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_made_anew(built: Built) -> None:
+    config, store, expected = built
+    draw = random.Random(3)
+    key = chunks(store, latest(store, "small")["columns"])[0]["key"]
+    path = store / "actions" / key[:2] / f"{key}.json"
+    for position in draw.sample(range(path.stat().st_size), FLIPS):
+        flip(path, position)
+        assert [(one.kind, one.digest) for one in check(store, remove=False).findings] == [("action", key)], position
+        flip(path, position)
+    flip(path, 100)
+    assert [one.kind for one in check(store, "small").findings] == ["action"]
+    healed = build(config, store)
+    assert (digests(healed), made(healed)) == (expected, {"columns": 1})
+
+
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+def test_tokenizer_files_are_laid_out_again_from_their_object(built: Built, lost: str) -> None:
+    _, store, _ = built
+    (path,) = store.glob("tokenizers/*/tokenizer.json")
+    content = path.read_bytes()
+    flip(path, 50) if lost == "damaged" else path.unlink()
+    (finding,) = check(store, "small").findings
+    assert (finding.kind, finding.problem, finding.place) == ("tokenizer", lost, "tokenizer.json")
+    assert path.read_bytes() == content
+    assert check(store).findings == []
+
+
+def test_an_earlier_version_keeps_what_can_still_be_opened(built: Built, tmp_path: Path) -> None:
+    _, store, expected = built
+    grown = write_dataset(tmp_path / "grown", 200)
+    build(grown, store)
+    first = versions(store, "small")[0]
+    object_path(store, first["stages"]["prompts"]).unlink()
+    (finding,) = check(store).findings
+    assert (finding.kind, finding.stage, finding.latest) == ("manifest", "prompts", False)
+    assert check(store).findings == []
+    assert set(versions(store, "small")[0]["stages"]) == set(STAGES) - {"prompts"}
+    assert ArtifactStore(store).manifest("small", version=expected["sequences"][:12]).digest == expected["sequences"]
+    object_path(store, first["stages"]["sequences"]).unlink()
+    assert {one.kind for one in check(store).findings} == {"manifest", "version"}
+    assert len(versions(store, "small")) == 1
+    assert check(store).findings == []
+
+
+def test_a_damaged_version_is_found_and_the_next_build_notes_it_again(built: Built) -> None:
+    config, store, _ = built
+    (path,) = store.glob("versions/small/*.json")
+    content = path.read_bytes()
+    for position in (0, 12, len(content) - 1):
+        flip(path, position)
+        assert check(store, remove=False).findings, position
+        path.write_bytes(content)
+    flip(path, 12)
+    check(store)
+    build(config, store)
+    assert len(versions(store, "small")) == 1
+    assert check(store).findings == []
+
+
+def test_an_object_that_nothing_names_is_checked_with_the_store(built: Built) -> None:
+    _, store, _ = built
+    stray = object_path(store, "ab" * 32)
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_bytes(b"stray")
+    assert check(store, "small").findings == []
+    assert [(one.kind, one.dataset, one.digest) for one in check(store).findings] == [("object", "", "ab" * 32)]
+    assert "ab" * 32 not in stems(store, "objects")
+
+
+def test_what_is_not_there_is_named(built: Built, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="did you mean 'small'"):
+        check(built[1], "smal")
+    with pytest.raises(StoreAddressError, match="there is no store"):
+        check(tmp_path / "elsewhere")
+
+
+def test_the_terminal_tells_what_is_wrong_and_what_to_do(built: Built, tmp_path: Path) -> None:
+    config, store, _ = built
+    done = run("verify", config, folder=tmp_path)
+    assert done.returncode == 0
+    assert "all whole" in done.stdout
+    chunk = chunks(store, latest(store, "small")["tokens"])[1]
+    path = object_path(store, chunk["output"])
+    flip(path, 1000)
+    kept = run("verify", "small", "--keep-damaged", folder=tmp_path)
+    assert (kept.returncode, path.exists()) == (4, True)
+    place = f"{chunk['source']}:{chunk['offset'] + 1}"
+    assert f"small/tokens: output of {place} is damaged: {chunk['output']}" in kept.stdout
+    told = run("verify", "--json", folder=tmp_path)
+    assert told.returncode == 4
+    (finding,) = json.loads(told.stdout)["findings"]
+    assert (finding["dataset"], finding["stage"], finding["digest"]) == ("small", "tokens", chunk["output"])
+    assert "build small" in told.stderr
+    again = run("verify", folder=tmp_path)
+    assert "is missing" in again.stdout
+    assert run("verify", "smal", folder=tmp_path).returncode == 2
+    assert run("verify", "--store", tmp_path / "no", folder=tmp_path).returncode == 2

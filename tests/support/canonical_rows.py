@@ -1,0 +1,66 @@
+"""Raw rows brought into canonical form, with what always holds: for tests of columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.stage.contract import validate
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import PipelineConfig
+
+Row = dict[str, Any]
+
+TEXT = st.one_of(st.text(max_size=8), st.sampled_from(["", " ", "\n\t", "\u00a0", "x", "0"]))
+MAYBE = st.one_of(st.none(), TEXT)
+
+
+def table_of(rows: list[Row], columns: dict[str, pa.DataType] | None = None) -> pa.Table:
+    """A raw chunk; row positions have gaps, as they have behind rejects."""
+    schema = pa.schema(list(columns.items())) if columns else None
+    table = pa.Table.from_pylist(rows, schema)
+    return table.append_column(ROW, pa.array([2 * index + 1 for index in range(len(rows))], pa.int32()))
+
+
+def config_of(**sections: Any) -> PipelineConfig:
+    return PipelineConfig.from_mapping({"dataset": {"name": "x", **sections.pop("dataset", {})}, **sections})
+
+
+def described(*tables: pa.Table) -> list[Row]:
+    return merge([sketch(table) for table in tables])
+
+
+def columns_named(*names: str, kind: str = "string") -> list[Row]:
+    return [{"column": name, "type": kind} for name in names]
+
+
+def canonical(rows: list[Row], columns: dict[str, pa.DataType] | None = None, **sections: Any) -> ChunkOutput:
+    """What the stage makes of rows; no row is lost or doubled, and the contract holds."""
+    table = table_of(rows, columns)
+    out = to_canonical(table, resolve(config_of(**sections), described(table)))
+    validate(STAGE, out.table)
+    assert out.rows_in == len(rows) == out.table.num_rows + out.rejects.num_rows + out.filtered
+    positions = sorted(out.table[ROW].to_pylist() + out.rejects[ROW].to_pylist())
+    assert positions == table[ROW].to_pylist()
+    assert out.table[ROW].to_pylist() == sorted(out.table[ROW].to_pylist())
+    return out
+
+
+def kept(out: ChunkOutput) -> list[Row]:
+    return out.table.drop_columns([ROW]).to_pylist()
+
+
+def codes(out: ChunkOutput) -> dict[int, str]:
+    return dict(zip(out.rejects[ROW].to_pylist(), out.rejects["code"].to_pylist(), strict=True))
+
+
+def mapped(roles: Row, **sections: Any) -> Row:
+    """The sections of a config with this column_mapping."""
+    return {"dataset": {"column_mapping": roles}, **sections}

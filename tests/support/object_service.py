@@ -1,0 +1,77 @@
+"""An S3 service on this machine: moto's server behind a proxy that injects faults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from support.fault_proxy import FaultProxy
+
+SECRET = "sEcReTsEcReT"
+BUCKET = "stores"
+
+_MADE = count()  # all of moto's servers in a process serve the same buckets
+
+
+@dataclass
+class ObjectService:
+    """The service, as the environment names it, with one bucket.
+
+    Args:
+        proxy: what requests of the environment's clients go through.
+        client: a client that goes around it.
+    """
+
+    proxy: FaultProxy
+    client: Any
+
+    def address(self) -> str:
+        """A new place in the bucket."""
+        return f"s3://{BUCKET}/stores/{next(_MADE)}"
+
+    def contents(self, address: str) -> dict[str, bytes]:
+        """All that lies below an address now, by name."""
+        prefix = address.removeprefix(f"s3://{BUCKET}/") + "/"
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+        bodies = {key: self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+        return {key.removeprefix(prefix): body for key, body in bodies.items()}
+
+    def put(self, address: str, name: str, data: bytes) -> None:
+        """Lay a blob there, past the store."""
+        self.client.put_object(Bucket=BUCKET, Key=f"{address.removeprefix(f's3://{BUCKET}/')}/{name}", Body=data)
+
+    def copy(self, folder: Path, address: str) -> None:
+        """Copy the files below a folder."""
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            self.put(address, path.relative_to(folder).as_posix(), path.read_bytes())
+
+
+@contextmanager
+def object_service(cache: Path) -> Iterator[ObjectService]:
+    """The service, until the `with` block ends; stores cache below `cache`, and hardly wait before they ask again."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with FaultProxy(host, port) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        patch.setenv("TOKENLOOM_CACHE", str(cache))
+        patch.delenv("TOKENLOOM_CACHE_SIZE", raising=False)
+        patch.setattr("tokenloom.resources.store.blobs.s3.FIRST_WAIT", 0.001)
+        client: Any = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+        client.create_bucket(Bucket=BUCKET)
+        yield ObjectService(proxy, client)
+    server.stop()

@@ -1,0 +1,64 @@
+"""Raw rows for on-the-fly preprocessing, some of them bad, and engines to give them to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from support.loaded_rows import settings
+from tokenloom import PipelineConfig, PromptEngine
+from tokenloom.loaders.collation.unpadded import Row
+
+Plain = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def good_rows(count: int) -> list[dict[str, Any]]:
+    """Rows that are all different."""
+    return [{"q": f"question {n}", "a": "because " * (n % 4) + f"{n}"} for n in range(count)]
+
+
+def rows_with_bad(count: int, bad: set[int]) -> list[dict[str, Any]]:
+    """The same, some without an answer."""
+    return [{**row, "a": None} if number in bad else row for number, row in enumerate(good_rows(count))]
+
+
+def engine_of(tokenizer_folder: Path, **sections: Any) -> PromptEngine:
+    config = {"dataset": {"name": "rows.jsonl"}, **settings(tokenizer_folder), **sections}
+    return PromptEngine(PipelineConfig.from_mapping(config))
+
+
+def plain(row: Row) -> Plain:
+    """A row to compare and count."""
+    return tuple((name, tuple(value.reshape(-1).tolist())) for name, value in sorted(row.items()))
+
+
+class LengthEngine:
+    """A user's own engine: a row's ids are its number, as often as it says; it keeps count of what it was given."""
+
+    def __init__(self) -> None:
+        self.tables: list[list[int]] = []
+
+    def encode(self, table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        self.tables.append([row["n"] for row in rows])
+        if any(row["n"] < 0 for row in rows):
+            raise ValueError("a negative number among these rows")
+        return pa.table({"input_ids": [[row["n"]] * row["times"] for row in rows]})
+
+
+def numbers(count: int, negative: set[int] = frozenset()) -> list[dict[str, int]]:  # type: ignore[assignment]
+    """Rows for a `LengthEngine`."""
+    return [{"n": -n - 1 if n in negative else n, "times": 1 + n % 5} for n in range(count)]
+
+
+class Again:
+    """An iterable, not a sequence."""
+
+    def __init__(self, rows: list[dict[str, Any]]):
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)

@@ -1,0 +1,37 @@
+"""tokenloom: from raw text datasets to training batches.
+
+Names are imported when first used, so that training code pays only for what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenloom.assets.building.prompt_engine import PromptEngine
+    from tokenloom.config import PipelineConfig
+    from tokenloom.loaders import open_dataset
+    from tokenloom.pipeline import DataPipeline
+
+__all__ = ["DataPipeline", "PipelineConfig", "PromptEngine", "open_dataset"]
+
+_HOMES = {
+    "DataPipeline": "tokenloom.pipeline",
+    "PipelineConfig": "tokenloom.config",
+    "PromptEngine": "tokenloom.assets.building.prompt_engine",
+    "open_dataset": "tokenloom.loaders",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("tokenloom")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tokenloom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,220 @@
+"""The YAML that `tokenloom inspect` writes: from what was found of a dataset to settings that build, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tokenloom.assets.columns.forms import REASONING_FIELDS
+from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
+from tokenloom.assets.schema.profiles import Profile, message_fields, profiles
+from tokenloom.assets.schema.speakers import CALL_ROLES, role_of
+from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
+from tokenloom.resources.templates.chatml import IM_END, IM_START, chatml
+
+if TYPE_CHECKING:
+    from tokenloom.resources.tokenizers import TokenizerSpec
+
+FILL_IN = "<fill in>"
+"""Stands for a source that only the reader knows; no column has this name, so a build says so."""
+
+ROLES = {
+    "text": ("text",),
+    "completion": ("prompt", "completion"),
+    "messages": ("messages",),
+    "preference": ("chosen", "rejected"),
+    "kto": ("prompt", "completion", "label"),
+}
+"""The roles that each form needs."""
+
+FORMATS = {"messages": "chat"}
+"""What `prompt_template.format_type` calls a form, where it calls it otherwise."""
+
+LINE_BREAKS = set("\r\n\x85\u2028\u2029")
+"""What ends a line in YAML."""
+
+CHARACTERS_A_TOKEN = 3
+LONGEST_OFFERED = 8192
+SHOWN_COLUMNS = 20
+
+
+def starter_yaml(
+    dataset: Mapping[str, Any],
+    columns: Sequence[Mapping[str, Any]],
+    choice: FormatCandidate | Ambiguity,
+    tokenizer: tuple[str, TokenizerSpec] | None = None,
+    found: Sequence[str] = (),
+    prompt: Mapping[str, Any] | None = None,
+) -> str:
+    """A dataset's YAML: one that builds where the reading is sure, else one whose `column_mapping` is to be filled in.
+
+    Args:
+        dataset: the settings of the `dataset` section that found the rows; a `column_mapping` among them is kept.
+        columns: their profiles.
+        choice: the reading, or the close ones.
+        tokenizer: a tokenizer's name and what its files tell; None: one is trained.
+        found: what is told of the source, a line each.
+        prompt: settings of the `prompt_template` section that the mapping goes with.
+    """
+    own, prompt = dataset.get("column_mapping"), prompt or {}
+    rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
+    mapping = _own_mapping(own) if own else _mapping(columns, choice)
+    lines = [*(_comment(line)[2:] for line in found), "dataset:", *_settings(rows), *mapping]
+    form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
+    chat = form in ("messages", "preference", "kto") or (
+        isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles
+    )
+    if "format_type" in prompt:
+        chat = prompt["format_type"] in ("chat", "preference", "kto")
+    lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
+    lines.append(f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are cut, see length.strategy")
+    if chat and not (tokenizer and tokenizer[1].chat_template):
+        lines += [
+            "  chat_template: |  # ChatML; what is trained is marked",
+            *_block(_template(tokenizer, columns, choice)),
+        ]
+    lines += ["prompt_template:", *_prompt(form, chat, tokenizer, prompt)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
+    for name, value in dataset.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{scalar(name)}:"
+            yield from _settings(value, indent + "  ")
+        else:
+            yield f"{indent}{scalar(name)}: {scalar(value)}"
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML on one line."""
+    for style in (None, '"'):
+        shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
+        if not set(shown.strip()) & LINE_BREAKS:
+            break
+    return shown.strip()[1:-1]
+
+
+def _own_mapping(mapping: Mapping[str, Any]) -> Iterator[str]:
+    yield "  # the YAML's own mapping"
+    yield from _settings({"column_mapping": mapping})
+
+
+def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> Iterator[str]:
+    if isinstance(choice, FormatCandidate):
+        yield f"  # {choice.format}, confidence {choice.confidence:.2f}"
+        yield "  column_mapping:"
+        reasons = dict(reason.split(": ", 1) for reason in choice.evidence if ": " in reason)
+        for role, source in choice.roles.items():
+            yield f"    {role}: {scalar(source)}{_comment(reasons.get(role, ''))}"
+        return
+    yield f"  # Which columns to train on is not clear:{_comment(str(choice))[3:]}."
+    shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
+    more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
+    yield f"  # The columns are{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
+    yield "  # Fill in columns, paths such as answers[0].text, or texts with {column} in them for the roles of one form"
+    yield "  # and set prompt_template.format_type to match:"
+    yield from (f"  #   {FORMATS.get(form, form)}: {', '.join(roles)}" for form, roles in ROLES.items())
+    yield "  column_mapping:"
+    for role in ROLES[_form(choice)]:
+        offered = list(dict.fromkeys(found.roles[role] for found in choice.close if role in found.roles))
+        agreed = len(choice.close) > 1 and len(offered) == 1 and all(role in found.roles for found in choice.close)
+        hint = "" if agreed or not offered else _comment(f"perhaps {' or '.join(map(repr, offered))}")
+        yield f"    {role}: {scalar(offered[0] if agreed else FILL_IN)}{hint}"
+
+
+def _comment(text: str) -> str:
+    """Text of the data on the rest of a line."""
+    found = " ".join(text.split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in found)
+    return f"  # {shown}" if shown else ""
+
+
+def _form(choice: Ambiguity) -> str:
+    return choice.close[0].form if choice.close else "completion"
+
+
+def _tokenizer(tokenizer: tuple[str, TokenizerSpec] | None, chat: bool) -> Iterator[str]:
+    if tokenizer is not None:
+        yield f"  name_or_path: {scalar(tokenizer[0])}"
+        return
+    vocabulary = TrainConfig().vocab_size
+    yield f"  train: {{vocab_size: {vocabulary}}}  # at most; a tokenizer trained on these rows. Or set name_or_path"
+    yield "  special_tokens:"
+    if not chat:
+        yield from (f"    {role}: {scalar(token)}" for role, token in DEFAULT_SPECIAL_TOKENS.items())
+        return
+    yield f"    eos: {scalar(IM_END)}  # ends every message"
+    yield f"    pad: {scalar(DEFAULT_SPECIAL_TOKENS['pad'])}"
+    yield f"    additional: [{scalar(IM_START)}]"
+
+
+def _template(
+    tokenizer: tuple[str, TokenizerSpec] | None,
+    columns: Sequence[Mapping[str, Any]],
+    choice: FormatCandidate | Ambiguity,
+) -> str:
+    """ChatML; a tokenizer that does not know its end mark ends messages with its own EOS."""
+    known = tokenizer is None or IM_END in tokenizer[1].control
+    tools, reasoning = _has_tools(columns, choice), _has_reasoning(columns, choice)
+    return chatml(tools, IM_END if known else "{{ eos_token }}", reasoning)
+
+
+def _block(text: str) -> Iterator[str]:
+    return (f"    {line}" if line else "" for line in text.splitlines())
+
+
+def _prompt(
+    form: str, chat: bool, tokenizer: tuple[str, TokenizerSpec] | None, own: Mapping[str, Any]
+) -> Iterator[str]:
+    if "template" not in own and "format_type" not in own:
+        yield f"  format_type: {'chat' if chat and form == 'completion' else FORMATS.get(form, form)}"
+    yield from _settings(own)
+    if tokenizer is not None and tokenizer[1].eos is None and "add_eos" not in own:
+        yield "  add_eos: false  # the tokenizer names none"
+
+
+def _has_tools(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> bool:
+    """Whether conversations call tools: by a role of theirs, by their messages' fields, or by who speaks."""
+    if not isinstance(choice, FormatCandidate):
+        return False
+    for profile in _conversations(columns, choice):
+        speaker = profile.items.field(message_fields(profile)[0] or "") if profile.items else None
+        spoken = (speaker.facts.get("values") or ()) if speaker else ()
+        calls = any(role_of(value) == "tool" or value.lower() in CALL_ROLES for value in spoken)
+        if calls or (profile.items and {"tool_calls", "function_call"} & set(profile.items.fields)):
+            return True
+    return "tools" in choice.roles
+
+
+def _has_reasoning(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> bool:
+    """Whether messages have a field of reasoning."""
+    return isinstance(choice, FormatCandidate) and any(
+        set(REASONING_FIELDS) & set(profile.items.fields)
+        for profile in _conversations(columns, choice)
+        if profile.items
+    )
+
+
+def _conversations(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate) -> Iterator[Profile]:
+    """The columns of lists that have a role."""
+    for profile in profiles(columns).values():
+        if profile.is_column and profile.name in choice.roles.values() and profile.items is not None:
+            yield profile
+
+
+def _max_length(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> int:
+    """2048, or the next power of two, at most `LONGEST_OFFERED`, that nearly all rows fit into by a rough estimate."""
+    default = TokenizerConfig.model_fields["max_length"].default
+    if not isinstance(choice, FormatCandidate):
+        return default
+    tokens = sum(
+        (profile.facts.get("lengths") or {}).get("p99", 0) / CHARACTERS_A_TOKEN
+        for profile in profiles(columns).values()
+        if profile.kind == "text" and profile.source in choice.roles.values()
+    )
+    while default < min(tokens, LONGEST_OFFERED):
+        default *= 2
+    return default
