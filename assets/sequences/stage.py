@@ -24,14 +24,14 @@ from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_coun
 from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
-from tokenloom.assets.stage.pairs import LABEL, in_pairs
+from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import join_rejects
-from tokenloom.assets.tokens.stage import IDS
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.ragged import list_parts, sum_rows
 from tokenloom.resources.tables.sides import sides
 
@@ -62,13 +62,8 @@ class SequencesStage(Stage):
     upstream = ("tokens",)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
-    output_schema: ClassVar = {
-        "input_ids": IDS,
-        "trained": (pa.list_(pa.uint8()),),
-        "rows": (pa.list_(pa.int32()),),
-        "document_lengths": (pa.list_(pa.int32()),),
-    }
-    optional_columns: ClassVar = {"weights": (pa.list_(pa.float32()),), LABEL: (pa.bool_(),)}
+    output_schema: ClassVar = sequence_schema.REQUIRED
+    optional_columns: ClassVar = sequence_schema.OPTIONAL
     checks: ClassVar = {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:

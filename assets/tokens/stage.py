@@ -27,15 +27,13 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of
+from tokenloom.resources.tables.sequence_schema import ID_TYPES
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ControlPolicy = Literal["split", "reject", "keep"]
 
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
 """Environment variable: `tokenizers`, or `gigatoken` wherever it fits, however small a chunk is. It changes no byte."""
-
-IDS = (pa.list_(pa.uint16()), pa.list_(pa.uint32()))
-"""Types of input_ids: the smallest unsigned one that the vocabulary fits."""
 
 
 def _spans_cover_ids(table: pa.Table) -> bool:
@@ -49,7 +47,7 @@ class TokensStage(Stage):
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
     compressed = False
-    output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": IDS, "spans": (SPANS,)}
+    output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": ID_TYPES, "spans": (SPANS,)}
     optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
     checks: ClassVar = {"spans partition the tokens": _spans_cover_ids}
 
