@@ -1,8 +1,9 @@
-"""Documentation says what the code does: reference pages are those that the code gives, samples run."""
+"""The documentation matches the code: reference pages are generated from it, samples run, links resolve."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -19,77 +20,100 @@ from tokenloom.config import PipelineConfig
 from tokenloom.config.mixture import MixtureConfig
 from tokenloom.config.yaml_file import parse_config
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def script(name: str) -> ModuleType:
-    """A script of docs/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "generate" / f"{name}.py")
+def generator(name: str) -> ModuleType:
+    """Load a script of docs/generate/."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "generate" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def samples(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub derives them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    return script("reference")
+    return generator("reference")
 
 
-def test_configuration_and_api_pages_are_those_of_the_code(reference: ModuleType) -> None:
+def test_reference_pages_are_generated_from_the_code(reference: ModuleType) -> None:
     for page, text in (
         ("configuration.md", reference.configuration()),
         ("api_reference.md", reference.api_reference()),
     ):
-        assert (ROOT / "docs" / page).read_text() == text, f"docs/{page} is behind the code: run `make docs`"
+        assert (DOCS / page).read_text() == text, f"docs/{page} is out of date: run `make docs`"
 
 
-def test_the_page_of_real_files_is_what_is_found_in_them(real_data: Path) -> None:
-    assert (ROOT / "docs" / "datasets.md").read_text() == script("real_files").page(real_data), "run `make docs`"
+def test_the_page_of_real_files_is_up_to_date(real_data: Path) -> None:
+    assert (DOCS / "prepare" / "datasets.md").read_text() == generator("real_files").page(real_data), "run `make docs`"
 
 
 def test_every_setting_and_public_name_is_documented() -> None:
-    configuration = (ROOT / "docs" / "configuration.md").read_text()
+    configuration = (DOCS / "configuration.md").read_text()
 
     def paths(schema: dict[str, dict[str, object]], node: dict[str, object], prefix: str) -> set[str]:
-        found: set[str] = set()
+        settings: set[str] = set()
         properties = node.get("properties", {})
         assert isinstance(properties, dict)
         for name, value in properties.items():
-            found.add(prefix + name)
+            settings.add(prefix + name)
             for target in re.findall(r"#/\$defs/(\w+)", str(value)):
                 if target != "Constant":
-                    found |= paths(schema, schema["$defs"][target], f"{prefix}{name}.")  # type: ignore[arg-type]
-        return found
+                    settings |= paths(schema, schema["$defs"][target], f"{prefix}{name}.")  # type: ignore[arg-type]
+        return settings
 
     schemas = [model.model_json_schema() for model in (PipelineConfig, MixtureConfig)]
     every = {path for schema in schemas for path in paths(schema, schema, "")}
     leaves = {path for path in every if not any(other.startswith(f"{path}.") for other in every)}
     assert "mixture.weight" in leaves
     assert {path for path in leaves if f"`{path}`" not in configuration and f"## {path}" not in configuration} == set()
-    api = (ROOT / "docs" / "api_reference.md").read_text()
+    api = (DOCS / "api_reference.md").read_text()
     assert {name for name in (*tokenloom.__all__, *loaders.__all__) if f"### `{name}" not in api} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@EVERY_PAGE
+def test_links_resolve(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_index_lists_every_page() -> None:
+    index = DOCS / "README.md"
+    linked = {(DOCS / target).resolve() for target in re.findall(r"\]\(([^)#:]+\.md)\)", index.read_text())}
+    assert set(DOCS.rglob("*.md")) - {index} <= linked
+
+
+@EVERY_PAGE
 def test_yaml_samples_load(page: Path) -> None:
-    for sample in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+    for sample in samples(page, "yaml"):
         settings = yaml.safe_load(sample)
         if settings.keys() & {"dataset", "mixture"}:
             parse_config(sample, Path("sample.yaml"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@EVERY_PAGE
 def test_python_samples_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In a folder that holds the quickstart, built."""
-    samples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    if not samples or page.name == "api_reference.md":
+    """A page's samples run in order, in a folder where the quickstart is built."""
+    if page.name == "api_reference.md" or not (programs := samples(page, "python")):
         return
     folder = tmp_path_factory.mktemp("samples")
     (folder / "pipelines").symlink_to(QUICKSTART.parent)
@@ -97,12 +121,30 @@ def test_python_samples_run(page: Path, tmp_path_factory: pytest.TempPathFactory
         (QUICKSTART).read_text().replace("samples/", str(QUICKSTART.parent / "samples") + "/")
     )
     built = "DataPipeline.from_config('pipelines/quickstart.yaml').unwrap().build().unwrap()"
-    program = "\n".join(["from tokenloom import DataPipeline", built, *samples])
+    program = "\n".join(["from tokenloom import DataPipeline", built, *programs])
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_make_targets_are_those_that_the_readme_names() -> None:
+def test_the_60_second_example_runs_as_it_is_written(tmp_path: Path) -> None:
+    """Pasted into a shell of its own folder, with this test's Python as the activated environment."""
+    text = README.read_text()
+    section = text[text.index("## A dataset in 60 seconds") :]
+    example = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)[0]
+    printed = re.findall(r"\n\n```\n(.*?)```", section, re.DOTALL)[0]
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "activate").write_text(f'PATH="{binaries}:$PATH"\n')
+    for command, arguments in (("python", ""), ("tokenloom", " -m tokenloom")):
+        (binaries / command).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+        (binaries / command).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TOKENLOOM_")}
+    done = subprocess.run(["bash", "-ec", example], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(printed), done.stdout
+
+
+def test_make_targets_in_the_pages_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z]+)`", "".join(page.read_text() for page in PAGES)))
     assert named <= targets

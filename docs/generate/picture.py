@@ -1,4 +1,4 @@
-"""Draws docs/preview.svg: `tokenloom preview` of three rows of the quickstart. Part of `make docs`."""
+"""Draws docs/images/preview.svg: `tokenloom preview` of three rows of the quickstart. Part of `make docs`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> None:
         print_preview(console, "quickstart", [reader.read(row) for row in ROWS])
     svg = console.export_svg(title="tokenloom preview pipelines/quickstart.yaml", unique_id="preview")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # no fonts from the network
-    (ROOT / "docs" / "preview.svg").write_text(svg, encoding="utf-8")
+    (ROOT / "docs" / "images" / "preview.svg").write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/datasets.md: what is found in real files, and what brings each into its canonical form.
+"""Writes docs/prepare/datasets.md: what is found in real files, and what brings each into its canonical form.
 
 The files are those below $TOKENLOOM_REAL_DATA.
 """
@@ -17,7 +17,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
 
-PAGE = Path(__file__).parents[1] / "datasets.md"
+PAGE = Path(__file__).parents[1] / "prepare" / "datasets.md"
 FOLDERS = ("instruct", "math", "chat", "preference", "text", "multilingual", "awkward")
 MAPPINGS = {
     "avengers_latin1.csv": {"prompt": "Name/Alias", "completion": "Notes"},
@@ -89,4 +89,4 @@ if __name__ == "__main__":
     if "TOKENLOOM_REAL_DATA" in os.environ:
         PAGE.write_text(page(Path(os.environ["TOKENLOOM_REAL_DATA"])), encoding="utf-8")
     else:
-        print("TOKENLOOM_REAL_DATA names no folder of real files; docs/datasets.md stays as it is", file=sys.stderr)
+        print("TOKENLOOM_REAL_DATA names no folder of real files; docs/prepare/datasets.md stays as it is", file=sys.stderr)

@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[1]
 
 CONFIGURATION_HEAD = """# Configuration
 
-One YAML file declares one dataset, or [mixes several](mixtures.md). Only `dataset.name` is required, and a tokenizer:
+One YAML file declares one dataset, or [mixes several](train/mixtures.md). Only `dataset.name` is required, and a tokenizer:
 `tokenizer.name_or_path` or `tokenizer.train`. Relative paths start at the YAML's folder, then at the working directory.
 An unknown setting, a wrong type or value is refused with its line and the nearest right name; `tokenloom schema` prints
 the JSON Schema.
@@ -31,7 +31,7 @@ the JSON Schema.
 Settings marked ✗ are known but not available in this version: they are refused rather than ignored.
 """
 
-MIXTURE = """A list of datasets, [which take turns](mixtures.md), instead of `dataset`, `tokenizer`, `prompt_template`,
+MIXTURE = """A list of datasets, [which take turns](train/mixtures.md), instead of `dataset`, `tokenizer`, `prompt_template`,
 `length`, `validation` and `keep`."""
 
 API_HEAD = """# API reference

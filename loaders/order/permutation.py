@@ -2,7 +2,7 @@
 
 Up to `TABLE_SIZE` rows it is a table, sorted by random words. Above, a generalized Feistel network over digits of two
 bases (Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002), whose few values beyond `size` walk on
-along their cycle. docs/order.md has the formulas.
+along their cycle. docs/train/order.md has the formulas.
 """
 
 from __future__ import annotations

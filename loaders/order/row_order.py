@@ -1,6 +1,6 @@
 """The order of one source: which row stands at a position, through one epoch after the other.
 
-It is a pure function of (rows, digest, seed, shuffle, position); docs/order.md has the formulas.
+It is a pure function of (rows, digest, seed, shuffle, position); docs/train/order.md has the formulas.
 """
 
 from __future__ import annotations

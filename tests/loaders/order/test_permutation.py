@@ -50,7 +50,7 @@ def words(key: int, count: int) -> list[int]:
 
 
 def by_hand(size: int, key: int, position: int) -> int:
-    """docs/order.md in plain integers."""
+    """docs/train/order.md in plain integers."""
     if size <= 65536:
         return sorted((word >> 16, row) for row, word in enumerate(words(key, size)))[position][1]
     high_base = math.isqrt(size)

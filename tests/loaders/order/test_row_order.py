@@ -35,7 +35,7 @@ KNOWN: dict[tuple[int, Shuffle], list[int]] = {
 
 
 def by_hand(order: RowOrder, position: int) -> int:
-    """docs/order.md in plain integers."""
+    """docs/train/order.md in plain integers."""
     rows = len(order)
     epoch, place = position // rows, position % rows
 

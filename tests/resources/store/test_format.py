@@ -1,4 +1,4 @@
-"""The format on disk is what docs/format.md says: a reader written after it finds the same rows and digests."""
+"""The format on disk is what docs/internals/format.md says: a reader written after it finds the same rows and digests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
 from tokenloom.resources.store import ArtifactStore
 
-PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "format.md").read_text(encoding="utf-8")
 FORMS = {"weighted": "chat", "pairs": "preference", "kto": "kto"}
 NAMES = ("plain", "packed", "split", *FORMS)
 
