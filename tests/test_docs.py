@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import tokenloom
-from support.paths import QUICKSTART, ROOT
+from support.paths import ROOT
 from tokenloom import loaders
 from tokenloom.config import PipelineConfig
 from tokenloom.config.mixture import MixtureConfig
@@ -112,15 +112,12 @@ def test_yaml_samples_load(page: Path) -> None:
 
 @EVERY_PAGE
 def test_python_samples_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A page's samples run in order, in a folder where the quickstart is built."""
+    """A page's samples run in order, in a folder with the clone's `tokenloom/` and the quickstart built."""
     if page.name == "api_reference.md" or not (programs := samples(page, "python")):
         return
     folder = tmp_path_factory.mktemp("samples")
-    (folder / "pipelines").symlink_to(QUICKSTART.parent)
-    (folder / "dataset.yaml").write_text(
-        (QUICKSTART).read_text().replace("samples/", str(QUICKSTART.parent / "samples") + "/")
-    )
-    built = "DataPipeline.from_config('pipelines/quickstart.yaml').unwrap().build().unwrap()"
+    (folder / "tokenloom").symlink_to(ROOT / "tokenloom")
+    built = "DataPipeline.from_config('tokenloom/pipelines/quickstart.yaml').unwrap().build().unwrap()"
     program = "\n".join(["from tokenloom import DataPipeline", built, *programs])
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
