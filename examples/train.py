@@ -1,4 +1,4 @@
-"""Trains a tiny decoder-only model on a built dataset, on one process or many; the same command resumes it.
+"""Train a tiny decoder-only model on a built dataset, on one or many processes. The same command resumes it.
 
 python examples/train.py quickstart --store .tokenloom --steps 30
 torchrun --standalone --nproc-per-node 2 examples/train.py quickstart --checkpoints run/ --metrics run/metrics.jsonl
@@ -27,7 +27,7 @@ from tokenloom.loaders import TokenLoader, batch_digest
 
 
 class TinyModel(nn.Module):
-    """Int64 [rows, length] tokens to float32 [rows, length, vocab_size] logits. Rows are padded on the right."""
+    """A decoder: int64 tokens [rows, length], padded on the right, to float32 logits [rows, length, vocab_size]."""
 
     def __init__(self, vocab_size: int, max_length: int, width: int = 128):
         super().__init__()
@@ -44,7 +44,7 @@ class TinyModel(nn.Module):
 
 
 class Training:
-    """Model, optimizer, loader and the steps done: all that a checkpoint holds."""
+    """Everything that a checkpoint contains: model, optimizer, loader, and the number of steps done."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: TokenLoader):
         self.model, self.optimizer, self.loader, self.step = model, optimizer, loader, 0
@@ -53,11 +53,11 @@ class Training:
         dcp.save(self._state(), checkpoint_id=folder / f"step-{self.step:08d}")
 
     def resume(self, folder: Path) -> None:
-        """Go on from the last whole checkpoint, if there is one: `.metadata` is written last."""
-        whole = sorted(folder.glob("step-*/.metadata"))
-        if whole:
+        """Load the last complete checkpoint, if any. `.metadata` is written last."""
+        complete = sorted(folder.glob("step-*/.metadata"))
+        if complete:
             state = self._state()
-            dcp.load(state, checkpoint_id=whole[-1].parent)
+            dcp.load(state, checkpoint_id=complete[-1].parent)
             parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
             set_state_dict(self.model, self.optimizer, **parts)
             self.step = state["step"]
@@ -68,7 +68,7 @@ class Training:
 
 
 def join_ranks() -> torch.device:
-    """Join the processes that torchrun started, or be the only one."""
+    """Join the processes started by torchrun, or run as the only one. Return this rank's device."""
     if dist.is_torchelastic_launched():
         dist.init_process_group()
     else:
@@ -80,7 +80,7 @@ def join_ranks() -> torch.device:
 
 
 def train_step(training: Training, batch: dict[str, torch.Tensor]) -> float:
-    """One step of all ranks; returns the mean loss of the tokens that they train."""
+    """Run one step on all ranks. Return the mean loss of the tokens that they train together."""
     labels = batch["labels"][:, 1:]
     trained = (labels != -100).sum()
     dist.all_reduce(trained)
@@ -95,7 +95,7 @@ def train_step(training: Training, batch: dict[str, torch.Tensor]) -> float:
 
 
 def rows_of_all_ranks(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`input_ids` and `labels` of a global batch, one row after the other without padding, and the rows' `lengths`."""
+    """Return the `input_ids` and `labels` of a global batch, concatenated without padding, and the rows' `lengths`."""
     real = batch["attention_mask"] == 1
     lengths = real.sum(1)
     mine = {"input_ids": batch["input_ids"][real], "labels": batch["labels"][real], "lengths": lengths[lengths > 0]}
@@ -107,7 +107,7 @@ def rows_of_all_ranks(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 def train(options: argparse.Namespace, device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if options.batch_size % world_size:
-        raise SystemExit(f"--batch-size {options.batch_size} is no multiple of {world_size} ranks")
+        raise SystemExit(f"--batch-size {options.batch_size} is not a multiple of the world size, {world_size}")
     torch.manual_seed(0)
     dataset = open_dataset(options.dataset, store=options.store)
     loader = TokenLoader(dataset, batch_size=options.batch_size // world_size, seed=0, padding="longest")
@@ -129,8 +129,8 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             rows = rows_of_all_ranks(batch)
             tokens += len(rows["input_ids"])
             if rank == 0 and options.metrics:
-                told = {"step": training.step, "epoch": loader.place.epoch, "loss": loss}
-                write_line(options.metrics, {**told, "rows": len(rows["lengths"]), "digest": batch_digest(rows)})
+                values = {"step": training.step, "epoch": loader.place.epoch, "loss": loss}
+                write_line(options.metrics, {**values, "rows": len(rows["lengths"]), "digest": batch_digest(rows)})
             if rank == 0 and (training.step % 10 == 0 or len(losses) == 1):
                 rate = tokens / (time.perf_counter() - started)
                 print(f"step {training.step:4d}  loss {loss:.3f}  {rate:,.0f} tokens/s")
@@ -156,12 +156,12 @@ def main() -> None:
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=8, help="rows of all ranks together")
-    parser.add_argument("--checkpoints", type=Path, help="folder to keep checkpoints in, and to resume from")
-    parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")
-    parser.add_argument("--metrics", type=Path, help="file that gets a line of JSON for each step")
+    parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints; training resumes from the last one")
+    parser.add_argument("--checkpoint-every", type=int, default=10, help="in steps")
+    parser.add_argument("--metrics", type=Path, help="file to append one line of JSON per step to")
     options = parser.parse_args()
     train(options, join_ranks())
-    dist.destroy_process_group()  # with the model gone: one that outlives its group can hang
+    dist.destroy_process_group()  # after the model is freed: a model that outlives its group can hang
 
 
 if __name__ == "__main__":

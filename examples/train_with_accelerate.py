@@ -1,4 +1,4 @@
-"""Trains with Accelerate; the same command goes on from the last checkpoint.
+"""Train with Accelerate. The same command resumes from the last checkpoint.
 
 python examples/train_with_accelerate.py quickstart --store .tokenloom --steps 30 --checkpoints run/
 accelerate launch examples/train_with_accelerate.py quickstart --checkpoints run/
@@ -20,7 +20,7 @@ from tokenloom.loaders import TokenDataset, TokenLoader, model_inputs
 
 
 class Steps:
-    """How many steps are done, as Accelerate keeps it."""
+    """The number of steps done, which Accelerate saves and loads."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -46,13 +46,13 @@ def tiny_model(dataset: TokenDataset) -> nn.Module:
 
 def train(model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10) -> None:
     accelerator = Accelerator()
-    loader = TokenLoader(dataset, batch_size=8, seed=0, padding="longest")  # made after Accelerator: of this rank
+    loader = TokenLoader(dataset, batch_size=8, seed=0, padding="longest")  # after Accelerator: rank is known
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=2e-3))
     counter = Steps()
-    accelerator.register_for_checkpointing(loader, counter)  # and not prepared: it is sharded already
-    whole = sorted(folder.glob("step-*/whole"))
-    if whole:
-        accelerator.load_state(str(whole[-1].parent))
+    accelerator.register_for_checkpointing(loader, counter)  # not prepared: it is already sharded
+    complete = sorted(folder.glob("step-*/complete"))
+    if complete:
+        accelerator.load_state(str(complete[-1].parent))
     while counter.done < steps:
         for batch in loader:
             loss = model(**model_inputs(batch, accelerator.device)).loss
@@ -66,7 +66,7 @@ def train(model: nn.Module, dataset: TokenDataset, folder: Path, steps: int, sav
                 saved = folder / f"step-{counter.done:08d}"
                 accelerator.save_state(str(saved))
                 accelerator.wait_for_everyone()
-                (saved / "whole").touch()  # written last: what a kill left half done is not gone on from
+                (saved / "complete").touch()  # written last, so that a checkpoint cut off by a kill is ignored
             if counter.done == steps:
                 break
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("dataset", help="name of a built dataset")
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder to keep checkpoints in")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     options = parser.parse_args()
     set_seed(0)
     dataset = open_dataset(options.dataset, store=options.store)

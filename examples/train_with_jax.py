@@ -1,4 +1,4 @@
-"""Trains a tiny model with JAX; the same command goes on from the last checkpoint.
+"""Train a tiny model with JAX. The same command resumes from the last checkpoint.
 
 python examples/train_with_jax.py quickstart --store .tokenloom --steps 30 --checkpoints run/
 """
@@ -33,7 +33,7 @@ def tiny_model(dataset: TokenDataset) -> Parameters:
 
 
 def loss_of(parameters: Parameters, input_ids: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean loss of the trained tokens; int32 [rows, length] each."""
+    """Return the mean loss of the trained tokens, for int32 [rows, length] tokens and labels."""
     hidden = parameters["tokens"][input_ids] + parameters["positions"][: input_ids.shape[1]]
     query, key, value = jnp.split(hidden @ parameters["attention"], 3, axis=-1)
     hidden += jax.nn.dot_product_attention(query[:, :, None], key[:, :, None], value[:, :, None], is_causal=True)[
@@ -41,8 +41,8 @@ def loss_of(parameters: Parameters, input_ids: jax.Array, labels: jax.Array) -> 
     ]
     predicted = jax.nn.log_softmax((hidden @ parameters["head"])[:, :-1])
     trained = labels[:, 1:] != -100
-    found = jnp.take_along_axis(predicted, jnp.where(trained, labels[:, 1:], 0)[..., None], axis=-1)[..., 0]
-    return -jnp.where(trained, found, 0).sum() / jnp.maximum(trained.sum(), 1)
+    log_probabilities = jnp.take_along_axis(predicted, jnp.where(trained, labels[:, 1:], 0)[..., None], axis=-1)[..., 0]
+    return -jnp.where(trained, log_probabilities, 0).sum() / jnp.maximum(trained.sum(), 1)
 
 
 @jax.jit
@@ -63,7 +63,7 @@ def save(folder: Path, step: int, parameters: Parameters, loader: TokenLoader) -
 
 def train(parameters: Parameters, dataset: TokenDataset, folder: Path, steps: int, save_steps: int = 10) -> Parameters:
     rank, world_size = jax.process_index(), jax.process_count()
-    loader = TokenLoader(dataset, batch_size=8, seed=0, rank=rank, world_size=world_size)  # one shape, compiled once
+    loader = TokenLoader(dataset, batch_size=8, seed=0, rank=rank, world_size=world_size)  # one shape: one compile
     step = 0
     if saved := sorted(folder.glob("step-*.npz")):
         arrays = dict(np.load(saved[-1]))
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("dataset", help="name of a built dataset")
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder to keep checkpoints in")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     options = parser.parse_args()
     dataset = open_dataset(options.dataset, store=options.store)
     train(tiny_model(dataset), dataset, options.checkpoints, options.steps)

@@ -1,4 +1,4 @@
-"""Trains with Lightning; the same command goes on from the last checkpoint.
+"""Train with Lightning. The same command resumes from the last checkpoint.
 
 python examples/train_with_lightning.py quickstart --store .tokenloom --steps 30 --checkpoints run/
 """
@@ -20,14 +20,14 @@ from tokenloom.loaders import TokenDataset, TokenLoader, model_inputs
 
 
 class TokenDataModule(LightningDataModule):
-    """Lightning keeps the state of the loader that it is given here in its checkpoints, and loads it."""
+    """Lightning saves the state of the loader returned here in its checkpoints, and loads it."""
 
     def __init__(self, dataset: TokenDataset, **loader_settings: Any):
         super().__init__()
         self.dataset, self.loader_settings = dataset, loader_settings
 
     def train_dataloader(self) -> TokenLoader:
-        return TokenLoader(self.dataset, **self.loader_settings)  # asked for when ranks are known
+        return TokenLoader(self.dataset, **self.loader_settings)  # called when ranks are known
 
 
 class LanguageModel(LightningModule):
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("dataset", help="name of a built dataset")
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder to keep checkpoints in")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     options = parser.parse_args()
     seed_everything(0)
     dataset = open_dataset(options.dataset, store=options.store)

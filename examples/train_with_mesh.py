@@ -1,4 +1,4 @@
-"""Trains as torchtitan does: a mesh of data-parallel dimensions, FSDP, and a checkpoint of Stateful parts.
+"""Train as torchtitan does: a mesh of data-parallel dimensions, FSDP, and a checkpoint of Stateful parts.
 
 python examples/train_with_mesh.py quickstart --store .tokenloom --steps 30 --checkpoints run/
 torchrun --standalone --nproc-per-node 2 examples/train_with_mesh.py quickstart --checkpoints run/ --shards 2
@@ -28,7 +28,7 @@ DATA_PARALLEL = ("dp_replicate", "dp_shard")
 
 
 class TrainState(Stateful):
-    """Model, optimizer and steps done; the loader is a part of the checkpoint of its own."""
+    """Model, optimizer and the number of steps done. The loader is a separate part of the checkpoint."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):
         self.model, self.optimizer, self.step = model, optimizer, 0
@@ -63,9 +63,9 @@ def train(
     fully_shard(model.to(device), mesh=mesh[DATA_PARALLEL])
     training = TrainState(model, torch.optim.AdamW(model.parameters(), lr=2e-3))
     parts = {"train_state": training, "dataloader": loader}
-    whole = sorted(folder.glob("step-*/.metadata"))  # written last
-    if whole:
-        dcp.load(parts, checkpoint_id=whole[-1].parent)
+    complete = sorted(folder.glob("step-*/.metadata"))  # `.metadata` is written last
+    if complete:
+        dcp.load(parts, checkpoint_id=complete[-1].parent)
     while training.step < steps:
         for batch in loader:
             loss = model(**model_inputs(batch, device)).loss
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("dataset", help="name of a built dataset")
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder to keep checkpoints in")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     parser.add_argument("--shards", type=int, default=1, help="ranks that share one copy of the model")
     options = parser.parse_args()
     if dist.is_torchelastic_launched():

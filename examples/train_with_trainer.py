@@ -1,4 +1,4 @@
-"""Trains with Hugging Face's Trainer; the same command goes on from the last checkpoint.
+"""Train with Hugging Face's Trainer. The same command resumes from the last checkpoint.
 
 python examples/train_with_trainer.py quickstart --store .tokenloom --steps 30 --checkpoints run/
 """
@@ -39,11 +39,11 @@ def train(model: PreTrainedModel, dataset: TokenDataset, folder: Path, steps: in
         save_steps=save_steps,
         logging_steps=10,
         learning_rate=2e-3,
-        per_device_train_batch_size=4,  # as the loader's, for what Trainer reports
+        per_device_train_batch_size=4,  # the same as the loader's; Trainer only reports it
         gradient_accumulation_steps=2,
         report_to="none",
     )
-    loader = TokenLoader(dataset, batch_size=4, seed=0, padding="longest")  # under torchrun: of this rank
+    loader = TokenLoader(dataset, batch_size=4, seed=0, padding="longest")  # under torchrun: this rank's rows
     trainer = TokenTrainer(model, arguments, train_loader=loader)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder) if folder.exists() else None)
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("dataset", help="name of a built dataset")
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder to keep checkpoints in")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     options = parser.parse_args()
     set_seed(0)
     dataset = open_dataset(options.dataset, store=options.store)

@@ -1,4 +1,4 @@
-"""Trains with TRL's SFTTrainer on sequences that are tokens already; the same command goes on from the last checkpoint.
+"""Train with TRL's SFTTrainer on tokenized sequences. The same command resumes from the last checkpoint.
 
 python examples/train_with_trl.py quickstart --store .tokenloom --steps 30 --checkpoints run/
 """
@@ -20,7 +20,7 @@ from tokenloom.loaders.trainer import TokenLoaderMixin
 
 
 class TokenSFTTrainer(TokenLoaderMixin, SFTTrainer):
-    """SFTTrainer on the batches of a TokenLoader: which are tokenized and masked already."""
+    """SFTTrainer on the batches of a TokenLoader, which are already tokenized and masked."""
 
 
 def tiny_model(dataset: TokenDataset) -> PreTrainedModel:
@@ -42,18 +42,18 @@ def train(model: PreTrainedModel, dataset: TokenDataset, folder: Path, steps: in
         save_steps=save_steps,
         logging_steps=10,
         learning_rate=2e-3,
-        per_device_train_batch_size=4,  # as the loader's, for what Trainer reports
+        per_device_train_batch_size=4,  # the same as the loader's; Trainer only reports it
         gradient_accumulation_steps=2,
         bf16=False,
         report_to="none",
         dataset_kwargs={"skip_prepare_dataset": True},
     )
-    loader = TokenLoader(dataset, batch_size=4, seed=0, padding="longest")  # under torchrun: of this rank
+    loader = TokenLoader(dataset, batch_size=4, seed=0, padding="longest")  # under torchrun: this rank's rows
     row = {name: dataset[0][name].tolist() for name in ("input_ids", "labels")}
     trainer = TokenSFTTrainer(
         model,
         arguments,
-        train_dataset=Dataset.from_list([row]),  # SFTTrainer looks at one row, and is given the loader's batches
+        train_dataset=Dataset.from_list([row]),  # SFTTrainer inspects this row; batches come from the loader
         processing_class=AutoTokenizer.from_pretrained(dataset.tokenizer_path),
         train_loader=loader,
     )
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("dataset", help="name of a built dataset")
     parser.add_argument("--store", default=None, help="default: $TOKENLOOM_STORE, else .tokenloom")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder to keep checkpoints in")
+    parser.add_argument("--checkpoints", type=Path, required=True, help="folder for checkpoints")
     options = parser.parse_args()
     set_seed(0)
     dataset = open_dataset(options.dataset, store=options.store)

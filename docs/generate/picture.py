@@ -1,4 +1,4 @@
-"""Draws docs/images/preview.svg: `tokenloom preview` of three rows of the quickstart. Part of `make docs`."""
+"""Draw docs/images/preview.svg: `tokenloom preview` of three rows of the quickstart. Part of `make docs`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
         console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
         print_preview(console, "quickstart", [reader.read(row) for row in ROWS])
     svg = console.export_svg(title="tokenloom preview pipelines/quickstart.yaml", unique_id="preview")
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # no fonts from the network
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # loads no fonts from the network
     (ROOT / "docs" / "images" / "preview.svg").write_text(svg, encoding="utf-8")
 
 

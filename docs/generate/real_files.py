@@ -1,6 +1,6 @@
-"""Writes docs/prepare/datasets.md: what is found in real files, and what brings each into its canonical form.
+"""Write docs/prepare/datasets.md: the format detected in real files, and their canonical form. Part of `make docs`.
 
-The files are those below $TOKENLOOM_REAL_DATA.
+Reads the files in $TOKENLOOM_REAL_DATA.
 """
 
 from __future__ import annotations
@@ -26,21 +26,26 @@ MAPPINGS = {
     "gemoji.json": {"prompt": "{description} ({category})", "completion": "emoji"},
     "query_wellformedness_dev.tsv": {"prompt": "column_0", "completion": "column_1"},
 }
-"""For files whose columns do not say what to train on, what one may want."""
+"""A plausible mapping for each file whose columns do not decide what to train on."""
 
-HEAD = """# What is found in real files
+HEAD = """# Real files
 
-`tokenloom inspect FILE` tells what a file holds. This page is what it finds in files of many kinds, with no setting but
-the path, by `python docs/generate/real_files.py`. The last column says how many rows reach the canonical form: as the
-file was read, or with the `column_mapping` shown where its columns do not tell what to train on.
+What `tokenloom inspect FILE` detects in files of many kinds, with no setting except the path.
 
-| file | rows | found about the file | format, confidence | form | roles | canonical |
+```bash
+TOKENLOOM_REAL_DATA=data python docs/generate/real_files.py   # writes this page
+```
+
+*canonical* is the number of rows that reach the canonical form. *mapped* means that the columns do not decide what to
+train on, and the [`column_mapping`](columns.md) shown under *roles* does.
+
+| file | rows | detected settings | format, confidence | form | roles | canonical |
 |---|---:|---|---|---|---|---:|
 """
 
 
 def page(data: Path) -> str:
-    """The page, for the files below a folder."""
+    """Return the page for the files in a folder."""
     with tempfile.TemporaryDirectory(prefix="tokenloom-docs-") as folder:
         return HEAD + "".join(f"{row}\n" for row in rows(data, Path(folder)))
 
@@ -55,8 +60,8 @@ def rows(data: Path, store: Path) -> Iterator[str]:
 def row(path: Path, store: ArtifactStore, name: str) -> str:
     build = built(path, store)
     schema, notes = build.manifest("schema"), build.manifest("raw").notes["files"]
-    best = choose([FormatCandidate(**found) for found in schema.facts["formats"]])
-    found = ", ".join(f"{setting} `{value}`" for about in notes.values() for setting, value in about.items())
+    best = choose([FormatCandidate(**candidate) for candidate in schema.facts["formats"]])
+    settings = ", ".join(f"{setting} `{value}`" for file in notes.values() for setting, value in file.items())
     try:
         build.run("columns")
     except ConfigError:
@@ -66,14 +71,14 @@ def row(path: Path, store: ArtifactStore, name: str) -> str:
     mapping = columns.facts["mapping"]
     roles = ", ".join(f"{role}: `{cell(source)}`" for role, source in mapping["roles"].items())
     sure = isinstance(best, FormatCandidate)
-    told = f"{best.format}, {best.confidence:.2f}" if isinstance(best, FormatCandidate) else "table: asks"
-    count = f"{columns.total('rows_out'):,}"
+    detected = f"{best.format}, {best.confidence:.2f}" if isinstance(best, FormatCandidate) else "not sure"
     form = mapping["form"] if sure else f"{mapping['form']}, mapped"
-    return f"| {name} | {build.manifest('raw').total('rows_out'):,} | {found} | {told} | {form} | {roles} | {count} |"
+    raw_rows, canonical = build.manifest("raw").total("rows_out"), columns.total("rows_out")
+    return f"| {name} | {raw_rows:,} | {settings} | {detected} | {form} | {roles} | {canonical:,} |"
 
 
 def built(path: Path, store: ArtifactStore, mapping: dict[str, str] | None = None) -> Build:
-    """A file's first two stages."""
+    """Run the first two stages for a file."""
     dataset = {"name": str(path), **({"column_mapping": mapping} if mapping else {})}
     build = Build(PipelineConfig.from_mapping({"dataset": dataset}), store)
     for stage in ("raw", "schema"):
@@ -89,4 +94,6 @@ if __name__ == "__main__":
     if "TOKENLOOM_REAL_DATA" in os.environ:
         PAGE.write_text(page(Path(os.environ["TOKENLOOM_REAL_DATA"])), encoding="utf-8")
     else:
-        print("TOKENLOOM_REAL_DATA names no folder of real files; docs/prepare/datasets.md stays as it is", file=sys.stderr)
+        print(
+            "docs/prepare/datasets.md is unchanged: set TOKENLOOM_REAL_DATA to a folder of real files", file=sys.stderr
+        )

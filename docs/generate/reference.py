@@ -1,6 +1,6 @@
-"""Writes docs/configuration.md and docs/api_reference.md from the code: `make docs`.
+"""Write docs/configuration.md and docs/api_reference.md from the code. Part of `make docs`.
 
-The settings come from the descriptions in tokenloom/config/, the names from docstrings.
+Settings are described by the fields in tokenloom/config/, names by their docstrings.
 """
 
 from __future__ import annotations
@@ -23,30 +23,35 @@ DOCS = Path(__file__).parents[1]
 
 CONFIGURATION_HEAD = """# Configuration
 
-One YAML file declares one dataset, or [mixes several](train/mixtures.md). Only `dataset.name` is required, and a tokenizer:
-`tokenizer.name_or_path` or `tokenizer.train`. Relative paths start at the YAML's folder, then at the working directory.
-An unknown setting, a wrong type or value is refused with its line and the nearest right name; `tokenloom schema` prints
-the JSON Schema.
+Every setting of the YAML. One file declares one dataset, or [mixes several](train/mixtures.md). This is enough:
 
-Settings marked ✗ are known but not available in this version: they are refused rather than ignored.
+```yaml
+dataset: {name: data/alpaca_data.json}
+tokenizer: {name_or_path: microsoft/phi-2}
+```
+
+- `dataset.name` is required, and a tokenizer: `tokenizer.name_or_path` or `tokenizer.train`.
+- Relative paths are looked up in the YAML's folder, then in the working directory.
+- An unknown setting, or a wrong type or value, is an error with its line and the nearest valid name.
+- `tokenloom schema` prints the JSON Schema.
+- Settings marked ✗ are known but not available in this version: they are refused, not ignored.
 """
 
-MIXTURE = """A list of datasets, [which take turns](train/mixtures.md), instead of `dataset`, `tokenizer`, `prompt_template`,
+MIXTURE = """A list of datasets to [mix](train/mixtures.md), instead of `dataset`, `tokenizer`, `prompt_template`,
 `length`, `validation` and `keep`."""
 
 API_HEAD = """# API reference
 
-A `Result` is an `Ok` or an `Err`. Names are imported from `tokenloom`, `tokenloom.loaders`, `tokenloom.config`
-and `tokenloom.errors`; all but the first never import Dagster, datasets, transformers or
-pandera.
+Every public name. Import them from `tokenloom`, `tokenloom.loaders`, `tokenloom.config` and `tokenloom.errors`.
+All but the first never import Dagster, datasets, transformers or pandera. A `Result` is an `Ok` or an `Err`.
 """
 
 
 def _own(module: Any) -> list[str]:
-    """Public classes and functions that a module defines itself, in the order of its text."""
-    found = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    """Return the names of the public classes and functions that a module defines, in source order."""
+    defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
     callables = [
-        name for name in found if inspect.isclass(vars(module)[name]) or inspect.isfunction(vars(module)[name])
+        name for name in defined if inspect.isclass(vars(module)[name]) or inspect.isfunction(vars(module)[name])
     ]
     return [name for name in callables if not name.startswith("_")]
 
@@ -65,10 +70,10 @@ MODULES = {
 
 
 def configuration() -> str:
-    """docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     sections = [CONFIGURATION_HEAD]
     top = [(name, field) for name, field in PipelineConfig.model_fields.items() if _section(field) is None]
-    sections.append("\n## At the top\n\n" + _table((name, name, field) for name, field in top))
+    sections.append("\n## Top level\n\n" + _table((name, name, field) for name, field in top))
     for name, field in PipelineConfig.model_fields.items():
         if (model := _section(field)) is not None:
             sections.append(f"\n## {name}\n\n{_one_line(model.__doc__)}\n\n" + _table(_settings(name, model)))
@@ -116,7 +121,7 @@ def _refused(path: str) -> str:
 
 
 def api_reference() -> str:
-    """docs/api_reference.md."""
+    """Return the text of docs/api_reference.md."""
     parts = [API_HEAD]
     for title, (module, names) in MODULES.items():
         parts.append(f"\n## {title}\n")
@@ -131,8 +136,8 @@ def _entry(name: str, value: Any, heading: str) -> Iterator[str]:
         yield doc + "\n"
     if inspect.isclass(value):
         for member, inner in vars(value).items():
-            if not member.startswith("_") and (found := _member(inner)) is not None and found.__doc__:
-                yield from _entry(f"{name}.{member}", found, "####")
+            if not member.startswith("_") and (shown := _member(inner)) is not None and shown.__doc__:
+                yield from _entry(f"{name}.{member}", shown, "####")
 
 
 def _member(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A reader of stores written after docs/internals/format.md alone: json, blake3 and pyarrow, nothing of tokenloom."""
+"""A reader of stores written from docs/internals/format.md alone: json, blake3 and pyarrow, nothing of tokenloom."""
 
 from __future__ import annotations
 

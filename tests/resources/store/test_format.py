@@ -1,4 +1,4 @@
-"""The format on disk is what docs/internals/format.md says: a reader written after it finds the same rows and digests."""
+"""A reader written from docs/internals/format.md alone finds the same rows and digests."""
 
 from __future__ import annotations
 
