@@ -17,8 +17,8 @@ import tokenloom
 from support.paths import ROOT
 from tokenloom import loaders
 from tokenloom.config import PipelineConfig
-from tokenloom.config.mixture import MixtureConfig
-from tokenloom.config.yaml_file import parse_config
+from tokenloom.config import MixtureConfig
+from tokenloom.config.load import parse_config
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"

@@ -1,7 +1,7 @@
-"""What can go wrong, as types to catch, and `Result` for those who would rather look than catch.
+"""Exception types, and `Result` for callers who prefer return values to exceptions.
 
-Every error carries the exit code that the terminal ends with: 2 for a wrong config or command, 3 for data
-that failed validation, 4 for a damaged store, 1 for anything else.
+Every exception carries the exit code of the command line: 2 for a wrong config or command, 3 for data that failed
+validation, 4 for a damaged store, 1 for anything else.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ F = TypeVar("F")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`"; did you mean x?"` for the known name that is most like the given one, or `""` where none is."""
+    """Return `"; did you mean x?"` for the known name most similar to the given one, or `""` if none is similar."""
     close = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 class TokenloomError(Exception):
-    """The root of every error that tokenloom raises on purpose."""
+    """Base class of all errors that tokenloom raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong with a config: where it is, what it is, what to do.
+    """One thing that is wrong with a config or a command: where, what, and what to do.
 
-    `place` is "file:line" where a line is known, else the file or the setting's dotted path.
+    `place` is "file:line" if the line is known, else the file, the setting's dotted path, or the option.
     """
 
     place: str
     message: str
 
     def __str__(self) -> str:
-        told = self.message.startswith(f"{self.place}:")  # a setting that no file holds is its own place
-        return self.message if told else f"{self.place}: {self.message}"
+        # The place of a setting that did not come from a file is its name, which the message starts with.
+        return self.message if self.message.startswith(f"{self.place}:") else f"{self.place}: {self.message}"
 
 
 class ConfigError(TokenloomError):
-    """The YAML, or what it names, is wrong. `faults` lists every fault found, in file order."""
+    """The YAML, a file that it names, or the command is wrong. `faults` lists every fault found, in file order."""
 
     exit_code = 2
 
     def __init__(self, faults: Sequence[Fault] | str):
-        """A text stands for faults where a `DataLoader` hands on what a worker process raised."""
+        """`faults` is text when a `DataLoader` re-raises the error of a worker process."""
         self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
         super().__init__(faults if isinstance(faults, str) else "\n".join(map(str, self.faults)))
 
@@ -59,13 +59,13 @@ class ConfigError(TokenloomError):
 
 
 class SourceError(TokenloomError):
-    """A data file or hub dataset is there but cannot be read; the message names it and the position."""
+    """A data file or hub dataset exists but cannot be read. The message names it and the position."""
 
     exit_code = 3
 
 
 class SourceUnavailableError(TokenloomError):
-    """A remote source (a hub, a URL) did not answer."""
+    """A remote source (a hub, a URL) did not respond."""
 
 
 class TokenizerError(TokenloomError):
@@ -75,9 +75,9 @@ class TokenizerError(TokenloomError):
 
 
 class TemplateError(TokenloomError):
-    """A prompt or chat template is refused: its syntax, the sandbox, or what it says itself.
+    """A prompt or chat template is refused: for its syntax, by the sandbox, or because it raises an error itself.
 
-    `line` is the template's line, counted from 1, where it is known.
+    `line` is the line in the template, counted from 1, or None if unknown.
     """
 
     exit_code = 2
@@ -88,15 +88,15 @@ class TemplateError(TokenloomError):
 
 
 class SandboxError(TemplateError):
-    """A template reaches for what is not data, or does too much for the data it is given."""
+    """A template accesses something other than data, or does too much work for its data."""
 
 
 class SpansError(TemplateError):
-    """What a template does with a value cannot be followed, so nobody can say what would be trained."""
+    """A value cannot be traced through a template, so it is unknown which text would be trained."""
 
 
 class DataValidationError(TokenloomError):
-    """A stage's output broke its contract, or too many rows were rejected."""
+    """A stage's output violates its contract, or too many rows were rejected."""
 
     exit_code = 3
 
@@ -108,116 +108,116 @@ class StoreError(TokenloomError):
 
 
 class DamagedObjectError(StoreError):
-    """An object's bytes are not those that its name says."""
+    """An object's bytes do not match the digest in its name."""
 
 
 class StoreUnavailableError(StoreError):
-    """The object store that holds the store refuses, or does not answer; what is in it may be whole."""
+    """The object storage refuses requests or does not respond. The stored data can still be intact."""
 
     exit_code = 1
 
 
 class StoreAddressError(StoreError):
-    """The store's address is none that this version can open."""
+    """This version cannot open the store's address."""
 
     exit_code = 2
 
 
 class LoaderStateError(TokenloomError):
-    """A loader's state is damaged, or of other data, another order or another plan."""
+    """A loader's state is damaged, or belongs to other data, another order or another plan."""
 
     exit_code = 2
 
 
 class MixtureEndedError(TokenloomError):
-    """All datasets of a mixture have given their `epochs`: it has no more rows."""
+    """All datasets of a mixture have reached their `epochs`, so it has no more rows."""
 
     exit_code = 2
 
 
 class DatasetNotFoundError(StoreError):
-    """The store holds no such dataset, split or stage; the message lists what it holds."""
+    """The store holds no such dataset, split or stage. The message lists what it holds."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Ok(Generic[T]):
-    """Success, holding a value."""
+    """Success, with a value."""
 
     value: T
 
     def is_ok(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def is_err(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def unwrap(self) -> T:
-        """The value."""
+        """Return the value."""
         return self.value
 
     def unwrap_err(self) -> NoReturn:
-        """Raises ValueError: there is no error."""
+        """Raise ValueError: there is no error."""
         raise ValueError(f"unwrap_err on a success: {self.value!r}")
 
     def unwrap_or(self, default: Any) -> T:
-        """The value."""
+        """Return the value."""
         return self.value
 
     def map(self, function: Callable[[T], U]) -> Ok[U]:
-        """Success with `function` of the value."""
+        """Return a success with `function(value)`."""
         return Ok(function(self.value))
 
     def map_err(self, function: Callable[[Any], Any]) -> Ok[T]:
-        """Itself."""
+        """Return this result."""
         return self
 
     def and_then(self, function: Callable[[T], Result[U, E]]) -> Result[U, E]:
-        """What `function`, which returns a Result, makes of the value."""
+        """Return `function(value)`, which must be a `Result`."""
         return function(self.value)
 
 
 @dataclass(frozen=True)
 class Err(Generic[E]):
-    """Failure, holding the error."""
+    """Failure, with the error."""
 
     error: E
 
     def is_ok(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def is_err(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def unwrap(self) -> NoReturn:
-        """Raises the error."""
+        """Raise the error."""
         if isinstance(self.error, BaseException):
             raise self.error
         raise ValueError(f"unwrap on a failure: {self.error!r}")
 
     def unwrap_err(self) -> E:
-        """The error."""
+        """Return the error."""
         return self.error
 
     def unwrap_or(self, default: T) -> T:
-        """`default`."""
+        """Return `default`."""
         return default
 
     def map(self, function: Callable[[Any], Any]) -> Err[E]:
-        """Itself."""
+        """Return this result."""
         return self
 
     def map_err(self, function: Callable[[E], F]) -> Err[F]:
-        """Failure with `function` of the error."""
+        """Return a failure with `function(error)`."""
         return Err(function(self.error))
 
     def and_then(self, function: Callable[[Any], Any]) -> Err[E]:
-        """Itself."""
+        """Return this result."""
         return self
 
 
@@ -225,7 +225,7 @@ Result = Union[Ok[T], Err[E]]
 
 
 def attempt(function: Callable[[], T]) -> Result[T, TokenloomError]:
-    """Call `function`; a `TokenloomError` becomes an `Err`, anything else propagates."""
+    """Call `function`. A `TokenloomError` becomes an `Err`; other exceptions propagate."""
     try:
         return Ok(function())
     except TokenloomError as error:

@@ -11,7 +11,7 @@ from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.building.mixture import MixtureBuild
 from tokenloom.assets.building.mixture_members import find_members
 from tokenloom.config import MixtureConfig, PipelineConfig
-from tokenloom.config.yaml_file import Config, check_config, load_config
+from tokenloom.config.load import Config, check_config, load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt
 from tokenloom.resources.store import ArtifactStore, Version
 from tokenloom.resources.store.manifest import MIXTURE

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tokenloom.assets.building.build import STAGES, Build, Progress, StageReport
 from tokenloom.assets.building.mixture_members import find_members
-from tokenloom.config.mixture import MixtureConfig
+from tokenloom.config import MixtureConfig
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, Manifest

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenloom.config import PipelineConfig
-from tokenloom.config.mixture import MixtureConfig, MixtureSource
-from tokenloom.config.yaml_file import Config, load_config, nearest
+from tokenloom.config import MixtureConfig, MixtureSource
+from tokenloom.config.load import Config, load_config, nearest
 from tokenloom.errors import ConfigError, Fault
 
 SUFFIXES = (".yaml", ".yml")

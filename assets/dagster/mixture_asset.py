@@ -18,7 +18,7 @@ from tokenloom.assets.dagster.dataset_assets import (
     dataset_schedule,
     job_name,
 )
-from tokenloom.config.mixture import MixtureConfig
+from tokenloom.config import MixtureConfig
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import MIXTURE
 

@@ -17,7 +17,9 @@ from pydantic import BaseModel
 
 import tokenloom
 from tokenloom import config, errors, loaders
-from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig, yaml_file
+from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
+from tokenloom.config.declaration import UNAVAILABLE
+from tokenloom.config.faults import expected, section_of
 
 DOCS = Path(__file__).parents[1]
 
@@ -92,13 +94,13 @@ def _settings(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, A
 
 
 def _section(field: Any) -> type[BaseModel] | None:
-    return yaml_file.section_of(field.annotation)
+    return section_of(field.annotation)
 
 
 def _table(settings: Iterator[tuple[str, str, Any]], model: type[BaseModel] = PipelineConfig) -> str:
     lines = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
     for path, _, field in settings:
-        takes = yaml_file.expected(tuple(path.split(".")), model).text.replace("|", "\\|")
+        takes = expected(tuple(path.split(".")), model).text.replace("|", "\\|")
         default = "required" if field.is_required() else _default(field)
         lines.append(f"| `{path}` | {takes} | {default} | {_one_line(field.description)}{_refused(path)} |")
     return "\n".join(lines) + "\n"
@@ -114,7 +116,7 @@ def _default(field: Any) -> str:
 
 
 def _refused(path: str) -> str:
-    values = yaml_file.UNAVAILABLE.get(path)
+    values = UNAVAILABLE.get(path)
     if values is None:
         return ""
     return f" ✗ {', '.join(sorted(values))}" if values else " ✗"

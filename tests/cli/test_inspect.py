@@ -22,7 +22,8 @@ from tokenloom.cli.source_facts import dataset_name
 from tokenloom.cli.starter_yaml import FILL_IN, scalar, starter_yaml
 from tokenloom.cli.token_runs import RowReader
 from tokenloom.config import DATASET_NAME, PipelineConfig
-from tokenloom.config.yaml_file import Loader, parse_config
+from tokenloom.config.load import parse_config
+from tokenloom.config.yaml_file import Loader
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.templates.chatml import chatml
 

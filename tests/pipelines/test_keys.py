@@ -16,7 +16,8 @@ from support.datasets_on_disk import PROMPT, TEMPLATE, rows
 from tokenloom.assets.building.build import STAGES, Build, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig, Section
-from tokenloom.config.yaml_file import UNAVAILABLE, section_of
+from tokenloom.config.declaration import UNAVAILABLE
+from tokenloom.config.faults import section_of
 from tokenloom.errors import ConfigError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore

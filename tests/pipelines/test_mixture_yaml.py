@@ -23,8 +23,8 @@ from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.build import STAGES
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
-from tokenloom.config.mixture import MixtureConfig
-from tokenloom.config.yaml_file import load_config
+from tokenloom.config import MixtureConfig
+from tokenloom.config.load import load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, MixtureEndedError, TokenloomError
 from tokenloom.loaders import MixedDataset, TokenLoader, open_mixture
 from tokenloom.resources.store import ArtifactStore

@@ -18,8 +18,8 @@ from tokenloom.cli.progress import BuildProgress
 from tokenloom.cli.stage_table import stage_json, stage_table, summary
 from tokenloom.cli.visible import say
 from tokenloom.config import PipelineConfig
-from tokenloom.config.mixture import MixtureConfig
-from tokenloom.config.yaml_file import load_config
+from tokenloom.config import MixtureConfig
+from tokenloom.config.load import load_config
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.resources.engines.compute import ComputeEngine, keep_memory_low
 from tokenloom.resources.store import ArtifactStore, Manifest

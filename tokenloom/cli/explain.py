@@ -12,8 +12,8 @@ from tokenloom.assets.building.mixture import MixtureBuild
 from tokenloom.cli.explanation_table import explanation_json, explanation_lines, explanation_table
 from tokenloom.cli.mixture_table import explanations_json, mixture_lines
 from tokenloom.cli.visible import say
-from tokenloom.config.mixture import MixtureConfig
-from tokenloom.config.yaml_file import load_config
+from tokenloom.config import MixtureConfig
+from tokenloom.config.load import load_config
 from tokenloom.resources.store import ArtifactStore
 
 

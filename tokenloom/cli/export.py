@@ -17,8 +17,8 @@ from tokenloom.cli.file_formats import LAYOUTS, Source, write_split
 from tokenloom.cli.output_folder import MARK, check_target, new_folder
 from tokenloom.cli.sizes import size
 from tokenloom.cli.visible import say
-from tokenloom.config.mixture import MixtureConfig
-from tokenloom.config.yaml_file import load_config
+from tokenloom.config import MixtureConfig
+from tokenloom.config.load import load_config
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders import MixedDataset, TokenDataset, open_dataset, open_mixture
 from tokenloom.loaders.datasets.row_tables import row_tables

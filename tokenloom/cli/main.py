@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tokenloom.cli.visible import visible
 from tokenloom.config import PipelineConfig
-from tokenloom.config.mixture import MixtureConfig
+from tokenloom.config import MixtureConfig
 from tokenloom.errors import ConfigError, Fault, TokenloomError
 
 EXIT_CODES = (

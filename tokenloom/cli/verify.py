@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tokenloom.cli.sizes import size
 from tokenloom.cli.visible import say
-from tokenloom.config.yaml_file import load_config
+from tokenloom.config.load import load_config
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenloom.cli.visible import visible
-from tokenloom.config.yaml_file import load_config
+from tokenloom.config.load import load_config
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import ArtifactStore
 

@@ -1,16 +1,18 @@
-"""The YAML: its schema, one frozen model per section, and how a file of it is read."""
+"""The YAML: its schema, and how a file is read and checked."""
 
-from tokenloom.config.dataset import (
+from tokenloom.config.dataset import PipelineConfig
+from tokenloom.config.declaration import Declaration
+from tokenloom.config.mixture import MixtureConfig
+from tokenloom.config.schema import (
     DATASET_NAME,
     DEFAULT_SPECIAL_TOKENS,
     ComputeConfig,
     Constant,
     DataLoaderConfig,
     DatasetConfig,
-    Declaration,
     FewShotConfig,
     LengthConfig,
-    PipelineConfig,
+    MixtureSource,
     PromptTemplateConfig,
     ReaderConfig,
     Section,
@@ -19,7 +21,6 @@ from tokenloom.config.dataset import (
     TrainConfig,
     ValidationConfig,
 )
-from tokenloom.config.mixture import MixtureConfig, MixtureSource
 
 __all__ = [
     "DATASET_NAME",

@@ -163,4 +163,4 @@ def test_a_faulty_yaml_fails_validation_with_its_line(project: Project) -> None:
     path = project.write("wrong", tokenizer={"max_length": "many"})
     done = validate(project)
     assert done.returncode != 0
-    assert f"{path}:4: tokenizer.max_length: expected a whole number, found 'many'" in done.stdout
+    assert f"{path}:4: tokenizer.max_length: expected an integer, got 'many'" in done.stdout

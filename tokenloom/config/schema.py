@@ -1,0 +1,309 @@
+"""The YAML schema: one frozen model per section. Each field's docstring describes the setting.
+
+`tokenloom schema` and docs/configuration.md print these descriptions.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from tokenloom.errors import did_you_mean
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Schedule = Annotated[str, Field(min_length=1)]
+"""A cron line. Dagster checks it when it creates the schedule."""
+
+_KEYS = r"(?:`[^`]+`|[^.`\[\]]+)(?:\.(?:`[^`]+`|[^.`\[\]]+))*"
+_ROOT = re.compile(rf"(?:{_KEYS})?\[\](?:\.{_KEYS}\[\])*")
+
+DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Section(BaseModel):
+    """A section of the YAML. Immutable; unknown settings are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ReaderConfig(Section):
+    """Options for a file format."""
+
+    header: Literal["auto"] | bool = "auto"
+    """CSV and TSV: whether the first record holds the column names. If not, the columns are named `column_0`,
+    `column_1`, … `auto`: it does, unless one of its fields is empty, a number, prose, or a duplicate."""
+    delimiter: Annotated[str, Field(pattern=r"^[\t\x20-\x21\x23-\x7e]$")] | None = None
+    """CSV and TSV: the field separator, one ASCII character. Default: a comma, or a tab for `tsv`; if the first record
+    has none, whichever of `;`, tab, `|` and comma is most frequent in it."""
+    lines_per_row: Literal["line", "paragraph", "file"] = "line"
+    """Plain text: what one row is: a line, a paragraph, or a whole file."""
+    root: str | None = None
+    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`. Put keys with special characters in backticks.
+    Fields outside the rows are repeated in every row. Default: detected if an object holds one list of objects."""
+
+    @field_validator("root")
+    @classmethod
+    def _path_to_rows(cls, value: str | None) -> str | None:
+        if value is not None and not _ROOT.fullmatch(value):
+            raise ValueError(f"{value!r} is not a valid path to rows; write it like data[].paragraphs[].qas[]")
+        return value
+
+
+class Constant(Section):
+    """The same value for every row."""
+
+    constant: str | bool | int | float
+    """The value."""
+
+
+class DatasetConfig(Section):
+    """Where the rows come from."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths are looked up in the
+    YAML's folder, then in the working directory."""
+    config: str | None = None
+    """Hub subset."""
+    revision: str | None = None
+    """Hub revision: a branch, tag or commit."""
+    splits: Names | None = None
+    """Splits to use. Default: all. Plain files have one split, `train`."""
+    val_split: Fraction = 0.0
+    """Fraction of `train` to move to `validation`. A row's content decides where it goes, so appending rows never moves
+    existing ones."""
+    format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
+    """File format. `auto` detects it from the file extension, then from the first bytes."""
+    encoding: str = "auto"
+    """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
+    plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
+    reader: ReaderConfig = ReaderConfig()
+    """Options for the file format."""
+    streaming: bool = False
+    """true: `get_dataloader` reads rows from the source on the fly and stores nothing."""
+    columns: Names | None = None
+    """Source columns to keep. Default: all."""
+    column_mapping: dict[str, str | Constant] = {}
+    """Maps each role to the source of its values: a column, a path such as `answers[0].text`, a text with `{column}`
+    placeholders, `choices[{answer}]`, or `{constant: value}`. Example: `{prompt: question, completion: answer}`."""
+    filters: Names = ()
+    """Row conditions, e.g. `len(output) > 0`. Rows that fail a condition are dropped and counted as filtered."""
+
+    @field_validator("columns")
+    @classmethod
+    def _no_column_twice(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (duplicate := first_duplicate(value)) is not None:
+            raise ValueError(f"{duplicate} is listed twice")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        if value != "auto":
+            try:
+                b"".decode(value)
+                "".encode(value)
+            except (LookupError, UnicodeError):
+                raise ValueError(
+                    f"{value!r} is not a text encoding that Python supports, such as utf-8 or latin-1"
+                ) from None
+        return value
+
+
+class TrainConfig(Section):
+    """A byte-level BPE tokenizer trained on this dataset's prompts."""
+
+    vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 8000
+    """Largest vocabulary size, including special tokens."""
+    min_frequency: Positive = 2
+    """Pairs that occur less often than this are not merged."""
+
+
+class SpecialTokensConfig(Section):
+    """Special tokens by role."""
+
+    bos: str | None = None
+    """Starts a sequence."""
+    eos: str | None = None
+    """Ends an answer."""
+    pad: str | None = None
+    """Pads a batch. Default: the EOS token, with attention mask 0 and label -100."""
+    unk: str | None = None
+    """Replaces text that the vocabulary cannot encode."""
+    additional: Names = ()
+    """More control tokens, such as the role markers of a chat template."""
+
+
+class TokenizerConfig(Section):
+    """The tokenizer, sequence length and padding."""
+
+    name_or_path: str | None = None
+    """A hub id, a folder, a `tokenizer.json`, a SentencePiece `.model`, or a tiktoken ranks file."""
+    train: TrainConfig | None = None
+    """Train a byte-level BPE tokenizer on this dataset's prompts instead of loading one."""
+    max_length: Positive = 2048
+    """Maximum sequence length, in tokens."""
+    padding: Literal["max_length", "longest"] | Positive = "max_length"
+    """What a loader pads rows to: `max_length`, the `longest` row of the batch, or a multiple of a number such as 64."""
+    padding_side: Literal["left", "right"] = "right"
+    """Side of a row that is padded."""
+    special_tokens: SpecialTokensConfig = SpecialTokensConfig()
+    """Special tokens. Default: the tokenizer's own. Required with `train`."""
+    chat_template: str | None = None
+    """Jinja text, or a file that contains it. Default: the tokenizer's own template."""
+    control_tokens_in_content: Literal["split", "reject", "keep"] = "split"
+    """What to do with control tokens that appear as text in the data: `split` tokenizes them as plain text, `reject`
+    rejects the row, `keep` leaves them as control tokens."""
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> TokenizerConfig:
+        if self.train and self.name_or_path:
+            raise ValueError("set name_or_path or train, not both")
+        if self.train and not self.special_tokens.eos:
+            offered = ", ".join(f'{role}: "{token}"' for role, token in DEFAULT_SPECIAL_TOKENS.items())
+            raise ValueError(f"train needs special_tokens; for example {{{offered}}}")
+        return self
+
+
+class FewShotConfig(Section):
+    """Worked examples placed before each prompt."""
+
+    count: Annotated[int, Field(ge=0, le=256)] = 0
+    """Examples per row; 0: zero-shot. Examples are never trained."""
+    source: str | None = None
+    """A file of examples with the same columns as the data. null: other rows of the same chunk and split."""
+    seed: int = 0
+    """Seed for choosing examples."""
+
+
+class PromptTemplateConfig(Section):
+    """How a row becomes text, and which part of the text is trained."""
+
+    format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto"] = "custom"
+    """How the text is built. `custom`: from a template with `{column}`; `jinja`: from a template with `{{ column }}`;
+    `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `preference`:
+    chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template.
+    `custom` without a template depends on the data: plain text is used unchanged, and anything else goes through the
+    chat template if there is one."""
+    template: str | None = None
+    """Text of the custom or Jinja template. One trailing newline is dropped."""
+    input_columns: Names | None = None
+    """Columns that the template reads, except the label column; checked against the template."""
+    label_column: str | None = None
+    """Column that is trained in a custom template."""
+    system: str | None = None
+    """System message added to conversations that have none."""
+    few_shot: FewShotConfig = FewShotConfig()
+    """Worked examples placed before each prompt."""
+    tools: str | Annotated[tuple[Any, ...], Field(strict=False)] | None = None
+    """Tool descriptions for conversations that have none: a JSON file, or the list itself."""
+    train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
+    """What is trained: `completions`, `all` text, the `last` completion, or a list of roles."""
+    add_bos: Literal["auto"] | bool = "auto"
+    """Start each text with a BOS token. `auto`: only if the tokenizer itself would add one."""
+    add_eos: bool = True
+    """Add a trained EOS token after the answer."""
+    date_string: str | None = None
+    """Fixed date for templates that use the current date."""
+
+    @field_validator("train_on")
+    @classmethod
+    def _known_roles(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(value, tuple) and (unknown := [role for role in value if role not in ROLES]):
+            hint = did_you_mean(unknown[0], ROLES)
+            raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
+        return value
+
+    @model_validator(mode="after")
+    def _template_given(self) -> PromptTemplateConfig:
+        if self.format_type == "jinja" and not self.template:
+            raise ValueError("format_type jinja needs a template")
+        if self.template and self.format_type not in ("custom", "jinja"):
+            raise ValueError(f"template works with format_type custom or jinja, not {self.format_type}")
+        if self.format_type == "custom" and self.template and self.label_column is None and self.train_on != "all":
+            raise ValueError("a custom template needs label_column, or train_on: all")
+        return self
+
+
+class LengthConfig(Section):
+    """What happens to rows longer than `tokenizer.max_length`, and how rows are packed into sequences."""
+
+    strategy: Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] = (
+        "truncate_right"
+    )
+    """What happens to rows longer than `tokenizer.max_length`: truncate, truncate part by part (`smart`), drop turns,
+    split, or drop the row (counted as filtered)."""
+    give_up: Names = ("context", "question", "system")
+    """`smart`: parts, named by column or role, in the order in which they are truncated. The answer is truncated last,
+    its stop token never."""
+    stride: Count = 0
+    """`split`: overlap between pieces, in tokens. The overlap is trained in the first piece only."""
+    packing: Literal["none", "concat", "best_fit"] = "none"
+    """Packs several rows of a chunk into one sequence. `concat` joins rows and cuts at `max_length`, so nothing is
+    truncated. `best_fit` applies the strategy to each row and then packs the results whole."""
+
+
+class ValidationConfig(Section):
+    """When bad data fails a run."""
+
+    max_reject_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """A stage that rejects a larger fraction of its rows fails the run."""
+
+
+class DataLoaderConfig(Section):
+    """How training code gets its batches."""
+
+    batch_size: Positive = 8
+    """Rows per rank and batch."""
+    token_budget: Positive | None = None
+    """Padded tokens per rank and batch; replaces `batch_size`."""
+    num_workers: Count = 0
+    """Worker processes."""
+    shuffle: Literal["full", "block", "none"] = "full"
+    """How training splits are shuffled: all rows (`full`), in blocks (`block`), or not at all. Other splits are never
+    shuffled."""
+    seed: int = 0
+    """Seed of the shuffled order."""
+    drop_last: bool = False
+    """Drop the last batch if it is smaller."""
+    pin_memory: bool | None = None
+    """Copy batches to pinned memory. null: chosen for the hardware."""
+    prefetch_factor: Positive | None = None
+    """Batches prefetched per worker. null: chosen for the hardware."""
+    persistent_workers: bool | None = None
+    """Keep workers alive between epochs. null: chosen for the hardware."""
+
+
+class ComputeConfig(Section):
+    """What runs the stages. It never changes a byte of the result."""
+
+    engine: Literal["local", "ray"] = "local"
+    """Where stages run: on this machine (`local`), or on a Ray cluster (`ray`)."""
+    workers: Literal["auto"] | Positive = "auto"
+    """Chunks processed in parallel. `auto` uses one worker per CPU core."""
+    address: str | None = None
+    """Address of the Ray cluster."""
+
+
+class MixtureSource(Section):
+    """One dataset of a mixture."""
+
+    dataset: Annotated[str, Field(pattern=f"^{DATASET_NAME}$")]
+    """Name of a dataset that a YAML in the same folder declares, or that the store holds."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Fraction of the mixture, relative to the other weights."""
+    by: Literal["rows", "tokens"] = "tokens"
+    """What weights count. All datasets of a mixture use the same unit, so one entry can set it for all."""
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Maximum number of passes over the dataset. null: no limit."""
+
+
+def first_duplicate(names: tuple[str, ...]) -> str | None:
+    """Return the first name that appears twice, or None."""
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)
