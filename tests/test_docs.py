@@ -16,8 +16,7 @@ import yaml
 import tokenloom
 from support.paths import ROOT
 from tokenloom import loaders
-from tokenloom.config import PipelineConfig
-from tokenloom.config import MixtureConfig
+from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import parse_config
 
 DOCS = ROOT / "docs"

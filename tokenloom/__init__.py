@@ -1,12 +1,11 @@
-"""tokenloom: from raw text datasets to training batches.
+"""tokenloom turns raw text datasets into training batches.
 
-Names are imported when first used, so that training code pays only for what it needs.
+Names are imported on first use, so that training code loads only what it needs.
 """
 
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib import metadata  # slow to import
+
         return metadata.version("tokenloom")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)

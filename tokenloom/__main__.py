@@ -1,4 +1,4 @@
-"""`python -m tokenloom`: the same as the `tokenloom` command."""
+"""`python -m tokenloom`: runs the `tokenloom` command."""
 
 import sys
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from tokenloom.assets.building.mixture_members import yaml_files
+from tokenloom.assets.building.members import yaml_files
 from tokenloom.assets.dagster.dataset_assets import StoreResource, dagster_name, dataset_definitions
 from tokenloom.assets.dagster.mixture_asset import mixture_definitions
-from tokenloom.config import Declaration
-from tokenloom.config import MixtureConfig
+from tokenloom.config import Declaration, MixtureConfig
 from tokenloom.config.load import load_config
 from tokenloom.errors import ConfigError, Fault
 

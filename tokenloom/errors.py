@@ -54,6 +54,16 @@ class ConfigError(TokenloomError):
         self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
         super().__init__(faults if isinstance(faults, str) else "\n".join(map(str, self.faults)))
 
+    @classmethod
+    def at(cls, place: str, message: str) -> ConfigError:
+        """Return an error with one fault.
+
+        Args:
+            place: "file:line", a file, a setting or an option.
+            message: what is wrong, and what to do about it.
+        """
+        return cls([Fault(place, message)])
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, (self.faults or str(self),)
 

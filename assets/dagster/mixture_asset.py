@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 
 from tokenloom.assets.building.build import STAGES
-from tokenloom.assets.building.mixture import MixtureBuild
-from tokenloom.assets.building.mixture_members import find_members
+from tokenloom.assets.building.members import find_members
+from tokenloom.assets.building.target import MixtureTarget
 from tokenloom.assets.dagster.dataset_assets import (
     StoreResource,
     asset_key,
@@ -44,7 +44,7 @@ def mixture_definitions(config: MixtureConfig) -> dg.Definitions:
     )
     def materialize(store: StoreResource) -> dg.MaterializeResult:
         with clear_failures():
-            return _published(MixtureBuild(config, store.open()))
+            return _published(MixtureTarget(config, store.open()))
 
     job = dg.define_asset_job(
         job_name(name),
@@ -56,10 +56,8 @@ def mixture_definitions(config: MixtureConfig) -> dg.Definitions:
     return dg.Definitions(assets=[materialize], jobs=[job], schedules=schedules)
 
 
-def _published(build: MixtureBuild) -> dg.MaterializeResult:
-    from tokenloom.loaders.datasets.stored_mixture import mixed_dataset
-
-    manifest, mixed = build.publish(mixed_dataset)
+def _published(build: MixtureTarget) -> dg.MaterializeResult:
+    manifest, mixed = build.publish()
     shares = mixed.shares()
     rows = [
         {

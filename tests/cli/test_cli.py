@@ -67,9 +67,9 @@ def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
     [
         (["build", "smal.yaml"], "smal.yaml: no such file; did you mean small.yaml?"),
         (["build", "small.yaml", "--stage", "tokns"], "--stage: 'tokns' is not one of raw, schema, columns"),
-        (["build", "small.yaml", "--workers", "0"], "'0' is not a whole number of at least 1"),
-        (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is outside of the"),
-        (["bild", "small.yaml"], "invalid choice: 'bild'"),
+        (["build", "small.yaml", "--workers", "0"], "must be an integer of at least 1, got '0'"),
+        (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is out of range: the dataset has"),
+        (["bild", "small.yaml"], "unknown command 'bild'; did you mean build?"),
     ],
 )
 def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[str], message: str) -> None:

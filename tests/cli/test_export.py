@@ -25,9 +25,10 @@ from support.object_service import object_service
 from support.pair_rows import config, tables_of
 from support.stored_sequences import write_numbered, write_sequences
 from tokenloom import DataPipeline
-from tokenloom.cli import main, output_folder
-from tokenloom.cli.file_formats import LAYOUTS, Source, write_split
-from tokenloom.cli.output_folder import new_folder
+from tokenloom.cli import main
+from tokenloom.cli.output import targets
+from tokenloom.cli.output.layouts import LAYOUTS, Source, write_split
+from tokenloom.cli.output.targets import new_folder
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset
 from tokenloom.loaders.datasets import row_tables
@@ -85,7 +86,7 @@ def test_exports_hold_the_rows_of_a_loader(
 ) -> None:
     """Whatever the rows read at once, the row groups and the shards."""
     monkeypatch.setattr(row_tables, "TOKENS_AT_ONCE", 100)
-    monkeypatch.setattr("tokenloom.cli.file_formats.GROUP_BYTES", 700)
+    monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 700)
     expected = rows_of_loader(dataset)
     files = export("hf", dataset, tmp_path / "hf", shard_bytes=shard_bytes)
     loaded: Any = datasets.load_from_disk(tmp_path / "hf")
@@ -215,11 +216,11 @@ def test_from_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.yaml", "--to", "hf", "{full}"], "is not empty; name another folder, or say --overwrite"),
-        (["a.yaml", "--to", "hf", "{full}", "--overwrite"], "is no export, and --overwrite replaces nothing else"),
+        (["a.yaml", "--to", "hf", "{full}"], "is not empty; name another folder, or add --overwrite"),
+        (["a.yaml", "--to", "hf", "{full}", "--overwrite"], "is not an export, so --overwrite does not replace it"),
         (["a.yaml", "--to", "hf", "{full}/notes.txt"], "is a file; name a folder"),
         (["a.yaml", "--to", "hf", "{full}/notes.txt/below"], "DIR: cannot write"),
-        (["a.yaml", "--to", "hf", "s3://bucket/place"], "'s3://bucket/place' is no folder"),
+        (["a.yaml", "--to", "hf", "s3://bucket/place"], "'s3://bucket/place' is not a local folder"),
         (
             ["a.yaml", "--to", "hf", "{full}/new", "--split", "trian"],
             "--split: 'trian' is not one of train, validation",
@@ -267,7 +268,7 @@ def test_a_failure_leaves_what_was_there(built: Path, tmp_path: Path, monkeypatc
     def full(folder: Path, below: bool = True) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output_folder, "_sync", full)
+    monkeypatch.setattr(targets, "_sync", full)
     assert run(built, "b.yaml", "--to", "hf", target, "--overwrite") == 2
     assert files_in(tmp_path) == before
 
@@ -275,7 +276,7 @@ def test_a_failure_leaves_what_was_there(built: Path, tmp_path: Path, monkeypatc
 HALTING = """
 import sys, time
 from pathlib import Path
-from tokenloom.cli.output_folder import new_folder
+from tokenloom.cli.output.targets import new_folder
 with new_folder(Path(sys.argv[1]), True) as folder:
     (folder / "large").write_text("half")
     print("writing", flush=True)

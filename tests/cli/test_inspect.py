@@ -18,9 +18,9 @@ from support.datasets_on_disk import rows
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.cli import main
-from tokenloom.cli.source_facts import dataset_name
-from tokenloom.cli.starter_yaml import FILL_IN, scalar, starter_yaml
-from tokenloom.cli.token_runs import RowReader
+from tokenloom.cli.starter.source_facts import dataset_name
+from tokenloom.cli.starter.starter_yaml import FILL_IN, scalar, starter_yaml
+from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import DATASET_NAME, PipelineConfig
 from tokenloom.config.load import parse_config
 from tokenloom.config.yaml_file import Loader
@@ -247,7 +247,7 @@ def test_a_yaml_s_own_mapping_is_kept(
     (folder / "m.yaml").write_text(yaml.safe_dump({"dataset": dataset, "prompt_template": prompt}))
     assert main(["inspect", "m.yaml", "--out", "m2.yaml"]) == 0
     said = capsys.readouterr().out
-    assert "The mapping is the YAML's own: " in said and "build it with" in said
+    assert "The YAML maps the columns itself: " in said and "build it with" in said
     assert yaml.safe_load((folder / "m2.yaml").read_text())["dataset"] == dataset
     built("m2.yaml", capsys)
     runs = RowReader(ArtifactStore(folder / "store"), "m2").read(3).sides[""]
@@ -261,9 +261,7 @@ def test_a_yaml_s_own_mapping_that_does_not_fit_is_told(folder: Path, capsys: py
     assert main(["inspect", "m.yaml", "--out", "m2.yaml"]) == 0
     said = capsys.readouterr().out
     assert "instruction" in said and "build it with" not in said
-    assert (
-        "The mapping is the YAML's own, and no build takes it: dataset.column_mapping.prompt: no column <fill" in said
-    )
+    assert "The YAML's own mapping does not fit the data: dataset.column_mapping.prompt: no column <fill" in said
     assert yaml.safe_load((folder / "m2.yaml").read_text())["dataset"]["column_mapping"] == mapping
 
 
@@ -308,7 +306,7 @@ def test_any_names_come_out_of_the_yaml_as_they_went_in(name: str, root: str, na
         "alpaca", "completion", {"prompt": names[0], "completion": root}, 0.9, (f"prompt: {name}",)
     )
     choice = reading if sure else Ambiguity((reading, replace(reading, roles={"prompt": name, "completion": root})))
-    text = starter_yaml(dataset, columns, choice, found=[f"{name} was found", *names])
+    text = starter_yaml(dataset, columns, choice, comments=[f"{name} was found", *names])
     prompt = names[0] if sure or names[0] == name else FILL_IN
     expected = dataset | {"column_mapping": {"prompt": prompt, "completion": root}}
     for loader in (yaml.SafeLoader, Loader):
@@ -325,13 +323,13 @@ def test_files_and_roots_with_control_characters_build(folder: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--out", "-", "--json"], "--out: - writes the YAML where --json prints its object; name a file"),
-        (["--out", ""], "--out: names no file; - is stdout"),
-        (["--out", "nodir/x.yaml"], "--out: there is no folder nodir"),
+        (["--out", "-", "--json"], "--out: - and --json both write to stdout; name a file"),
+        (["--out", ""], "--out: is empty; name a file, or - for stdout"),
+        (["--out", "nodir/x.yaml"], "--out: no such folder: nodir"),
         (["--out", "folder"], "--out: folder is a folder; name a file"),
-        (["--config", "x"], "--config: small.jsonl is no hub dataset; only those have subsets"),
-        (["--revision", "x"], "--revision: small.jsonl is no hub dataset; only those have revisions"),
-        (["--split", "train"], "--split: small.jsonl is files, whose rows are all of one split"),
+        (["--config", "x"], "--config: small.jsonl is not a hub dataset; only hub datasets have subsets"),
+        (["--revision", "x"], "--revision: small.jsonl is not a hub dataset; only hub datasets have revisions"),
+        (["--split", "train"], "--split: small.jsonl is not split: rows of files are all in one split"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_before_reading(

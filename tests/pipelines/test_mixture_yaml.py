@@ -22,8 +22,7 @@ from support.store_files import flip, object_path
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.build import STAGES
 from tokenloom.cli import main
-from tokenloom.config import PipelineConfig
-from tokenloom.config import MixtureConfig
+from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, MixtureEndedError, TokenloomError
 from tokenloom.loaders import MixedDataset, TokenLoader, open_mixture
@@ -246,22 +245,22 @@ def told(folder: Path, *sources: Any, **sections: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("sources", "sections", "fault"),
     [
-        ([], {}, r"2: mixture: it names no dataset; write \[\{dataset: a, weight: 0.7\}, .*"),
-        (["a"], {"dataset": {"name": "x"}}, r"\d+: dataset: a mixture has none: it belongs into .*"),
-        (["a"], {"tokenizer": {}}, r"\d+: tokenizer: a mixture has none: .*"),
-        (["a"], {"keep": "sequences"}, r"\d+: keep: a mixture has none: .*"),
+        ([], {}, r"2: mixture: the list is empty; write \[\{dataset: a, weight: 0.7\}, .*"),
+        (["a"], {"dataset": {"name": "x"}}, r"\d+: dataset: not a setting of a mixture; set it in the YAMLs of the .*"),
+        (["a"], {"tokenizer": {}}, r"\d+: tokenizer: not a setting of a mixture; .*"),
+        (["a"], {"keep": "sequences"}, r"\d+: keep: not a setting of a mixture; .*"),
         (["a"], {"dataloadr": {}}, r"\d+: dataloadr: unknown setting; did you mean dataloader\?"),
         (["a"], {"compute": {"engine": "ray"}}, r"\d+: compute.engine: 'ray' is not available in this version"),
         ([{"dataset": "a", "wieght": 1}], {}, r"5: mixture.0.wieght: unknown setting; did you mean weight\?"),
-        ([{"dataset": "a", "weight": 0}], {}, r"5: mixture.0.weight: 0: input should be greater than 0"),
-        ([{"dataset": "a", "epochs": -1}], {}, r"5: mixture.0.epochs: -1: input should be greater than 0"),
+        ([{"dataset": "a", "weight": 0}], {}, r"5: mixture.0.weight: must be greater than 0, got 0"),
+        ([{"dataset": "a", "epochs": -1}], {}, r"5: mixture.0.epochs: must be greater than 0, got -1"),
         ([{"dataset": "a", "by": "row"}], {}, r"5: mixture.0.by: 'row' is not one of .*; did you mean rows\?"),
         ([{"weight": 1}], {}, r"3: mixture.0.dataset: missing; it is required"),
-        (["a", "b", "a"], {}, r"10: mixture.2.dataset: 'a' is named twice; name it once, with the weights' sum"),
-        ([THREE[0], {"dataset": "b", "by": "tokens"}], {}, r"10: mixture.1.by: 'tokens', but another .*'rows'.*"),
+        (["a", "b", "a"], {}, r"10: mixture.2.dataset: 'a' is listed twice; list it once, with the sum of the weights"),
+        ([THREE[0], {"dataset": "b", "by": "tokens"}], {}, r"10: mixture.1.by: 'tokens' differs from 'rows' in another entry; .*"),
         (["mix"], {}, r"4: mixture.0.dataset: 'mix' is the mixture itself"),
-        (["a", "cc"], {}, r"7: mixture.1.dataset: no YAML beside this one declares 'cc', and the store does not .*"),
-        (["othr"], {}, r"4: mixture.0.dataset: no YAML beside .* declares 'othr', and the store does not hold it"),
+        (["a", "cc"], {}, r"7: mixture.1.dataset: no YAML in this folder declares 'cc', and the store does not .*"),
+        (["othr"], {}, r"4: mixture.0.dataset: no YAML in .* declares 'othr', and the store does not hold it"),
         (["a", {"dataset": "b", "weight": 1e-9}], {}, r"2: mixture: the weight of source 'b' is too small: .*"),
         ([{"dataset": "a", "epochs": 1e-9}], {}, r"2: mixture: 1e-09 epochs of source 'a', of \d+ rows, are .*"),
     ],
@@ -282,12 +281,12 @@ def test_a_near_name_is_offered(folder: Path, write_config: Write, tokenizer_fol
 def test_names_that_are_wrong_beside_the_mixture(folder: Path, write_config: Write, tokenizer_folder: Path) -> None:
     mix(folder, "a", "b", name="inner")
     assert told(folder, "inner") == [
-        "4: mixture.0.dataset: 'inner' is a mixture itself; name its datasets instead: a, b"
+        "4: mixture.0.dataset: 'inner' is itself a mixture; list its datasets instead: a, b"
     ]
     path = write_config(folder, "twice", dataset={"name": "a.jsonl"}, **settings(tokenizer_folder))
     path.write_text(path.read_text() + "name: b\n")
     (found,) = told(folder, "b")
-    assert "'b' is declared by" in found and "other.yaml" in found and "twice.yaml" in found
+    assert "'b' is declared by both" in found and "other.yaml" in found and "twice.yaml" in found
     write_config(folder, "broken", dataset={"nam": "a.jsonl"})
     assert [line.removeprefix(f"{folder}/") for line in told(folder, "a", "broken")] == [
         "broken.yaml:1: dataset.name: missing; it is required",
@@ -299,10 +298,10 @@ def test_names_that_are_wrong_beside_the_mixture(folder: Path, write_config: Wri
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
-    "packed": ({"length": {"packing": "concat"}}, "a is not packed and odd is packed"),
+    "packed": ({"length": {"packing": "concat"}}, "odd is packed, but a is not; .*"),
     "streaming": ({"dataset": {"name": "a.jsonl", "streaming": True}}, "odd has dataset.streaming: true, .*"),
-    "padding": ({"tokenizer": {"padding": "longest"}}, "tokenizer.padding is max_length in a and longest in odd"),
-    "side": ({"tokenizer": {"padding_side": "left"}}, "tokenizer.padding_side is right in a and left in odd"),
+    "padding": ({"tokenizer": {"padding": "longest"}}, "tokenizer.padding is max_length in a and longest in odd; .*"),
+    "side": ({"tokenizer": {"padding_side": "left"}}, "tokenizer.padding_side is right in a and left in odd; .*"),
     "tokenizer": ({"tokenizer": {"name_or_path": "other"}}, "a has the tokenizer .*/tokenizer0 and odd has other, .*"),
     "pairs": (
         {"dataset": {"name": "pairs.jsonl"}, "tokenizer": {"chat_template": CHATML}, "prompt_template": {}},
@@ -367,7 +366,7 @@ def test_a_tokenizer_trained_for_one_serves_the_others(folder: Path, write_confi
     for name in ("first", "second"):
         write_config(folder, name, dataset={"name": "a.jsonl"}, tokenizer=trained, prompt_template=prompt)
     (found,) = told(folder, "first", "second")
-    assert "first and second each train a tokenizer of their own" in found
+    assert "first and second each train their own tokenizer" in found
     DataPipeline.from_config(folder / "first.yaml", folder / "store").unwrap().build().unwrap()
     of_first = open_dataset("first", store=folder / "store").tokenizer_path
     chat = {"name_or_path": of_first, "chat_template": CHATML}
@@ -403,7 +402,7 @@ def test_each_kind_of_yaml_is_told_from_the_other(folder: Path) -> None:
     path = mix(folder, "a", "b", name="both", training={"lr": 0.1})
     assert isinstance(load_config(path), MixtureConfig)
     assert isinstance(load_config(folder / "a.yaml"), PipelineConfig)
-    with pytest.raises(ConfigError, match=r"both.yaml:2: mixture: both mixes datasets, .* name one of them, .*: a, b"):
+    with pytest.raises(ConfigError, match=r"both.yaml:2: mixture: both is a mixture, not a dataset; use one of .*: a, b"):
         PipelineConfig.from_file(path)
     with pytest.raises(ConfigError, match="mixture: missing"):
         MixtureConfig.from_file(folder / "a.yaml")
@@ -424,7 +423,7 @@ def test_commands_take_a_mixture(folder: Path, capsys: pytest.CaptureFixture[str
     foreseen = json.loads(out)
     names = [f"{name}/{stage}" for name in "ab" for stage in STAGES]
     assert (code, foreseen["dataset"], [stage["name"] for stage in foreseen["stages"]]) == (0, "mix", names)
-    assert "taken as the store holds them, since no YAML beside mix's declares them: c" in err
+    assert "used as the store holds them, because no YAML in the folder of mix declares them: c" in err
 
     code, out, _ = said(capsys, folder, "build", path, "--json")
     built = json.loads(out)
@@ -464,8 +463,8 @@ def test_verify_finds_damage_in_the_datasets_of_a_mixture(
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (["preview", "mix.yaml"], "mix mixes datasets, where one is wanted: name one of them, or its YAML: a, b"),
-        (["inspect", "mix.yaml"], "mix mixes datasets, where one is wanted: name one of them, or its YAML: a, b"),
+        (["preview", "mix.yaml"], "mix is a mixture, not a dataset; use one of its datasets or their YAMLs: a, b"),
+        (["inspect", "mix.yaml"], "mix is a mixture, not a dataset; use one of its datasets or their YAMLs: a, b"),
         (["versions", "mix.yaml"], "'mix' is a mixture, which `open_mixture` opens; its datasets are a, b"),
         (["diff", "mix", "a"], "'mix' is a mixture, which `open_mixture` opens; its datasets are a, b"),
         (["trace", "end.yaml", "--step", "1000"], "the mixture ends after"),

@@ -1,4 +1,4 @@
-"""The `tokenloom` command, one module per subcommand."""
+"""The `tokenloom` command, one module per subcommand. Importing it is cheap; commands import what they need."""
 
 from tokenloom.cli.main import main
 

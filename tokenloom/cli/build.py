@@ -1,59 +1,120 @@
-"""What `tokenloom build` does and prints: one dataset, or those of a mixture."""
+"""`tokenloom build`: builds a dataset, or the datasets of a mixture, and prints what each stage did."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from tokenloom.assets.building.build import STAGES, Build, StageReport
-from tokenloom.assets.building.mixture import MixtureBuild
-from tokenloom.cli.length_lines import length_lines
-from tokenloom.cli.progress import BuildProgress
-from tokenloom.cli.stage_table import stage_json, stage_table, summary
-from tokenloom.cli.visible import say
-from tokenloom.config import PipelineConfig
-from tokenloom.config import MixtureConfig
-from tokenloom.config.load import load_config
-from tokenloom.errors import ConfigError, Fault
-from tokenloom.resources.engines.compute import ComputeEngine, keep_memory_low
-from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.cli.options import (
+    add_command,
+    add_compute,
+    add_config,
+    add_json,
+    add_limit,
+    add_store,
+    compute_engine,
+)
+from tokenloom.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tokenloom.assets.building.build import Build, StageReport
+    from tokenloom.assets.building.target import BuildTarget
+    from tokenloom.config.load import Config
     from tokenloom.loaders import MixedDataset
+    from tokenloom.resources.store import Manifest
 
 
-def run_build(parsed: argparse.Namespace) -> int:
-    """Build as the command line says; returns the exit code."""
-    config = load_config(parsed.config)
-    if isinstance(config, MixtureConfig):
-        _run_mixture(parsed, config)
-        return 0
-    console = _console(parsed.json)
-    build, reports = build_dataset(parsed, config, Console(stderr=True))
-    print_stages(console, build, reports)
-    if parsed.json:
-        print(json.dumps(stage_json(build.name, reports, build.config.tokenizer.max_length)))
+def add_parser(commands: Any) -> None:
+    """Add the command to the `tokenloom` parser."""
+    parser = add_command(commands, "build", "build a dataset, computing only what changed", run)
+    add_config(parser)
+    add_store(parser)
+    add_limit(parser)
+    add_compute(parser)
+    parser.add_argument("--stage", metavar="STAGE", help="stop after this stage")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, and print the stages of every dataset."""
+    from rich.console import Console
+
+    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal.tables import share_table
+    from tokenloom.config.load import load_config
+
+    built = build_target(args, load_config(args.config), Console(stderr=True), args.stage)
+    target, console = built.target, open_console(stderr=args.json)
+    for dataset, reports in built.reports.items():
+        _print_stages(console, target.builds[dataset], reports)
+    for line in stored_lines(target):
+        say(console, line)
+    if built.published is not None:
+        console.print(share_table(target.name, *built.published))
+    if args.json:
+        print(json.dumps(_to_json(built)))
     return 0
 
 
-def build_dataset(
-    parsed: argparse.Namespace, config: PipelineConfig, console: Console
-) -> tuple[Build, list[StageReport]]:
-    """Build a dataset as a command asks for it, with progress on `console`."""
-    engine, last = _engine(parsed), _last(parsed)
+@dataclass(frozen=True)
+class Built:
+    """A build that a command ran.
+
+    Args:
+        reports: what each stage did, by dataset.
+        published: a mixture's manifest and the split that it opens with; None if nothing was mixed.
+    """
+
+    target: BuildTarget
+    reports: dict[str, list[StageReport]]
+    published: tuple[Manifest, MixedDataset] | None
+
+
+def build_target(args: argparse.Namespace, config: Config, console: Console, last: str | None = None) -> Built:
+    """Build what a config declares, as the command's options ask, with progress on `console`.
+
+    Args:
+        last: the stage to stop after; None: run all.
+    """
+    from tokenloom.assets.building.build import STAGES
+    from tokenloom.assets.building.target import open_target
+    from tokenloom.cli.terminal.progress import BuildProgress
+    from tokenloom.resources.store import ArtifactStore
+
+    engine, last = compute_engine(args), last or STAGES[-1]
+    if last not in STAGES:
+        message = f"{last!r} is not one of {', '.join(STAGES)}{did_you_mean(last, STAGES)}"
+        raise ConfigError.at("--stage", message)
+    reports: dict[str, list[StageReport]] = {}
     with BuildProgress(console) as progress:
-        build = Build(config, ArtifactStore(parsed.store), engine, parsed.limit, on_progress=progress.chunk_done)
-        return build, _told(progress, build.run_all(last))
+        target = open_target(config, ArtifactStore(args.store), engine, args.limit, progress.chunk_done)
+        for dataset, stages in target.run_each(last):
+            reports[dataset] = []
+            for report in stages:
+                progress.stage_done(replace(report, name=target.label(dataset, report.name)))
+                reports[dataset].append(report)
+    return Built(target, reports, target.publish() if last == STAGES[-1] else None)
 
 
-def print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
-    """Print the stages of a dataset, why rows were rejected, and lengths."""
+def stored_lines(target: BuildTarget) -> list[str]:
+    """Return a line about the datasets of a mixture that are not built, if there are any."""
+    if not target.stored:
+        return []
+    names = ", ".join(target.stored)
+    return [f"used as the store holds them, because no YAML in the folder of {target.name} declares them: {names}"]
+
+
+def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
+    """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
+    from tokenloom.assets.building.build import STAGES
+    from tokenloom.cli.terminal.console import say
+    from tokenloom.cli.terminal.lengths import length_lines
+    from tokenloom.cli.terminal.tables import stage_table
+
     console.print(stage_table(build.name, reports))
     for report in reports:
         if report.rejected:
@@ -61,63 +122,39 @@ def print_stages(console: Console, build: Build, reports: list[StageReport]) -> 
     if reports[-1].name == STAGES[-1]:
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
             say(console, line)
-    console.print(summary(reports), highlight=False)
+    console.print(_summary(reports), highlight=False)
 
 
-def build_mixture(
-    parsed: argparse.Namespace, config: MixtureConfig, console: Console
-) -> tuple[MixtureBuild, dict[str, list[StageReport]], tuple[Manifest, MixedDataset] | None]:
-    """Build a mixture as a command asks for it, with progress on `console`; what it was published as, if it was."""
-    from tokenloom.loaders.datasets.stored_mixture import mixed_dataset
-
-    engine, last = _engine(parsed), _last(parsed)
-    with BuildProgress(console) as progress:
-        build = MixtureBuild(config, ArtifactStore(parsed.store), engine, parsed.limit, progress.chunk_done)
-        reports = {name: _told(progress, stages, f"{name}/") for name, stages in build.run_each(last)}
-    return build, reports, build.publish(mixed_dataset) if last == STAGES[-1] else None
-
-
-def _run_mixture(parsed: argparse.Namespace, config: MixtureConfig) -> None:
-    from tokenloom.cli.mixture_table import mixture_json, mixture_lines, share_table
-
-    build, reports, published = build_mixture(parsed, config, Console(stderr=True))
-    console = _console(parsed.json)
-    for name, own in reports.items():
-        print_stages(console, build.builds[name], own)
-    for line in mixture_lines(build):
-        say(console, line)
-    if published is not None:
-        console.print(share_table(build.name, *published))
-    if parsed.json:
-        print(json.dumps(mixture_json(build, reports, published)))
+def _summary(reports: list[StageReport]) -> str:
+    """Return one line with the main results of a dataset's build."""
+    last = reports[-1]
+    chunks, reused = sum(report.chunks for report in reports), sum(report.chunks_reused for report in reports)
+    seconds = sum(report.seconds for report in reports)
+    rejected = sum(report.rejected for report in reports)
+    rows = f"{last.rows_out:,} rows" + (f", {last.tokens:,} tokens" if last.tokens else "")
+    truncated = last.counters.get("tokens_cut", 0)
+    lost = (f"; {rejected:,} rejected" if rejected else "") + (f"; {truncated:,} tokens truncated" if truncated else "")
+    return f"{rows}{lost}; {reused} of {chunks} chunks reused; {seconds:.2f} s"
 
 
-def _told(progress: BuildProgress, stages: Iterable[StageReport], before: str = "") -> list[StageReport]:
-    reports = []
-    for report in stages:
-        progress.stage_done(replace(report, name=f"{before}{report.name}"))
-        reports.append(report)
-    return reports
+def _to_json(built: Built) -> dict[str, Any]:
+    """Return what `--json` prints: one entry per stage, and for a mixture what it mixes, or null if unpublished."""
+    from tokenloom.assets.sequences.histogram import fill
 
-
-def _engine(parsed: argparse.Namespace) -> ComputeEngine | None:
-    """What the command asks for; None: as the YAML says."""
-    if parsed.engine == "ray":
-        raise ConfigError([Fault("--engine", "ray is not available in this version")])
-    keep_memory_low()
-    return ComputeEngine(parsed.workers) if parsed.workers else None
-
-
-def _last(parsed: argparse.Namespace) -> str:
-    """The stage that the command stops after."""
-    last = getattr(parsed, "stage", None) or STAGES[-1]
-    if last not in STAGES:
-        close = difflib.get_close_matches(last, STAGES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError([Fault("--stage", f"{last!r} is not one of {', '.join(STAGES)}{hint}")])
-    return last
-
-
-def _console(as_json: bool) -> Console:
-    console = Console(stderr=as_json)
-    return console if console.is_terminal else Console(stderr=as_json, width=120)
+    target, stages = built.target, []
+    for dataset, reports in built.reports.items():
+        max_length = target.builds[dataset].config.tokenizer.max_length
+        for report in reports:
+            stage = {**asdict(report), "name": target.label(dataset, report.name)}
+            if report.name == "sequences":
+                stage["fill"] = round(fill(report.counters, report.tokens, max_length), 6)
+            stages.append(stage)
+    printed: dict[str, Any] = {"dataset": target.name, "stages": stages}
+    if target.is_mixture:
+        printed["mixture"] = None
+    if built.published is not None:
+        manifest, mixed = built.published
+        shares = [asdict(share) for share in mixed.shares()]
+        counts = {"digest": manifest.digest, "by": manifest.facts["by"], "rows": len(mixed)}
+        printed["mixture"] = {**counts, "datasets": shares}
+    return printed

@@ -1,43 +1,58 @@
-"""What `tokenloom explain` does: foresees a build of one dataset, or of those of a mixture, and prints it."""
+"""`tokenloom explain`: prints what a build would compute and why, without computing anything."""
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from tokenloom.cli.build import stored_lines
+from tokenloom.cli.options import add_command, add_config, add_json, add_limit, add_store
 
-from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.explain import StageExplanation, explain
-from tokenloom.assets.building.mixture import MixtureBuild
-from tokenloom.cli.explanation_table import explanation_json, explanation_lines, explanation_table
-from tokenloom.cli.mixture_table import explanations_json, mixture_lines
-from tokenloom.cli.visible import say
-from tokenloom.config import MixtureConfig
-from tokenloom.config.load import load_config
-from tokenloom.resources.store import ArtifactStore
+if TYPE_CHECKING:
+    from tokenloom.assets.building.explain import StageExplanation
 
 
-def run_explain(named: str, store: str | None, limit: int | None, as_json: bool) -> int:
-    """Print what a build of a YAML would compute; returns the exit code."""
-    config, opened = load_config(named), ArtifactStore(store, read_only=True)
-    console = Console(stderr=as_json)
-    if isinstance(config, MixtureConfig):
-        mixture = MixtureBuild(config, opened, limit=limit)
-        found = {name: _print(console, build) for name, build in mixture.builds.items()}
-        for line in mixture_lines(mixture):
+def add_parser(commands: Any) -> None:
+    """Add the command to the `tokenloom` parser."""
+    parser = add_command(commands, "explain", "show what a build would compute and why, without computing it", run)
+    add_config(parser)
+    add_store(parser)
+    add_limit(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print, for every dataset, which stages would reuse or compute chunks, and why."""
+    from tokenloom.assets.building.explain import explain
+    from tokenloom.assets.building.target import open_target
+    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal.tables import explanation_table
+    from tokenloom.config.load import load_config
+    from tokenloom.resources.store import ArtifactStore
+
+    config = load_config(args.config)
+    target = open_target(config, ArtifactStore(args.store, read_only=True), limit=args.limit)
+    console, printed = open_console(stderr=args.json), list[dict[str, Any]]()
+    for dataset, build in target.builds.items():
+        stages = explain(build)
+        console.print(explanation_table(build.name, stages))
+        for line in _reasons(stages):
             say(console, line)
-        told = explanations_json(mixture, found)
-    else:
-        build = Build(config, opened, limit=limit)
-        told = explanation_json(build.name, _print(console, build))
-    if as_json:
-        print(json.dumps(told, ensure_ascii=False))
+        printed += [
+            {**asdict(stage), "name": target.label(dataset, stage.name), "state": stage.state} for stage in stages
+        ]
+    for line in stored_lines(target):
+        say(console, line)
+    if args.json:
+        print(json.dumps({"dataset": target.name, "stages": printed}, ensure_ascii=False))
     return 0
 
 
-def _print(console: Console, build: Build) -> list[StageExplanation]:
-    stages = explain(build)
-    console.print(explanation_table(build.name, stages))
-    for line in explanation_lines(stages):
-        say(console, line)
-    return stages
+def _reasons(stages: Sequence[StageExplanation]) -> Iterator[str]:
+    """Yield the reasons of each stage."""
+    yield from (f"{stage.name}: {reason}" for stage in stages for reason in stage.reasons)
+    if all(stage.state == "hit" for stage in stages):
+        yield "nothing would be computed"

@@ -1,25 +1,42 @@
-"""`tokenloom gc`: says what no dataset needs any more, and removes it when asked to."""
+"""`tokenloom gc`: shows what no dataset needs any more, and removes it on request."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from tokenloom.cli.options import add_command, add_json, add_store, duration, positive_integer
+from tokenloom.cli.terminal.sizes import size
 
-from tokenloom.cli.sizes import duration, size
-from tokenloom.cli.visible import say
-from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.store.gc import Garbage, collect, total
-from tokenloom.resources.store.objects import object_digest
+if TYPE_CHECKING:
+    from tokenloom.resources.store.gc import Garbage
 
 KINDS = ("versions", "actions", "objects", "tokenizers")
 
 
-def run_gc(store: str | None, keep: int, older_than: str, delete: bool, as_json: bool) -> int:
-    """Collect a store's garbage; returns the exit code."""
-    age, progress = duration("--older-than", older_than), Console(stderr=True)
+def add_parser(commands: Any) -> None:
+    """Add the command to the `tokenloom` parser."""
+    parser = add_command(commands, "gc", "show what no dataset needs any more, or remove it", run)
+    add_store(parser)
+    text = "versions to keep of each dataset, the latest first (default: 3)"
+    parser.add_argument("--keep", metavar="N", type=positive_integer, default=3, help=text)
+    text = "remove only what is older, such as 12h; use less than 1d only while nothing builds (default: 1d)"
+    parser.add_argument("--older-than", metavar="AGE", default="1d", help=text)
+    parser.add_argument("--delete", action="store_true", help="remove it (default: only show what would be removed)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect a store's garbage, and print how much space it takes."""
+    from rich.console import Console
+
+    from tokenloom.cli.terminal.console import say
+    from tokenloom.resources.store import ArtifactStore
+    from tokenloom.resources.store.gc import collect
+
+    age, progress = duration("--older-than", args.older_than), Console(stderr=True)
     with progress.status("gc") as status:
 
         def on_step(step: str) -> None:
@@ -28,37 +45,42 @@ def run_gc(store: str | None, keep: int, older_than: str, delete: bool, as_json:
             else:
                 progress.print(f"gc: {step}", highlight=False, soft_wrap=True)
 
-        found = collect(ArtifactStore(store), keep, age, delete, on_step)
-    told, shown = summary(found), Console(stderr=as_json)
-    for line in report(told, delete):
-        say(shown, line)
-    if as_json:
-        print(json.dumps({"deleted": delete, **told}))
+        garbage = collect(ArtifactStore(args.store), args.keep, age, args.delete, on_step)
+    counts, console = _counts(garbage), Console(stderr=args.json)
+    for line in _report(counts, args.delete):
+        say(console, line)
+    if args.json:
+        print(json.dumps({"deleted": args.delete, **counts}))
     return 0
 
 
-def summary(found: Garbage) -> dict[str, Any]:
-    """Count and bytes by kind, and of the objects by the dataset that let them go; "" is nobody."""
-    told: dict[str, Any] = {
-        kind: {"count": len(getattr(found, kind)), "bytes": total(getattr(found, kind))} for kind in KINDS
+def _counts(garbage: Garbage) -> dict[str, Any]:
+    """Return count and bytes by kind, and for objects by the dataset that they belonged to; "" stands for none."""
+    from tokenloom.resources.store.gc import total
+    from tokenloom.resources.store.objects import object_digest
+
+    counts: dict[str, Any] = {
+        kind: {"count": len(getattr(garbage, kind)), "bytes": total(getattr(garbage, kind))} for kind in KINDS
     }
-    counts, sizes = Counter[str](), Counter[str]()
-    for blob in found.objects:
-        name = found.owners.get(object_digest(blob.name) or "", "")
-        counts[name] += 1
+    objects, sizes = Counter[str](), Counter[str]()
+    for blob in garbage.objects:
+        name = garbage.owners.get(object_digest(blob.name) or "", "")
+        objects[name] += 1
         sizes[name] += blob.size
-    told["datasets"] = {name: {"objects": counts[name], "bytes": sizes[name]} for name in sorted(counts)}
-    return told
+    counts["datasets"] = {name: {"objects": objects[name], "bytes": sizes[name]} for name in sorted(objects)}
+    return counts
 
 
-def report(told: dict[str, Any], deleted: bool) -> list[str]:
-    """What was found, line by line."""
-    kinds = [f"{told[kind]['count']:,} {kind} ({size(told[kind]['bytes'])})" for kind in KINDS if told[kind]["count"]]
+def _report(counts: dict[str, Any], deleted: bool) -> list[str]:
+    """Return the counts line by line."""
+    kinds = [
+        f"{counts[kind]['count']:,} {kind} ({size(counts[kind]['bytes'])})" for kind in KINDS if counts[kind]["count"]
+    ]
     if not kinds:
         return ["nothing to free"]
     lines = [
-        f"{name or 'of no dataset'}: {found['objects']:,} objects, {size(found['bytes'])}"
-        for name, found in told["datasets"].items()
+        f"{name or 'no dataset'}: {of_name['objects']:,} objects, {size(of_name['bytes'])}"
+        for name, of_name in counts["datasets"].items()
     ]
     lines.append(f"{'freed' if deleted else 'would free'} {', '.join(kinds)}")
-    return lines if deleted else [*lines, "nothing was removed; --delete does it"]
+    return lines if deleted else [*lines, "nothing was removed; run with --delete to remove it"]

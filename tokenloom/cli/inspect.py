@@ -1,4 +1,4 @@
-"""What `tokenloom inspect` prints and writes."""
+"""`tokenloom inspect`: shows what a source holds, and writes a YAML to start from."""
 
 from __future__ import annotations
 
@@ -6,58 +6,75 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from tokenloom.cli.output_file import why_no_target, write_file
-from tokenloom.cli.progress import BuildProgress
-from tokenloom.cli.schema_table import column_table, format_table
-from tokenloom.cli.source_facts import dataset_name, inspect_source
-from tokenloom.cli.visible import say
-from tokenloom.errors import ConfigError, Fault
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.cli.options import add_command, add_json, add_store, is_yaml, positive_integer
 
 
-def run_inspect(parsed: argparse.Namespace) -> int:
-    """Inspect a source as the command line says; returns the exit code.
+def add_parser(commands: Any) -> None:
+    """Add the command to the `tokenloom` parser."""
+    parser = add_command(commands, "inspect", "show what a source holds, and write a YAML file to start from", run)
+    text = "a file, folder, glob, URL or hub id; or the YAML file of a dataset"
+    parser.add_argument("source", metavar="SOURCE", help=text)
+    text = "tokenizer to set in the YAML (default: train one)"
+    parser.add_argument("--tokenizer", metavar="TOKENIZER", help=text)
+    text = "YAML file to write, or - for stdout (default: named after SOURCE, in the working directory)"
+    parser.add_argument("--out", metavar="FILE", help=text)
+    parser.add_argument("--force", action="store_true", help="overwrite an existing YAML file")
+    parser.add_argument("--config", metavar="SUBSET", help="hub subset")
+    parser.add_argument("--revision", metavar="REVISION", help="hub revision: a branch, tag or commit")
+    parser.add_argument("--split", metavar="SPLIT", help="only this split (default: all splits)")
+    parser.add_argument("--root", metavar="PATH", help="path to the rows of nested JSON, e.g. data[].qas[]")
+    text = "use only the first N rows of each split"
+    parser.add_argument("--limit", metavar="N", type=positive_integer, help=text)
+    add_store(parser)
+    add_json(parser)
 
-    Raises:
-        TokenloomError: the source cannot be read, or the YAML not be written.
+
+def run(args: argparse.Namespace) -> int:
+    """Profile the source, print its columns and likely formats, and write the YAML.
+
+    With `--json`, or if SOURCE is already a YAML file, a YAML is written only if `--out` names one.
     """
-    declared = Path(parsed.source).suffix in (".yaml", ".yml")
-    target = None if declared or parsed.json else f"{dataset_name(parsed.source)}.yaml"
-    target = parsed.out if parsed.out is not None else target
-    if target is not None and (fault := why_no_target(target, parsed.force, parsed.json)):
-        raise ConfigError([Fault("--out", fault)])
-    reader = {"reader": {"root": parsed.root}} if parsed.root else {}
-    given = {"config": parsed.config, "revision": parsed.revision, "splits": [parsed.split] if parsed.split else None}
-    dataset = {name: value for name, value in given.items() if value is not None} | reader
+    from rich.console import Console
+
+    from tokenloom.cli.output.targets import check_file, write_file
+    from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
+    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal.progress import BuildProgress
+    from tokenloom.cli.terminal.tables import column_table, format_table
+    from tokenloom.resources.store import ArtifactStore
+
+    target = args.out
+    if target is None and not args.json and not is_yaml(args.source):
+        target = f"{dataset_name(args.source)}.yaml"
+    if target is not None:
+        check_file("--out", target, args.force, args.json)
+    given = {"config": args.config, "revision": args.revision, "splits": [args.split] if args.split else None}
+    dataset: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if args.root:
+        dataset["reader"] = {"root": args.root}
     with BuildProgress(Console(stderr=True, quiet=not sys.stderr.isatty())) as progress:
-        store = ArtifactStore(parsed.store)
-        found = inspect_source(parsed.source, store, progress, dataset, parsed.tokenizer, parsed.limit)
-    quiet = parsed.json or target == "-"
-    console = Console(stderr=quiet)
-    if not console.is_terminal:
-        console = Console(stderr=quiet, width=160)
-    console.print(column_table(f"{found.config.dataset_name}: {found.counts()}", found.facts["columns"]))
-    for line in found.findings():
+        store = ArtifactStore(args.store)
+        inspection = inspect_source(args.source, store, progress, dataset, args.tokenizer, args.limit)
+    name, facts = inspection.config.dataset_name, inspection.facts
+    console = open_console(stderr=args.json or target == "-", width=160)
+    console.print(column_table(f"{name}: {inspection.counts()}", facts["columns"]))
+    for line in inspection.findings():
         say(console, line)
-    for report in found.reports:
+    for report in inspection.reports:
         if report.rejected:
-            reasons = found.build.reject_reasons(report.name)
-            say(console, f"{report.name} rejected {reasons}")
-    console.print(format_table(found.facts["formats"]))
-    say(console, found.verdict())
-    if parsed.json:
-        print(
-            json.dumps({"dataset": found.config.dataset_name, "sure": found.is_sure, **found.facts}, ensure_ascii=False)
-        )
+            say(console, f"{report.name} rejected {inspection.build.reject_reasons(report.name)}")
+    console.print(format_table(facts["formats"]))
+    say(console, inspection.verdict())
+    if args.json:
+        print(json.dumps({"dataset": name, "sure": inspection.is_sure, **facts}, ensure_ascii=False))
     if target == "-":
-        print(found.yaml(Path()), end="")
+        print(inspection.yaml(Path()), end="")
     elif target is not None:
-        write_file("--out", target, found.yaml(Path(target).parent))
-        then = (
-            f"build it with: tokenloom build {target}" if found.is_sure else "fill in its column_mapping, then build it"
-        )
-        say(console, f"Wrote {target}; {then}")
+        write_file("--out", target, inspection.yaml(Path(target).parent))
+        next_step = f"build it with: tokenloom build {target}"
+        if not inspection.is_sure:
+            next_step = "fill in its column_mapping, then build it"
+        say(console, f"Wrote {target}; {next_step}")
     return 0

@@ -1,25 +1,60 @@
-"""What `tokenloom trace` prints: the raw rows that the samples of a batch come from."""
+"""`tokenloom trace`: prints the raw rows that a training batch comes from."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
-from rich.console import Console
+from tokenloom.cli.options import (
+    add_command,
+    add_config,
+    add_json,
+    add_store,
+    nonnegative_integer,
+    positive_integer,
+)
+from tokenloom.errors import ConfigError
 
-from tokenloom.cli.visible import say
-from tokenloom.loaders import TracedRow
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the `tokenloom` parser."""
+    parser = add_command(commands, "trace", "print the raw rows that a training batch comes from", run)
+    add_config(parser)
+    text = "training step, counted from 0 across epochs"
+    parser.add_argument("--step", metavar="N", type=nonnegative_integer, required=True, help=text)
+    parser.add_argument("--split", metavar="SPLIT", default="train", help="split to trace (default: train)")
+    parser.add_argument("--rank", metavar="R", type=nonnegative_integer, help="only this rank (default: all ranks)")
+    text = "number of ranks (default: 1)"
+    parser.add_argument("--world-size", metavar="W", type=positive_integer, default=1, help=text)
+    add_store(parser)
+    add_json(parser)
 
 
-def print_trace(found: Mapping[int, Sequence[TracedRow]], step: int, world_size: int, as_json: bool) -> None:
-    """Print where the samples of each rank's batch come from."""
-    if as_json:
-        batches = [{"rank": rank, "rows": [asdict(row) for row in rows]} for rank, rows in found.items()]
+def run(args: argparse.Namespace) -> int:
+    """Print where each row of a step comes from, rank by rank, building what is missing."""
+    from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.loaders import TokenLoader
+    from tokenloom.pipeline import DataPipeline
+
+    step, world_size = args.step, args.world_size
+    ranks = [args.rank] if args.rank is not None else range(world_size)
+    if ranks[-1] >= world_size:
+        raise ConfigError.at("--rank", f"must be less than --world-size {world_size}, got {args.rank}")
+    pipeline = DataPipeline.from_config(args.config, args.store).unwrap()
+    loader = pipeline.get_dataloader(args.split, rank=ranks[0], world_size=world_size).unwrap()
+    if not isinstance(loader, TokenLoader):
+        message = "batches of a streaming dataset cannot be traced; set it to false"
+        raise pipeline.config.fault("dataset.streaming", message)
+    traced = {rank: loader.trace(step, rank) for rank in ranks}
+    if args.json:
+        batches = [{"rank": rank, "rows": [asdict(row) for row in rows]} for rank, rows in traced.items()]
         print(json.dumps({"step": step, "world_size": world_size, "batches": batches}, ensure_ascii=False))
-        return
-    console = Console() if Console().is_terminal else Console(width=160)
-    for rank, rows in found.items():
+        return 0
+    console = open_console(width=160)
+    for rank, rows in traced.items():
         say(console, f"step {step}, rank {rank} of {world_size}: {len(rows)} rows")
         for row in rows:
             say(console, f"  {row.dataset} {row.split} row {row.row}: {', '.join(row.places)}")
+    return 0

@@ -1,42 +1,46 @@
-"""What `tokenloom versions` prints: every state in which a dataset was published."""
+"""`tokenloom versions`: lists the published versions of a dataset."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from tokenloom.cli.visible import visible
-from tokenloom.config.load import load_config
+from tokenloom.cli.options import add_command, add_json, add_store, name_of
 from tokenloom.errors import StoreError
-from tokenloom.resources.store import ArtifactStore
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store import ArtifactStore
 
 
-def run_versions(named: str, store: str | None, as_json: bool) -> int:
-    """Print the versions of a dataset; returns the exit code."""
-    dataset = dataset_of(named)
-    versions = version_facts(ArtifactStore(store), dataset)
-    if as_json:
+def add_parser(commands: Any) -> None:
+    """Add the command to the `tokenloom` parser."""
+    parser = add_command(commands, "versions", "list the published versions of a dataset", run)
+    parser.add_argument("dataset", metavar="NAME|CONFIG", help="name of a dataset, or its YAML file")
+    add_store(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table of versions, oldest first."""
+    from rich.console import Console
+
+    from tokenloom.cli.terminal.tables import version_table
+    from tokenloom.resources.store import ArtifactStore
+
+    dataset = name_of(args.dataset)
+    versions = _version_facts(ArtifactStore(args.store), dataset)
+    if args.json:
         print(json.dumps({"dataset": dataset, "versions": versions}))
     else:
-        Console().print(version_table(visible(dataset), versions), highlight=False)
+        Console().print(version_table(dataset, versions), highlight=False)
     return 0
 
 
-def dataset_of(named: str) -> str:
-    """The dataset's name: what is named, or what the YAML that is named declares."""
-    return load_config(named).dataset_name if Path(named).suffix in (".yaml", ".yml") else named
+def _version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
+    """Return, per version, oldest first: published (ISO 8601, UTC), digest, rows, tokens and chunks of its sequences.
 
-
-def version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
-    """Of each version, the oldest first: published (ISO 8601, UTC), digest, rows, tokens and chunks of its sequences.
-
-    The counts are None where the version's manifest is gone.
+    The counts are None if the version's manifest no longer exists.
 
     Raises:
         DatasetNotFoundError: the store does not hold the dataset.
@@ -44,35 +48,15 @@ def version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
     versions = store.versions.of(dataset)
     if not versions:
         store.manifest_digest(dataset)
-    found = []
+    printed = []
     for version in versions:
         facts: dict[str, Any] = {"published": version.published.isoformat(), "digest": version.digest}
         facts |= dict.fromkeys(("rows", "tokens", "chunks"))
         try:
             manifest = store.manifest_at(version.stages["sequences"])
         except StoreError:
-            found.append(facts)
+            printed.append(facts)
             continue
         counts = {"rows": manifest.total("rows_out"), "tokens": manifest.total("tokens")}
-        found.append(facts | counts | {"chunks": len(manifest.chunks)})
-    return found
-
-
-def version_table(dataset: str, versions: Sequence[dict[str, Any]]) -> Table:
-    """Date, digest, rows, tokens and chunks of each version."""
-    table = Table(
-        title=dataset,
-        box=box.SIMPLE_HEAD,
-        title_style="bold",
-        title_justify="left",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("published (UTC)", style="bold", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
-    for name in ("rows", "tokens", "chunks"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for version in versions:
-        counts = ["gone" if version[name] is None else f"{version[name]:,}" for name in ("rows", "tokens", "chunks")]
-        table.add_row(version["published"][:19].replace("T", " "), version["digest"][:12], *counts)
-    return table
+        printed.append(facts | counts | {"chunks": len(manifest.chunks)})
+    return printed

@@ -44,7 +44,8 @@ class PipelineConfig(Declaration):
     schedule: Schedule | None = None
     """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
     keep: Literal["all", "sequences"] = "all"
-    """Which stages' outputs to keep. `sequences`: `tokenloom gc` can drop the outputs of the stages before sequences."""
+    """`all`: `tokenloom gc` keeps the outputs of all stages. `sequences`: it can drop those of the stages before
+    sequences."""
     training: dict[str, Any] | None = None
     """Settings for the trainer, passed on unread."""
 

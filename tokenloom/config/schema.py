@@ -45,8 +45,9 @@ class ReaderConfig(Section):
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: what one row is: a line, a paragraph, or a whole file."""
     root: str | None = None
-    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`. Put keys with special characters in backticks.
-    Fields outside the rows are repeated in every row. Default: detected if an object holds one list of objects."""
+    """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`. Put keys with special characters in
+    backticks. Fields around the rows are repeated in every row. Default: detected if an object holds one list of
+    objects."""
 
     @field_validator("root")
     @classmethod
@@ -67,8 +68,8 @@ class DatasetConfig(Section):
     """Where the rows come from."""
 
     name: Annotated[str, Field(min_length=1)]
-    """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths are looked up in the
-    YAML's folder, then in the working directory."""
+    """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths are looked up in
+    the YAML's folder, then in the working directory."""
     config: str | None = None
     """Hub subset."""
     revision: str | None = None
@@ -150,7 +151,8 @@ class TokenizerConfig(Section):
     max_length: Positive = 2048
     """Maximum sequence length, in tokens."""
     padding: Literal["max_length", "longest"] | Positive = "max_length"
-    """What a loader pads rows to: `max_length`, the `longest` row of the batch, or a multiple of a number such as 64."""
+    """What a loader pads rows to: `max_length`, the `longest` row of the batch, or the next multiple of an integer such
+    as 64."""
     padding_side: Literal["left", "right"] = "right"
     """Side of a row that is padded."""
     special_tokens: SpecialTokensConfig = SpecialTokensConfig()

@@ -50,10 +50,10 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError([Fault(str(path), f"no such file{_similar_file(path)}")]) from None
+        raise ConfigError.at(str(path), f"no such file{_similar_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError([Fault(str(path), f"cannot be read: {reason}")]) from None
+        raise ConfigError.at(str(path), f"cannot be read: {reason}") from None
     return parse_yaml(text, path)
 
 
@@ -72,9 +72,9 @@ def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError([Fault(place, f"not valid YAML: {problem}")]) from None
+        raise ConfigError.at(place, f"not valid YAML: {problem}") from None
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError([Fault(f"{path}:1", f"expected settings such as `dataset:`, got {_kind(node)}")])
+        raise ConfigError.at(f"{path}:1", f"expected settings such as `dataset:`, got {_kind(node)}")
     lines: dict[Location, int] = {}
     blocks: set[Location] = set()
     faults = [Fault(f"{path}:{line}", message) for line, message in _record_lines(node, (), lines, blocks)]
@@ -83,7 +83,7 @@ def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:
     try:
         settings = yaml.load(text, Loader=Loader)  # a safe loader: plain values only
     except yaml.YAMLError as error:
-        raise ConfigError([Fault(str(path), f"not plain YAML: {getattr(error, 'problem', error)}")]) from None
+        raise ConfigError.at(str(path), f"not plain YAML: {getattr(error, 'problem', error)}") from None
     return settings, Origin(path, lines, frozenset(blocks))
 
 

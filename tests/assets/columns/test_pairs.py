@@ -33,8 +33,8 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize
-from tokenloom.cli.preview_page import html_preview
-from tokenloom.cli.token_runs import RowReader
+from tokenloom.cli.terminal.marked_rows import html_preview
+from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import LengthConfig
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.resources.store import ArtifactStore

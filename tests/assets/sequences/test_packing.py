@@ -124,7 +124,11 @@ def test_pieces_that_train_nothing_are_left_out() -> None:
     [
         ({"stride": 8}, 64, "length.stride: has no effect with strategy: truncate_right"),
         ({"strategy": "split", "stride": 64}, 64, "length.stride: 64 leaves no room"),
-        ({"strategy": "split", "stride": 8, "packing": "concat"}, 64, "length.stride: has no effect with packing: concat"),
+        (
+            {"strategy": "split", "stride": 8, "packing": "concat"},
+            64,
+            "has no effect with packing: concat",
+        ),
         ({"strategy": "smart", "give_up": ["a", "b", "a"]}, 64, "length.give_up: a is listed twice"),
     ],
 )

@@ -85,7 +85,7 @@ def test_without_delete_nothing_changes_and_the_same_is_told(tmp_path: Path, tok
     dry = json.loads(run(*wanted, folder=tmp_path).stdout)
     assert snapshot(tmp_path / "store") == before
     told = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
-    assert "nothing was removed; --delete does it" in told.stdout
+    assert "nothing was removed; run with --delete to remove it" in told.stdout
     done = json.loads(run(*wanted, "--delete", folder=tmp_path).stdout)
     assert {**done, "deleted": False} == dry
     freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())

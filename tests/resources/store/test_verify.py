@@ -212,7 +212,7 @@ def test_the_terminal_tells_what_is_wrong_and_what_to_do(built: Built, tmp_path:
     config, store, _ = built
     done = run("verify", config, folder=tmp_path)
     assert done.returncode == 0
-    assert "all whole" in done.stdout
+    assert "none damaged or missing" in done.stdout
     chunk = chunks(store, latest(store, "small")["tokens"])[1]
     path = object_path(store, chunk["output"])
     flip(path, 1000)

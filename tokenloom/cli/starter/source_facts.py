@@ -1,4 +1,4 @@
-"""Looks at a source before any YAML declares it: builds `raw` and `schema`, and offers a YAML to start from."""
+"""Inspects a source before any YAML declares it: runs the `raw` and `schema` stages and drafts a YAML."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.mapping import plain_roles, resolve
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
-from tokenloom.cli.progress import BuildProgress
-from tokenloom.cli.starter_yaml import starter_yaml
+from tokenloom.cli.options import is_yaml
+from tokenloom.cli.starter.starter_yaml import starter_yaml
+from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError
 from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
@@ -25,16 +26,16 @@ STAGES = ("raw", "schema")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found of a source.
+    """What is known about a source.
 
     Args:
-        config: its `dataset` section, and the dataset's name.
+        config: its `dataset` section and the dataset's name.
         build: the build of its first stages.
-        reports: what they did.
-        facts: splits, columns, roles and formats, as the schema stage's manifest holds them.
-        choice: the sure reading, or the close ones; of a YAML that maps columns itself, its mapping.
-        refused: why the YAML's own mapping does not fit the rows; None: it does, or there is none.
-        tokenizer: name and files of the tokenizer asked for, or None.
+        reports: what these stages did.
+        facts: splits, columns, roles and formats, as in the schema stage's manifest.
+        choice: the format that the data was read as, or close candidates; if the YAML maps columns itself, its mapping.
+        refused: why the YAML's own mapping does not fit the rows; None if it fits, or if there is none.
+        tokenizer: name and facts of the requested tokenizer, or None.
     """
 
     config: PipelineConfig
@@ -46,48 +47,52 @@ class Inspection:
     tokenizer: tuple[str, TokenizerSpec] | None
 
     def yaml(self, folder: Path) -> str:
-        """A YAML to start from, its paths relative to the folder that it will lie in."""
+        """Return a YAML to start from.
+
+        Args:
+            folder: where the YAML will be written; its paths are relative to it.
+        """
         dataset = self.config.dataset.model_dump(mode="json", exclude_defaults=True)
         dataset["name"] = _as_seen_from(folder, self.config)
-        named = self.tokenizer
-        if named is not None and (path := sources.local_path(self.config, named[0])) is not None:
-            named = (_relative(named[0], path, folder), named[1])
-        found = [f"Written by `tokenloom inspect`; it found {self.counts()}.", *self.findings()]
+        tokenizer = self.tokenizer
+        if tokenizer is not None and (path := sources.local_path(self.config, tokenizer[0])) is not None:
+            tokenizer = (_relative(tokenizer[0], path, folder), tokenizer[1])
+        comments = [f"Written by `tokenloom inspect` from {self.counts()}.", *self.findings()]
         prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
-        return starter_yaml(dataset, self.facts["columns"], self.choice, named, found, prompt)
+        return starter_yaml(dataset, self.facts["columns"], self.choice, tokenizer, comments, prompt)
 
     def counts(self) -> str:
-        """The rows of each split, in words."""
+        """Return the number of rows of each split, in words."""
         return ", ".join(f"{rows:,} rows of {split}" for split, rows in self.facts["splits"].items())
 
     def findings(self) -> list[str]:
-        """What was found out about the source rather than declared, a line each, with the setting that would say so."""
+        """Return a line for everything that was detected rather than declared, with the setting that declares it."""
         notes = self.build.manifest("raw").notes
-        lines = [f"The hub's commit is {notes['commit']}."] if notes.get("commit") else []
+        lines = [f"Hub commit: {notes['commit']}."] if notes.get("commit") else []
         of_finding: dict[tuple[str, str], list[str]] = {}
-        for file, found in notes.get("files", {}).items():
-            for setting, value in found.items():
+        for file, detected in notes.get("files", {}).items():
+            for setting, value in detected.items():
                 of_finding.setdefault((setting, value), []).append(file)
         for (setting, value), files in of_finding.items():
             place = setting if setting == "encoding" else f"reader.{setting}"
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-            lines.append(f"{files[0]}{more}: {setting} {value} was found; dataset.{place} would declare it.")
+            lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
         return lines
 
     @property
     def is_sure(self) -> bool:
-        """Whether the YAML builds as it is."""
+        """Whether the YAML builds without changes."""
         return self.refused is None and isinstance(self.choice, FormatCandidate)
 
     def verdict(self) -> str:
-        """What the data were read as, or what cannot be told."""
+        """Return how the data was read, or why it is not clear."""
         if self.refused is not None:
-            return f"The mapping is the YAML's own, and no build takes it: {self.refused}"
+            return f"The YAML's own mapping does not fit the data: {self.refused}"
         if isinstance(self.choice, Ambiguity):
             return f"Not clear which columns to train on: {self.choice}."
         if self.config.dataset.column_mapping:
             roles = ", ".join(f"{role}: {source}" for role, source in self.choice.roles.items())
-            return f"The mapping is the YAML's own: {roles}."
+            return f"The YAML maps the columns itself: {roles}."
         return f"Read as {self.choice.format}."
 
 
@@ -99,20 +104,23 @@ def inspect_source(
     tokenizer: str | None = None,
     limit: int | None = None,
 ) -> Inspection:
-    """Run `raw` and `schema` over a source: anything that `dataset.name` takes, or a YAML that declares a dataset.
+    """Run the `raw` and `schema` stages over a source.
 
-    They are published as `<name>@inspect`, beside what a build publishes as `<name>`; a build of the same rows finds
-    their chunks made.
+    They are published as `<name>@inspect`, next to what a build publishes as `<name>`. A build of the same rows reuses
+    their chunks.
 
     Args:
-        dataset: further settings of the `dataset` section.
+        source: anything that `dataset.name` takes, or the YAML of a dataset.
+        dataset: more settings of the `dataset` section.
+        tokenizer: hub id or path of the tokenizer to set in the YAML.
+        limit: use only the first `limit` rows of each split.
 
     Raises:
-        ConfigError: there is no such source, or no such tokenizer, or the source has no such setting.
+        ConfigError: no such source or tokenizer, or a setting does not apply to the source.
     """
     config = _config(source, dataset, tokenizer)
-    _refuse_idle(config, dataset)
-    found = (tokenizer, resolve_tokenizer(config)) if tokenizer else None
+    _refuse_unused(config, dataset)
+    resolved = (tokenizer, resolve_tokenizer(config)) if tokenizer else None
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
     build.name = f"{build.name}@inspect"
     reports = []
@@ -129,11 +137,11 @@ def inspect_source(
             )
         except ConfigError as error:
             refused = str(error)
-    return Inspection(config, build, reports, facts, choice, refused, found)
+    return Inspection(config, build, reports, facts, choice, refused, resolved)
 
 
 def dataset_name(source: str) -> str:
-    """A valid dataset's name made of a source's stem."""
+    """Return a valid dataset name, made from the stem of a source."""
     path = Path(source.partition("?")[0] if "://" in source else source)
     while path.suffix in (*sources.COMPRESSIONS, *sources.FORMATS):
         path = path.with_suffix("")
@@ -144,15 +152,15 @@ def dataset_name(source: str) -> str:
 
 
 def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> PipelineConfig:
-    """The config of a source; every row that parses is looked at, however many do not."""
+    """Return the config of a source. No number of rejected rows fails the inspection."""
     settings: dict[str, Any] = {"name": dataset_name(source), "dataset": {"name": source}}
-    if _is_yaml(source):
-        given = PipelineConfig.from_file(source)
-        settings = {"name": given.dataset_name, "dataset": given.dataset.model_dump(mode="json", exclude_defaults=True)}
-        settings["keep"] = given.keep
-        settings["dataset"]["name"] = _as_seen_from(Path(), given)
-        if given.dataset.column_mapping:
-            settings["prompt_template"] = given.prompt_template.model_dump(mode="json", exclude_defaults=True)
+    if is_yaml(source):
+        declared = PipelineConfig.from_file(source)
+        settings = {"name": declared.dataset_name, "keep": declared.keep}
+        settings["dataset"] = declared.dataset.model_dump(mode="json", exclude_defaults=True)
+        settings["dataset"]["name"] = _as_seen_from(Path(), declared)
+        if declared.dataset.column_mapping:
+            settings["prompt_template"] = declared.prompt_template.model_dump(mode="json", exclude_defaults=True)
     settings["dataset"] |= dataset
     settings["validation"] = {"max_reject_fraction": 1.0}
     if tokenizer:
@@ -160,22 +168,18 @@ def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> P
     return PipelineConfig.from_mapping(settings)
 
 
-def _refuse_idle(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
-    """Refuse settings that mean nothing for this kind of source."""
+def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
+    """Refuse options that do not apply to this kind of source."""
     located, name = sources.locate(config), config.dataset.name
     for option, things in (("config", "subsets"), ("revision", "revisions")):
         if option in dataset and not isinstance(located, sources.HubDataset):
-            raise ConfigError([Fault(f"--{option}", f"{name} is no hub dataset; only those have {things}")])
+            raise ConfigError.at(f"--{option}", f"{name} is not a hub dataset; only hub datasets have {things}")
     if "splits" in dataset and isinstance(located, list):
-        raise ConfigError([Fault("--split", f"{name} is files, whose rows are all of one split")])
-
-
-def _is_yaml(source: str) -> bool:
-    return Path(source).suffix in (".yaml", ".yml")
+        raise ConfigError.at("--split", f"{name} is not split: rows of files are all in one split")
 
 
 def _as_seen_from(folder: Path, config: PipelineConfig) -> str:
-    """`dataset.name`, a relative path led to from a folder instead of the YAML's own and the working directory."""
+    """Return `dataset.name`, with a relative path rewritten to start from `folder`."""
     name = config.dataset.name
     if "://" in name or isinstance(sources.locate(config), sources.HubDataset) or name.startswith("~"):
         return name

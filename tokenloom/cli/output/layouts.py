@@ -1,4 +1,4 @@
-"""The files of an export, in the layouts that `datasets.load_from_disk` and Parquet readers take."""
+"""The files of an export, in the layouts of `datasets.load_from_disk` and of Parquet."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ import pyarrow as pa
 from tokenloom.resources.digest import digest_json
 
 SHARD_BYTES = 500_000_000
-"""A shard is closed when it holds so many bytes of Arrow data, as `datasets` does."""
+"""Bytes of Arrow data after which a shard is closed, as in `datasets`."""
 
 GROUP_BYTES = 32 << 20
-"""Of Arrow data, that a row group of Parquet or a batch of a stream holds."""
+"""Bytes of Arrow data in a Parquet row group or a batch of an Arrow stream."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a split's files are made of: the name, version (hex) and split of a dataset, and the split's digest."""
+    """The split that files are written from.
+
+    Args:
+        dataset: its name.
+        version: hex digest of the content of all splits.
+        split: its name.
+        digest: hex digest of the split's content.
+    """
 
     dataset: str
     version: str
@@ -30,22 +37,22 @@ class Source:
 
 
 class Layout(Protocol):
-    """One of the formats that are exported to."""
+    """A format to export to."""
 
     def shard_name(self, split: str, number: int, count: int) -> str:
-        """The name of one of so many shards in a split's folder."""
+        """Return the name of shard `number` of `count` in a split's folder."""
         ...
 
     def open(self, path: Path, schema: pa.Schema, source: Source) -> Any:
-        """A writer of a shard: `write_table` appends rows, `close` ends it."""
+        """Return a writer of a shard, with `write_table` and `close`."""
         ...
 
     def finish_split(self, folder: Path, schema: pa.Schema, source: Source, shards: list[str]) -> None:
-        """Write what stands beside a split's shards."""
+        """Write the files that describe a split's shards."""
         ...
 
     def finish(self, folder: Path, splits: list[str]) -> None:
-        """Write what stands beside the splits."""
+        """Write the files that describe the splits."""
         ...
 
 
@@ -58,19 +65,19 @@ class ParquetFiles:
     def open(self, path: Path, schema: pa.Schema, source: Source) -> Any:
         from pyarrow import parquet
 
-        told = {"dataset": source.dataset, "version": source.version, "split": source.split}
-        return parquet.ParquetWriter(path, schema.with_metadata({"tokenloom": json.dumps(told)}), compression="zstd")
+        origin = json.dumps({"dataset": source.dataset, "version": source.version, "split": source.split})
+        return parquet.ParquetWriter(path, schema.with_metadata({"tokenloom": origin}), compression="zstd")
 
     def finish_split(self, folder: Path, schema: pa.Schema, source: Source, shards: list[str]) -> None:
-        """The shards are all."""
+        """Write nothing: Parquet files describe themselves."""
 
     def finish(self, folder: Path, splits: list[str]) -> None:
-        """The splits are all."""
+        """Write nothing: Parquet files describe themselves."""
 
 
 class SavedToDisk:
-    """The layout of `datasets.DatasetDict.save_to_disk`: a folder for each split, of Arrow streams and two files that
-    describe them."""
+    """The layout of `datasets.DatasetDict.save_to_disk`: per split a folder of Arrow streams and two
+    files that describe them."""
 
     def __init__(self) -> None:
         import datasets
@@ -109,10 +116,15 @@ LAYOUTS = {"hf": SavedToDisk, "parquet": ParquetFiles}
 def write_split(
     layout: Layout, folder: Path, source: Source, tables: Iterable[pa.Table], shard_bytes: int = SHARD_BYTES
 ) -> list[Path]:
-    """Write the rows of a split, at least one, into a new folder, as shards of about `shard_bytes`.
+    """Write the rows of a split into a new folder, as shards.
+
+    Args:
+        folder: must not exist.
+        tables: rows, at least one.
+        shard_bytes: Arrow bytes after which a shard is closed.
 
     Returns:
-        The shards.
+        The shards' paths.
     """
     folder.mkdir()
     writer, schema, size, count = None, pa.schema([]), 0, 0
@@ -136,7 +148,7 @@ def write_split(
 
 
 def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in tables of at least `GROUP_BYTES`, but for the last."""
+    """Yield the same rows in tables of at least `GROUP_BYTES`, except for the last."""
     held: list[pa.Table] = []
     for table in tables:
         held.append(table)

@@ -1,4 +1,4 @@
-"""Shows rows with what is trained in one colour and what is masked in another: on a terminal, or as one HTML page."""
+"""Renders rows with trained and masked tokens in different colours, for the terminal or as an HTML page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from tokenloom.cli.token_runs import Run, ShownRow
-from tokenloom.cli.visible import visible
+from tokenloom.cli.terminal.token_runs import Run, ShownRow
+from tokenloom.cli.terminal.visible import visible
 
 _STYLES = {
     (True, False): "bold green",
@@ -21,7 +21,7 @@ _STYLES = {
 
 
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
-    """Print rows in colour, under a legend."""
+    """Print rows in colour below a legend."""
     legend = Text.assemble(
         (dataset, "bold"), "  ", ("trained", _STYLES[True, False]), " · ", ("masked", _STYLES[False, False]), " · ",
         ("trained control token", _STYLES[True, True]), " · ", ("masked control token", _STYLES[False, True]),
@@ -73,7 +73,7 @@ pre {{ font: 14px/1.55 ui-monospace, monospace; white-space: pre-wrap; overflow-
 
 
 def html_preview(dataset: str, rows: Sequence[ShownRow]) -> str:
-    """One self-contained page."""
+    """Return a self-contained HTML page with the rows."""
     return _PAGE.format(title=html.escape(dataset), rows="\n".join(_article(row) for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""The YAML that `tokenloom inspect` writes: from what was found of a dataset to settings that build, with reasons."""
+"""Writes the YAML of `tokenloom inspect`: settings that build, with the reasons as comments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenloom.resources.tokenizers import TokenizerSpec
 
 FILL_IN = "<fill in>"
-"""Stands for a source that only the reader knows; no column has this name, so a build says so."""
+"""Placeholder for a source that the user must choose. No column has this name, so a build reports it."""
 
 ROLES = {
     "text": ("text",),
@@ -30,14 +30,19 @@ ROLES = {
 """The roles that each form needs."""
 
 FORMATS = {"messages": "chat"}
-"""What `prompt_template.format_type` calls a form, where it calls it otherwise."""
+"""Names of forms in `prompt_template.format_type`, where they differ."""
 
 LINE_BREAKS = set("\r\n\x85\u2028\u2029")
-"""What ends a line in YAML."""
+"""Characters that end a line in YAML."""
 
-CHARACTERS_A_TOKEN = 3
-LONGEST_OFFERED = 8192
+CHARACTERS_PER_TOKEN = 3
+"""A low estimate, so that `max_length` is rather too long than too short."""
+
+LONGEST = 8192
+"""Largest `max_length` that is written."""
+
 SHOWN_COLUMNS = 20
+"""Columns that a comment lists."""
 
 
 def starter_yaml(
@@ -45,23 +50,23 @@ def starter_yaml(
     columns: Sequence[Mapping[str, Any]],
     choice: FormatCandidate | Ambiguity,
     tokenizer: tuple[str, TokenizerSpec] | None = None,
-    found: Sequence[str] = (),
+    comments: Sequence[str] = (),
     prompt: Mapping[str, Any] | None = None,
 ) -> str:
-    """A dataset's YAML: one that builds where the reading is sure, else one whose `column_mapping` is to be filled in.
+    """Return a dataset's YAML: one that builds if the format is clear, else one with a `column_mapping` to fill in.
 
     Args:
-        dataset: the settings of the `dataset` section that found the rows; a `column_mapping` among them is kept.
-        columns: their profiles.
-        choice: the reading, or the close ones.
-        tokenizer: a tokenizer's name and what its files tell; None: one is trained.
-        found: what is told of the source, a line each.
-        prompt: settings of the `prompt_template` section that the mapping goes with.
+        dataset: settings of the `dataset` section; a `column_mapping` among them is kept.
+        columns: profiles of the columns.
+        choice: the format that the data was read as, or close candidates.
+        tokenizer: a tokenizer's name and facts; None: the YAML trains one.
+        comments: lines about the source.
+        prompt: settings of the `prompt_template` section that belong to the mapping.
     """
-    own, prompt = dataset.get("column_mapping"), prompt or {}
+    own_mapping, prompt = dataset.get("column_mapping"), prompt or {}
     rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
-    mapping = _own_mapping(own) if own else _mapping(columns, choice)
-    lines = [*(_comment(line)[2:] for line in found), "dataset:", *_settings(rows), *mapping]
+    mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, choice)
+    lines = [*(_comment(line)[2:] for line in comments), "dataset:", *_settings(rows), *mapping]
     form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
     chat = form in ("messages", "preference", "kto") or (
         isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles
@@ -69,10 +74,12 @@ def starter_yaml(
     if "format_type" in prompt:
         chat = prompt["format_type"] in ("chat", "preference", "kto")
     lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
-    lines.append(f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are cut, see length.strategy")
+    lines.append(
+        f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are truncated, see length.strategy"
+    )
     if chat and not (tokenizer and tokenizer[1].chat_template):
         lines += [
-            "  chat_template: |  # ChatML; what is trained is marked",
+            "  chat_template: |  # ChatML; {% generation %} marks what is trained",
             *_block(_template(tokenizer, columns, choice)),
         ]
     lines += ["prompt_template:", *_prompt(form, chat, tokenizer, prompt)]
@@ -89,7 +96,7 @@ def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
 
 
 def scalar(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Return a value as YAML on one line."""
     for style in (None, '"'):
         shown = yaml.safe_dump([value], default_flow_style=True, default_style=style, allow_unicode=True, width=1 << 30)
         if not set(shown.strip()) & LINE_BREAKS:
@@ -98,7 +105,7 @@ def scalar(value: Any) -> str:
 
 
 def _own_mapping(mapping: Mapping[str, Any]) -> Iterator[str]:
-    yield "  # the YAML's own mapping"
+    yield "  # the mapping of the inspected YAML"
     yield from _settings({"column_mapping": mapping})
 
 
@@ -110,25 +117,25 @@ def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Amb
         for role, source in choice.roles.items():
             yield f"    {role}: {scalar(source)}{_comment(reasons.get(role, ''))}"
         return
-    yield f"  # Which columns to train on is not clear:{_comment(str(choice))[3:]}."
+    yield f"  # Not clear which columns to train on:{_comment(str(choice))[3:]}."
     shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
     more = f" and {len(shown) - SHOWN_COLUMNS} more" if len(shown) > SHOWN_COLUMNS else ""
-    yield f"  # The columns are{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
-    yield "  # Fill in columns, paths such as answers[0].text, or texts with {column} in them for the roles of one form"
-    yield "  # and set prompt_template.format_type to match:"
+    yield f"  # Columns:{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
+    yield "  # Give each role of one format a column, a path such as answers[0].text, or a text with {column} in it,"
+    yield "  # and set prompt_template.format_type to that format:"
     yield from (f"  #   {FORMATS.get(form, form)}: {', '.join(roles)}" for form, roles in ROLES.items())
     yield "  column_mapping:"
     for role in ROLES[_form(choice)]:
-        offered = list(dict.fromkeys(found.roles[role] for found in choice.close if role in found.roles))
-        agreed = len(choice.close) > 1 and len(offered) == 1 and all(role in found.roles for found in choice.close)
-        hint = "" if agreed or not offered else _comment(f"perhaps {' or '.join(map(repr, offered))}")
-        yield f"    {role}: {scalar(offered[0] if agreed else FILL_IN)}{hint}"
+        likely = list(dict.fromkeys(candidate.roles[role] for candidate in choice.close if role in candidate.roles))
+        agreed = len(choice.close) > 1 and len(likely) == 1 and all(role in other.roles for other in choice.close)
+        hint = "" if agreed or not likely else _comment(f"perhaps {' or '.join(map(repr, likely))}")
+        yield f"    {role}: {scalar(likely[0] if agreed else FILL_IN)}{hint}"
 
 
 def _comment(text: str) -> str:
-    """Text of the data on the rest of a line."""
-    found = " ".join(text.split())
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in found)
+    """Return a text, which can come from the data, as a comment at the end of a line."""
+    line = " ".join(text.split())
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
     return f"  # {shown}" if shown else ""
 
 
@@ -141,7 +148,8 @@ def _tokenizer(tokenizer: tuple[str, TokenizerSpec] | None, chat: bool) -> Itera
         yield f"  name_or_path: {scalar(tokenizer[0])}"
         return
     vocabulary = TrainConfig().vocab_size
-    yield f"  train: {{vocab_size: {vocabulary}}}  # at most; a tokenizer trained on these rows. Or set name_or_path"
+    reason = "largest size of the tokenizer trained on these rows; to use another one, set name_or_path"
+    yield f"  train: {{vocab_size: {vocabulary}}}  # {reason}"
     yield "  special_tokens:"
     if not chat:
         yield from (f"    {role}: {scalar(token)}" for role, token in DEFAULT_SPECIAL_TOKENS.items())
@@ -156,7 +164,7 @@ def _template(
     columns: Sequence[Mapping[str, Any]],
     choice: FormatCandidate | Ambiguity,
 ) -> str:
-    """ChatML; a tokenizer that does not know its end mark ends messages with its own EOS."""
+    """Return the ChatML template; messages end with EOS if the tokenizer has no `<|im_end|>`."""
     known = tokenizer is None or IM_END in tokenizer[1].control
     tools, reasoning = _has_tools(columns, choice), _has_reasoning(columns, choice)
     return chatml(tools, IM_END if known else "{{ eos_token }}", reasoning)
@@ -173,11 +181,11 @@ def _prompt(
         yield f"  format_type: {'chat' if chat and form == 'completion' else FORMATS.get(form, form)}"
     yield from _settings(own)
     if tokenizer is not None and tokenizer[1].eos is None and "add_eos" not in own:
-        yield "  add_eos: false  # the tokenizer names none"
+        yield "  add_eos: false  # the tokenizer has no EOS token"
 
 
 def _has_tools(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> bool:
-    """Whether conversations call tools: by a role of theirs, by their messages' fields, or by who speaks."""
+    """Return whether conversations call tools, judged by their roles, message fields and speakers."""
     if not isinstance(choice, FormatCandidate):
         return False
     for profile in _conversations(columns, choice):
@@ -190,7 +198,7 @@ def _has_tools(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | A
 
 
 def _has_reasoning(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> bool:
-    """Whether messages have a field of reasoning."""
+    """Return whether messages have a reasoning field."""
     return isinstance(choice, FormatCandidate) and any(
         set(REASONING_FIELDS) & set(profile.items.fields)
         for profile in _conversations(columns, choice)
@@ -199,22 +207,22 @@ def _has_reasoning(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate
 
 
 def _conversations(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate) -> Iterator[Profile]:
-    """The columns of lists that have a role."""
+    """Yield the list columns that have a role."""
     for profile in profiles(columns).values():
         if profile.is_column and profile.name in choice.roles.values() and profile.items is not None:
             yield profile
 
 
 def _max_length(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Ambiguity) -> int:
-    """2048, or the next power of two, at most `LONGEST_OFFERED`, that nearly all rows fit into by a rough estimate."""
+    """Return 2048, or the next power of two up to `LONGEST` that nearly all rows fit into by a rough estimate."""
     default = TokenizerConfig.model_fields["max_length"].default
     if not isinstance(choice, FormatCandidate):
         return default
     tokens = sum(
-        (profile.facts.get("lengths") or {}).get("p99", 0) / CHARACTERS_A_TOKEN
+        (profile.facts.get("lengths") or {}).get("p99", 0) / CHARACTERS_PER_TOKEN
         for profile in profiles(columns).values()
         if profile.kind == "text" and profile.source in choice.roles.values()
     )
-    while default < min(tokens, LONGEST_OFFERED):
+    while default < min(tokens, LONGEST):
         default *= 2
     return default

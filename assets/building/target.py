@@ -1,0 +1,260 @@
+"""Build targets: one dataset or a mixture, built and opened through the same methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tokenloom.assets.building.build import STAGES, Build, Progress, StageReport
+from tokenloom.assets.building.members import find_members
+from tokenloom.config import MixtureConfig, PipelineConfig
+from tokenloom.config.load import Config
+from tokenloom.errors import DataValidationError
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.store.manifest import MIXTURE
+from tokenloom.resources.tokenizers import TOKENIZER
+
+if TYPE_CHECKING:
+    from tokenloom.loaders import MixedDataset, TokenDataset
+
+TRAIN = "train"
+
+
+def open_target(
+    config: Config,
+    store: ArtifactStore,
+    engine: ComputeEngine | None = None,
+    limit: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> BuildTarget:
+    """Return what a config declares as a build target.
+
+    Args:
+        config: a dataset or a mixture.
+        store: where the result goes.
+        engine: computes chunks; default: what `compute` sets, for a mixture or else for each dataset.
+        limit: build only the first `limit` rows of each split, published as `<name>@<limit>`.
+        on_progress: called for every finished chunk.
+
+    Raises:
+        ConfigError: a mixture's datasets are unknown or do not fit together.
+    """
+    kind = MixtureTarget if isinstance(config, MixtureConfig) else DatasetTarget
+    return kind(config, store, engine, limit, on_progress)  # pyright: ignore[reportArgumentType]  # kind follows config
+
+
+class BuildTarget(ABC):
+    """One dataset, or several and how they are mixed.
+
+    Attributes:
+        name: the name that the result is published under.
+        builds: the datasets that are built, by name.
+        stored: names of the datasets that are used as the store holds them, because no YAML declares them.
+        is_mixture: whether several datasets are mixed.
+    """
+
+    name: str
+    store: ArtifactStore
+    builds: dict[str, Build]
+    stored: tuple[str, ...] = ()
+    is_mixture: ClassVar[bool]
+
+    def run_all(self, last: str = STAGES[-1]) -> Iterator[StageReport]:
+        """Run every stage of every dataset up to `last`, yielding reports named by `label`."""
+        for dataset, reports in self.run_each(last):
+            for report in reports:
+                yield replace(report, name=self.label(dataset, report.name))
+
+    @abstractmethod
+    def run_each(self, last: str = STAGES[-1]) -> Iterator[tuple[str, Iterator[StageReport]]]:
+        """Yield each dataset with its stages' reports. Stages run as the reports are consumed, up to `last`.
+
+        Raises:
+            ConfigError: the tokenizer is wrong, or datasets of a mixture have different ones.
+            DataValidationError: as in `Build.run`.
+        """
+
+    @abstractmethod
+    def label(self, dataset: str, stage: str) -> str:
+        """Return the name of a dataset's stage in reports of this target."""
+
+    @abstractmethod
+    def publish(self) -> tuple[Manifest, MixedDataset] | None:
+        """Publish the built datasets as a mixture; a single dataset is published by its last stage.
+
+        Returns:
+            The mixture's manifest and its `train` split, or else the first split that all datasets have; None for a
+            single dataset.
+
+        Raises:
+            ConfigError: the datasets do not fit together, or have no split in common.
+            DatasetNotFoundError: one of them is not built.
+        """
+
+    @abstractmethod
+    def splits(self) -> list[str]:
+        """Return the splits of the result in the store."""
+
+    @abstractmethod
+    def open_split(self, split: str, verify: bool = True) -> TokenDataset | MixedDataset:
+        """Open a split of the result in the store, as `open_dataset` or `open_mixture` does."""
+
+    @abstractmethod
+    def tokenizer_digest(self) -> str:
+        """Return the digest of the tokenizer that the result was built with."""
+
+
+class DatasetTarget(BuildTarget):
+    """One dataset. See `open_target` for the arguments."""
+
+    is_mixture = False
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        store: ArtifactStore,
+        engine: ComputeEngine | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ):
+        build = Build(config, store, engine, limit, on_progress=on_progress)
+        self.config, self.store, self.name = config, store, build.name
+        self.builds = {config.dataset_name: build}
+
+    def run_each(self, last: str = STAGES[-1]) -> Iterator[tuple[str, Iterator[StageReport]]]:
+        for name, build in self.builds.items():
+            yield name, build.run_all(last)
+
+    def label(self, dataset: str, stage: str) -> str:
+        return stage
+
+    def publish(self) -> None:
+        return None
+
+    def splits(self) -> list[str]:
+        return [*self.store.manifest(self.name).splits]
+
+    def open_split(self, split: str, verify: bool = True) -> TokenDataset:
+        from tokenloom.loaders import open_dataset
+
+        return open_dataset(self.name, split, self.store.address, verify=verify)
+
+    def tokenizer_digest(self) -> str:
+        return self.store.manifest(self.name, "tokenizer").facts["digest"]
+
+
+class MixtureTarget(BuildTarget):
+    """A mixture. Datasets that only the store holds are used as they are. See `open_target` for the arguments.
+
+    Raises:
+        ConfigError: as in `find_members`.
+    """
+
+    is_mixture = True
+
+    def __init__(
+        self,
+        config: MixtureConfig,
+        store: ArtifactStore,
+        engine: ComputeEngine | None = None,
+        limit: int | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ):
+        self.config, self.store = config, store
+        self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
+        self._members = find_members(config, store.datasets)
+        if engine is None and "compute" in config.model_fields_set:
+            engine = ComputeEngine(config.compute.workers)
+        self.builds = {
+            member.name: Build(
+                member.config, store, engine, limit, on_progress=on_progress and _labelled(member.name, on_progress)
+            )
+            for member in self._members
+            if member.config is not None
+        }
+        self.stored = tuple(member.name for member in self._members if member.config is None)
+
+    def run_each(self, last: str = STAGES[-1]) -> Iterator[tuple[str, Iterator[StageReport]]]:
+        self._check_tokenizers()
+        for name, build in self.builds.items():
+            yield name, _with_dataset_in_errors(name, build.run_all(last))
+
+    def label(self, dataset: str, stage: str) -> str:
+        return f"{dataset}/{stage}"
+
+    def publish(self) -> tuple[Manifest, MixedDataset]:
+        from tokenloom.loaders.datasets.stored_mixture import mixed_dataset
+
+        manifest = self._manifest()
+        common = self._common_splits(manifest)
+        if not common:
+            of_each = {name: self.store.manifest_at(digest).splits for name, digest in manifest.pinned.items()}
+            listed = "; ".join(f"{name} has {', '.join(splits)}" for name, splits in of_each.items())
+            raise self.config.fault("mixture", f"the datasets have no split in common: {listed}")
+        try:
+            mixed = mixed_dataset(self.store, manifest, TRAIN if TRAIN in common else common[0])
+        except ValueError as error:
+            raise self.config.fault("mixture", f"mixture: {error}") from None
+        self.store.prepare()
+        self.store.put_manifest(manifest)
+        return manifest, mixed
+
+    def splits(self) -> list[str]:
+        return self._common_splits(self.store.manifest(self.name, MIXTURE))
+
+    def open_split(self, split: str, verify: bool = True) -> MixedDataset:
+        from tokenloom.loaders import open_mixture
+
+        try:
+            return open_mixture(self.name, split, self.store.address, verify)
+        except ValueError as error:
+            raise self.config.fault("mixture", f"mixture: {error}") from None
+
+    def tokenizer_digest(self) -> str:
+        pinned = self.store.manifest(self.name, MIXTURE).pinned
+        return self.store.manifest_at(pinned[self._published_name(self.config.names[0])]).facts["tokenizer"]
+
+    def _published_name(self, dataset: str) -> str:
+        return self.builds[dataset].name if dataset in self.builds else dataset
+
+    def _common_splits(self, manifest: Manifest) -> list[str]:
+        """Return the splits that all datasets of a mixture have, in the order of the first."""
+        first, *others = (self.store.manifest_at(digest).splits for digest in manifest.pinned.values())
+        return [split for split in first if all(split in other for other in others)]
+
+    def _manifest(self) -> Manifest:
+        """Return the mixture's manifest. Its digest covers the content of each dataset."""
+        datasets: list[dict[str, Any]] = []
+        pinned = {}
+        for member in self._members:
+            name = self._published_name(member.name)
+            pinned[name] = self.store.manifest_digest(name)
+            content = self.store.manifest_at(pinned[name]).digest
+            source = {"weight": member.source.weight, "epochs": member.source.epochs}
+            datasets.append({"dataset": name, "digest": content, **source})
+        facts = {"by": self.config.by, "datasets": datasets}
+        return Manifest(self.name, MIXTURE, (), facts, notes={"manifests": pinned})
+
+    def _check_tokenizers(self) -> None:
+        """Refuse different tokenizers before any work, as far as their files show."""
+        builds: Sequence[Build] = [build for build in self.builds.values() if build.tokenizer.files]
+        for build in builds[1:]:
+            if build.tokenizer.files[TOKENIZER] != builds[0].tokenizer.files[TOKENIZER]:
+                first, other = builds[0].config, build.config
+                message = f"{first.dataset_name} has the tokenizer {first.tokenizer.name_or_path} and "
+                message += f"{other.dataset_name} has {other.tokenizer.name_or_path}, but a mixture needs a single one"
+                raise self.config.fault("mixture", message)
+
+
+def _with_dataset_in_errors(name: str, reports: Iterator[StageReport]) -> Iterator[StageReport]:
+    try:
+        yield from reports
+    except DataValidationError as error:
+        raise DataValidationError(f"{name}/{error}") from None
+
+
+def _labelled(dataset: str, on_progress: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    return lambda progress: on_progress(replace(progress, stage=f"{dataset}/{progress.stage}"))

@@ -1,0 +1,118 @@
+"""What several commands take: their common options, and the values that these stand for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenloom.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenloom.resources.engines.compute import ComputeEngine
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+EXIT_CODES = (
+    "exit codes: 0 success; 2 the config or the command is wrong; 3 the data failed validation; "
+    "4 the store is damaged; 1 any other error"
+)
+
+
+def add_command(
+    commands: Any, name: str, summary: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Add a command to the `tokenloom` parser.
+
+    Args:
+        summary: what the command does, in a line without a full stop.
+        run: runs the command and returns its exit code.
+    """
+    description = f"{summary[0].upper()}{summary[1:]}."
+    parser = commands.add_parser(name, help=summary, description=description, epilog=EXIT_CODES)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_config(parser: argparse.ArgumentParser, kinds: str = "a dataset or a mixture") -> None:
+    """Add the YAML file that a command works on."""
+    parser.add_argument("config", metavar="CONFIG", help=f"YAML file of {kinds}")
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add `--store`."""
+    text = "store folder, or s3://bucket/prefix (default: $TOKENLOOM_STORE, else .tokenloom)"
+    parser.add_argument("--store", metavar="STORE", help=text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and the rest on stderr")
+
+
+def add_limit(parser: argparse.ArgumentParser) -> None:
+    """Add `--limit`."""
+    text = "use only the first N rows of each split; the result is published as NAME@N"
+    parser.add_argument("--limit", metavar="N", type=positive_integer, help=text)
+
+
+def add_compute(parser: argparse.ArgumentParser) -> None:
+    """Add `--workers` and `--engine`."""
+    text = "number of chunks to process in parallel (default: compute.workers)"
+    parser.add_argument("--workers", metavar="N", type=positive_integer, help=text)
+    parser.add_argument("--engine", choices=("local", "ray"), help="where to run stages (default: compute.engine)")
+
+
+def compute_engine(args: argparse.Namespace) -> ComputeEngine | None:
+    """Return the engine that `--workers` and `--engine` ask for; None: the one that the YAML sets."""
+    if args.engine == "ray":
+        raise ConfigError.at("--engine", "ray is not available in this version")
+    from tokenloom.resources.engines.compute import ComputeEngine, keep_memory_low
+
+    keep_memory_low()
+    return ComputeEngine(args.workers) if args.workers else None
+
+
+def positive_integer(text: str) -> int:
+    """Parse an integer of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def nonnegative_integer(text: str) -> int:
+    """Parse an integer of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, got {text!r}")
+    return int(text)
+
+
+def duration(option: str, text: str) -> timedelta:
+    """Parse a duration such as `90s`, `30m`, `12h`, `1d` or `2w`.
+
+    Args:
+        option: the option that it was given to, for the error message.
+
+    Raises:
+        ConfigError: the text is not a duration.
+    """
+    if not (match := re.fullmatch(r"(\d{1,6})([smhdw])", text)):
+        raise ConfigError.at(option, f"{text!r} is not a duration such as 90s, 30m, 12h, 1d or 2w")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def is_yaml(target: str) -> bool:
+    """Return whether an argument names a YAML file rather than a dataset."""
+    return Path(target).suffix in (".yaml", ".yml")
+
+
+def name_of(target: str) -> str:
+    """Return the dataset or mixture that an argument names: by its name, or by its YAML file."""
+    if not is_yaml(target):
+        return target
+    from tokenloom.config.load import load_config
+
+    return load_config(target).dataset_name

@@ -1,0 +1,1 @@
+"""Where and in which layouts commands write files."""

@@ -1,0 +1,1 @@
+"""What several commands print with: progress, tables, sizes and rows in colour."""

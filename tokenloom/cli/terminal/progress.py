@@ -1,0 +1,96 @@
+"""Progress of builds, checks and exports: live bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+
+from tokenloom.assets.building.build import Progress, StageReport
+
+LINES_FROM = 1000
+"""Number of objects from which a check prints a line per tenth if there is no terminal."""
+
+
+def count_bar(console: Console) -> Bars:
+    """Return a progress bar with counts and the remaining time; invisible without a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+class BuildProgress:
+    """Shows a build on a console: a live line per stage, or a plain line per finished stage. A context manager."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._live = console.is_terminal
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description:<10}"),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+        )
+        self._bars = Bars(*columns, console=console, transient=True, disable=not self._live)
+        self._tasks: dict[str, int] = {}
+
+    def __enter__(self) -> BuildProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def chunk_done(self, progress: Progress) -> None:
+        """Show that a chunk of a stage is done."""
+        if not self._live:
+            return
+        if progress.stage not in self._tasks:
+            self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=None, done="")
+        done = f"{progress.chunks:,} chunks, {progress.rows:,} rows, {progress.reused:,} reused"
+        self._bars.update(self._tasks[progress.stage], done=done)  # pyright: ignore[reportArgumentType]
+
+    def stage_done(self, report: StageReport) -> None:
+        """Show that a stage is done."""
+        if self._live:
+            return
+        reused = f"{report.chunks_reused} of {report.chunks} chunks reused"
+        line = f"{report.name}: {report.rows_out:,} rows, {reused}, {report.seconds:.2f} s"
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class ObjectProgress:
+    """Shows how many objects are checked: a bar, or a plain line per tenth. A context manager."""
+
+    def __init__(self, console: Console):
+        self._live = console.is_terminal
+        self._bar = count_bar(console)
+        self._task = self._bar.add_task("verify", total=None)
+        self._tenths = 0
+
+    def __enter__(self) -> ObjectProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def object_done(self, count: int, total: int) -> None:
+        """Show that `count` of `total` objects are checked."""
+        self._bar.update(self._task, completed=count, total=total)
+        if not self._live and total >= LINES_FROM and count * 10 // total > self._tenths:
+            self._tenths = count * 10 // total
+            print(f"verify: {count:,} of {total:,} objects", file=sys.stderr)

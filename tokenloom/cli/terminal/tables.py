@@ -1,0 +1,163 @@
+"""The tables that commands print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.building.diff import SettingDiff, SplitDiff
+from tokenloom.assets.building.explain import StageExplanation
+from tokenloom.assets.schema.cells import column_cells, format_cells
+from tokenloom.cli.terminal.visible import visible
+from tokenloom.resources.store import Manifest
+
+if TYPE_CHECKING:
+    from tokenloom.loaders import MixedDataset
+
+LONGEST_VALUE = 60
+"""Characters of a setting's value that are printed."""
+
+_COUNTS = {
+    "rows in": "rows_in",
+    "rows out": "rows_out",
+    "rejected": "rejected",
+    "filtered": "filtered",
+    "tokens": "tokens",
+    "chunks": "chunks",
+    "reused": "chunks_reused",
+}
+_STATES = {"hit": "green", "miss": "yellow", "waits": "cyan"}
+
+
+def _table(title: str | None = None) -> Table:
+    text = None if title is None else Text(visible(title), style="bold")
+    return Table(title=text, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}" if value else "·"
+
+
+def stage_table(name: str, reports: Sequence[StageReport]) -> Table:
+    """Return rows, tokens, chunks, seconds and digest of each stage; no column for filtered rows if there are none."""
+    shown = {
+        title: field
+        for title, field in _COUNTS.items()
+        if field != "filtered" or any(report.filtered for report in reports)
+    }
+    table = _table(name)
+    table.add_column("stage", style="bold", no_wrap=True)
+    for title in (*shown, "seconds"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("digest", style="dim", no_wrap=True)
+    for report in reports:
+        cells = [
+            Text(_count(count := getattr(report, field)), "yellow" if field == "rejected" and count else "")
+            for field in shown.values()
+        ]
+        table.add_row(report.name, *cells, f"{report.seconds:.2f}", report.digest[:8])
+    return table
+
+
+def explanation_table(name: str, stages: Sequence[StageExplanation]) -> Table:
+    """Return whether each stage hits, misses or waits, and how many of its chunks do."""
+    table = _table(name)
+    table.add_column("stage", style="bold", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for title in ("chunks", "hits", "misses", "waits"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for stage in stages:
+        cells = [_count(count) for count in (stage.chunks, stage.hits, stage.misses, stage.waits)]
+        table.add_row(stage.name, Text(stage.state, _STATES[stage.state]), *cells)
+    return table
+
+
+def share_table(name: str, manifest: Manifest, mixed: MixedDataset) -> Table:
+    """Return what each dataset of a mixture contributes to an epoch."""
+    table = _table(f"{name}: {len(mixed):,} rows per epoch, digest {manifest.digest[:8]}")
+    table.add_column("dataset", style="bold", no_wrap=True)
+    for title in ("rows", "tokens", "rows taken", "epochs", "of rows", "of tokens"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for share in mixed.shares():
+        counts = (f"{share.rows:,}", f"{share.tokens:,}", f"{share.taken:,}", f"{share.epochs:.2f}")
+        table.add_row(share.dataset, *counts, f"{share.row_share:.1%}", f"{share.token_share:.1%}")
+    return table
+
+
+def version_table(dataset: str, versions: Sequence[Mapping[str, Any]]) -> Table:
+    """Return date, digest, rows, tokens and chunks of each version."""
+    counts = ("rows", "tokens", "chunks")
+    table = _table(dataset)
+    table.add_column("published (UTC)", style="bold", no_wrap=True)
+    table.add_column("digest", no_wrap=True)
+    for name in counts:
+        table.add_column(name, justify="right", no_wrap=True)
+    for version in versions:
+        cells = ["gone" if version[name] is None else f"{version[name]:,}" for name in counts]
+        table.add_row(version["published"][:19].replace("T", " "), version["digest"][:12], *cells)
+    return table
+
+
+def split_table(splits: Sequence[SplitDiff]) -> Table:
+    """Return rows and tokens on both sides of a comparison; `?` if the store no longer holds the count."""
+    table = _table()
+    table.add_column("split", style="bold")
+    table.add_column("")
+    for name in ("A", "B", "added", "removed", "changed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for split in splits:
+        for unit, counts in (("rows", split.rows), ("tokens", split.tokens)):
+            cells = [_count(counts[name]) for name in ("a", "b", "added", "removed")]
+            names = ("changed",) if "changed" in counts else ("changed_from", "changed_to")
+            changed = " → ".join(dict.fromkeys(_count(counts[name]) for name in names))
+            table.add_row(visible(split.split) if unit == "rows" else "", unit, *cells, changed)
+    return table
+
+
+def setting_table(settings: Sequence[SettingDiff]) -> Table:
+    """Return the settings, library versions and side inputs that differ."""
+    table = _table()
+    for name in ("stage", "what", "A", "B"):
+        table.add_column(name, overflow="fold", style="bold" if name == "stage" else "")
+    for setting in settings:
+        cells = (setting.stage, visible(setting.name), _value(setting.a), _value(setting.b))
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "·"
+    text = visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def column_table(title: str, columns: Sequence[Mapping[str, Any]]) -> Table:
+    """Return type, nulls, empty values, distinct values, lengths, scripts and an example of every column or path."""
+    table = _table(title)
+    table.add_column("column", overflow="fold", style="bold")
+    table.add_column("type", overflow="fold")
+    for name in ("null", "empty", "distinct", "p50", "p99"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("scripts")
+    table.add_column("example", overflow="ellipsis", no_wrap=True, style="dim")
+    for column in columns:
+        table.add_row(*(Text(visible(cell)) for cell in column_cells(column).values()))
+    return table
+
+
+def format_table(formats: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the formats that match the data, the most likely first, with confidence and evidence."""
+    table = _table("formats")
+    table.add_column("format", style="bold")
+    table.add_column("confidence", justify="right")
+    table.add_column("evidence", overflow="fold")
+    for candidate in formats:
+        table.add_row(*(Text(visible(cell)) for cell in format_cells(candidate).values()))
+    return table
