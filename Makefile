@@ -66,6 +66,7 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 
 docs: $(INSTALLED)  ## write the reference pages from the code
 	$(BIN)/python docs/generate/reference.py
+	$(BIN)/python docs/generate/contracts.py
 	$(BIN)/python docs/generate/real_files.py
 	$(BIN)/python docs/generate/picture.py
 

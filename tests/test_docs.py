@@ -59,6 +59,10 @@ def test_reference_pages_are_generated_from_the_code(reference: ModuleType) -> N
         assert (DOCS / page).read_text() == text, f"docs/{page} is out of date: run `make docs`"
 
 
+def test_the_page_of_contracts_is_up_to_date() -> None:
+    assert (DOCS / "internals" / "contracts.md").read_text() == generator("contracts").page(), "run `make docs`"
+
+
 def test_the_page_of_real_files_is_up_to_date(real_data: Path) -> None:
     assert (DOCS / "prepare" / "datasets.md").read_text() == generator("real_files").page(real_data), "run `make docs`"
 

@@ -1,7 +1,7 @@
-"""Dagster's front door: every YAML of the pipelines folder, as assets, checks, jobs and schedules.
+"""The Dagster code location: assets, checks, jobs and schedules for every YAML of the pipelines folder.
 
-The folder is `$TOKENLOOM_PIPELINES`, else `pipelines/` in the working directory; where there is none, the quickstart is
-shown. Only YAML is read here.
+The folder is `$TOKENLOOM_PIPELINES`, else `pipelines/` in the working directory, else the folder of the quickstart.
+Loading the definitions reads only YAML.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from pathlib import Path
 import dagster as dg
 
 from tokenloom.assets.building.members import yaml_files
-from tokenloom.assets.dagster.dataset_assets import StoreResource, dagster_name, dataset_definitions
-from tokenloom.assets.dagster.mixture_asset import mixture_definitions
+from tokenloom.assets.dagster.assets import dataset_definitions
+from tokenloom.assets.dagster.mixture import mixture_definitions
+from tokenloom.assets.dagster.names import dagster_name
+from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import Declaration, MixtureConfig
 from tokenloom.config.load import load_config
 from tokenloom.errors import ConfigError, Fault
 
 
 def pipelines_folder() -> Path:
-    """`$TOKENLOOM_PIPELINES`, else `pipelines` in the working directory, else the folder of the quickstart."""
-    if named := os.environ.get("TOKENLOOM_PIPELINES"):
-        return Path(named).expanduser()
-    found = Path("pipelines")
-    return found if found.is_dir() else Path(__file__).parent / "pipelines"
+    """Return `$TOKENLOOM_PIPELINES`, else `pipelines` in the working directory, else the folder of the quickstart."""
+    if folder := os.environ.get("TOKENLOOM_PIPELINES"):
+        return Path(folder).expanduser()
+    local = Path("pipelines")
+    return local if local.is_dir() else Path(__file__).parent / "pipelines"
 
 
 def load_definitions(folder: Path) -> dg.Definitions:
-    """The definitions of all datasets and mixtures that a folder declares.
+    """Return the definitions of all datasets and mixtures that a folder declares.
 
     Raises:
-        ConfigError: with every fault of every file.
+        ConfigError: lists every fault of every file.
     """
     parts: list[dg.Definitions] = []
     declared: dict[str, tuple[Path, str]] = {}
@@ -41,30 +43,32 @@ def load_definitions(folder: Path) -> dg.Definitions:
         try:
             config = load_config(path)
             _claim_name(config, path, declared)
-            mixes = isinstance(config, MixtureConfig)
-            parts.append(mixture_definitions(config) if mixes else dataset_definitions(config))
+            if isinstance(config, MixtureConfig):
+                parts.append(mixture_definitions(config))
+            else:
+                parts.append(dataset_definitions(config))
         except ConfigError as error:
             faults += error.faults
     if faults:
-        raise ConfigError(list(dict.fromkeys(faults)))  # a mixture tells those of its datasets too
+        raise ConfigError(list(dict.fromkeys(faults)))  # a mixture repeats the faults of its datasets
     if not parts:
-        logging.getLogger(__name__).warning("no pipeline YAML in %s: there is nothing to show", folder.resolve())
+        logging.getLogger(__name__).warning("no pipeline YAML found in %s", folder.resolve())
     shared = dg.Definitions(resources={"store": StoreResource()}, executor=dg.in_process_executor)
     return dg.Definitions.merge(shared, *parts)
 
 
 def _claim_name(config: Declaration, path: Path, declared: dict[str, tuple[Path, str]]) -> None:
-    """Enter a dataset into `declared`: file and name under the name that Dagster knows it by.
+    """Add a dataset's file and name to `declared`, under its name in Dagster.
 
     Raises:
-        ConfigError: another file declares the same dataset, or one that Dagster cannot tell from it.
+        ConfigError: another file declares the same dataset, or one with the same name in Dagster.
     """
     name = config.dataset_name
     first, other = declared.setdefault(dagster_name(name), (path, name))
     if first == path:
         return
-    same = "is already declared" if other == name else f"is the same to Dagster as {other!r}, declared"
-    raise config.fault("name", f"name: dataset {name!r} {same} in {first}; give one of them another `name:`")
+    taken = "is already declared" if other == name else f"has the same name in Dagster as {other!r}, declared"
+    raise config.fault("name", f"dataset {name!r} {taken} in {first}; rename one of them with `name:`")
 
 
 defs = load_definitions(pipelines_folder())

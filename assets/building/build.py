@@ -1,37 +1,42 @@
-"""Builds a dataset: runs its stages through the store, computing only the chunks that no action covers.
+"""Builds a dataset: runs its stages through the store and computes only the chunks that no action covers.
 
-Nothing here knows Dagster or the terminal; both call `Build.run` and `Build.run_all`.
+This module knows neither Dagster nor the terminal; both call `Build.run` and `Build.run_all`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from tokenloom.assets.building.changes import Found, reasons
+from tokenloom.assets.building.changes import ChunkState, reasons
+from tokenloom.assets.building.progress import OnProgress, Progress
 from tokenloom.assets.building.restore import restore, restore_inputs
-from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk, Stage, Work, stage_named
-from tokenloom.assets.stage.probe import library_versions, probe_digest
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, Context, InputChunk, Stage, Work
+from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.rejects import summarize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
-from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
-STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequences")
-"""The stages, in the order in which a build runs them."""
-
 
 @dataclass(frozen=True)
 class StageReport:
-    """What one stage did: rows and tokens in counts, chunks made and reused, seconds, and the output's digest.
+    """The result of one stage.
 
-    `explanation` says in sentences what had changed since the build before.
+    Args:
+        rows_in, rows_out, rejected, filtered: rows; the first is the sum of the others.
+        tokens: tokens in the output.
+        chunks: all chunks of the output.
+        chunks_reused: chunks whose output the store already had.
+        seconds: wall time.
+        digest: digest of the output's content.
+        counters: the stage's own counts, summed over chunks.
+        explanation: sentences about what changed since the previous build.
     """
 
     name: str
@@ -48,26 +53,16 @@ class StageReport:
     explanation: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Progress:
-    """One chunk of a stage is done."""
-
-    stage: str
-    chunks: int
-    reused: int
-    rows: int
-
-
 class Build:
-    """One dataset being built.
+    """The build of one dataset.
 
     Args:
-        config: what to build.
-        store: where it goes.
-        engine: what computes chunks.
-        limit: only the first `limit` rows of each split; published as `<name>@<limit>`.
+        config: the dataset's declaration.
+        store: where outputs are stored.
+        engine: computes chunks; default: as many workers as `compute.workers` of the config.
+        limit: read only the first `limit` rows of each split, and publish the dataset as `<name>@<limit>`.
         chunk_size: sizes of raw chunks.
-        on_progress: told of every finished chunk.
+        on_progress: called after every chunk.
     """
 
     def __init__(
@@ -77,27 +72,26 @@ class Build:
         engine: ComputeEngine | None = None,
         limit: int | None = None,
         chunk_size: ChunkSize | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: OnProgress | None = None,
     ):
         self.config, self.store, self.limit = config, store, limit
         self.engine = engine or ComputeEngine(config.compute.workers)
         self.chunk_size = chunk_size or ChunkSize()
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
-        self._on_progress = on_progress or (lambda progress: None)
-        self.rereading = False
+        self._on_progress: OnProgress = on_progress or (lambda progress: None)
         self._seen: dict[str, Action] = {}
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
 
     def manifest(self, stage: str) -> Manifest:
-        """The output of a stage: of this build, else the latest in the store."""
+        """Return the output of a stage: from this build, else the latest in the store."""
         if stage not in self._manifests:
             self._manifests[stage] = self.store.manifest(self.name, stage)
         return self._manifests[stage]
 
-    def known_manifest(self, stage: str) -> Manifest | None:
-        """The stage's latest manifest in the store, or None where there is none, or none that can be read."""
+    def latest_manifest(self, stage: str) -> Manifest | None:
+        """Return the stage's latest manifest in the store, or None if there is none or it cannot be read."""
         try:
             return self.store.manifest(self.name, stage)
         except StoreUnavailableError:
@@ -105,20 +99,15 @@ class Build:
         except StoreError:
             return None
 
-    def known_facts(self, stage: str) -> dict[str, Any]:
-        """The facts of the stage's latest manifest in the store, or none."""
-        known = self.known_manifest(stage)
-        return known.facts if known else {}
-
     @property
     def tokenizer(self) -> TokenizerSpec:
-        """The tokenizer that the config names or trains, as far as its files tell."""
+        """The tokenizer that the config names or trains; of one to be trained, only what the settings say."""
         if self._tokenizer is None:
             self._tokenizer = resolve_tokenizer(self.config)
         return self._tokenizer
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
-        """The output chunks of an upstream stage, as input."""
+        """Yield the output chunks of a stage, as input for the next."""
         for chunk in self.manifest(stage).chunks:
             yield InputChunk(
                 chunk.output,
@@ -131,18 +120,18 @@ class Build:
             )
 
     def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
-        """Make anew what is missing of some outputs of an intermediate stage.
+        """Recompute those outputs of an intermediate stage that `gc` dropped.
 
         Raises:
-            StoreError: it cannot be made as it was.
+            StoreError: an output cannot be reproduced.
         """
-        restore(self, manifest, digests)
+        restore(self._context(), self.engine, manifest, digests, self._on_progress)
 
-    def run_all(self, last: str = "sequences") -> Iterator[StageReport]:
-        """Run every stage up to `last`, yielding each one's report."""
+    def run_all(self, last: str = STAGES[-1]) -> Iterator[StageReport]:
+        """Run every stage up to `last`, and yield the report of each."""
         names = STAGES[: STAGES.index(last) + 1]
         if "prompts" in names:
-            _ = self.tokenizer  # a wrong tokenizer is told before any work
+            _ = self.tokenizer  # a wrong tokenizer is reported before any work
         for name in names:
             yield self.run(name)
 
@@ -155,31 +144,62 @@ class Build:
         started = time.perf_counter()
         self.store.prepare()
         stage = stage_named(name)
-        work = stage.prepare(self)
-        parts = self.key_parts(stage, work)
-        chunks, actions, found = self._results(stage, work, parts)
-        if self.store.voids(actions):  # what made them was found wrong on a later chunk
-            work = stage.prepare(self)
-            chunks, actions, found = self._results(stage, work, parts)
+        previous = self.latest_manifest(name)
+        last_facts = previous.facts if previous else {}
+        context = replace(self._context(), last_facts=last_facts, is_cached=lambda key: self._is_cached(stage, key))
+        work = stage.prepare(context)
+        parts = key_parts(stage, self.config, self.store, work)
+        chunks, actions, states = self._results(stage, work, parts)
+        if self.store.voids(actions):  # a later chunk showed that the engine of earlier outputs is wrong
+            work = stage.prepare(context)
+            chunks, actions, states = self._results(stage, work, parts)
         counters: Counter[str] = Counter()
         for action in actions:
             counters.update(action.counters)
-        notes = work.notes() | ({"keep": "sequences"} if self._drops(stage) else {})
-        previous = self.known_manifest(name)
-        told = {"counters": dict(counters), "notes": notes, "parts": asdict(parts)}
-        manifest = Manifest(self.name, name, tuple(chunks), **told)
+        notes = work.notes() | ({"keep": "sequences"} if self._is_droppable(stage) else {})
+        manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=notes, parts=asdict(parts))
         if not manifest.total("rows_in"):
-            raise DataValidationError(f"{name}: there are no rows left of {self.config.dataset.name}")
-        manifest = replace(manifest, facts=stage.facts(self, manifest))
+            raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
+        manifest = replace(manifest, facts=stage.facts(context, manifest))
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
-            raise DataValidationError(f"{name}: no row is left of {self.config.dataset.name}: {self._losses(manifest)}")
+            raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}")
         self._publish(manifest)
-        explanation = reasons(self.config, previous, parts, chunks, found)
-        return self._report(manifest, found, time.perf_counter() - started, explanation)
+        explanation = reasons(self.config, previous, parts, chunks, states)
+        return self._report(manifest, states, time.perf_counter() - started, explanation)
+
+    def reject_reasons(self, stage: str) -> str:
+        """Return why rows of a stage were rejected, in one line."""
+        return reject_reasons(self.store, self.manifest(stage))
+
+    def find_action(self, stage: Stage, key: str) -> Action | None:
+        """Return the action that covers a chunk of a stage, by the chunk's key."""
+        return self.store.find_action(key, dropped=self._is_droppable(stage))
+
+    def _context(self) -> Context:
+        """Return the context of a stage that has nothing cached."""
+        return Context(
+            self.config,
+            self.store,
+            self.manifest,
+            self.input_chunks,
+            lambda: self.tokenizer,
+            limit=self.limit,
+            chunk_size=self.chunk_size,
+        )
+
+    def _is_cached(self, stage: Stage, key: str) -> bool:
+        """Whether an action covers a chunk of a stage; the action is remembered for `_step`."""
+        if (action := self.find_action(stage, key)) is not None:
+            self._seen[key] = action
+        return action is not None
+
+    def _is_droppable(self, stage: Stage) -> bool:
+        """Whether `gc` may drop the stage's outputs."""
+        return stage.droppable and self.config.keep == "sequences"
 
     def _publish(self, manifest: Manifest) -> None:
-        """Make a stage's manifest the latest; with that of the last stage, all of them are a version."""
+        """Make a stage's manifest the latest. With that of the last stage, all manifests together form a version."""
         self._manifests[manifest.stage] = manifest
         self._published[manifest.stage] = self.store.put_manifest(manifest)
         if manifest.stage == STAGES[-1]:
@@ -187,87 +207,51 @@ class Build:
             stages = {name: digest for name, digest in latest.items() if digest}
             self.store.versions.add(self.name, manifest.digest, stages)
 
-    def key_parts(self, stage: Stage, work: Work) -> KeyParts:
-        """What the keys of a stage's chunks have in common."""
-        return KeyParts(
-            stage.name,
-            stage.version,
-            probe_digest(stage, self.store),
-            {**stage.settings(self.config), **work.settings},
-            dict(work.sides),
-            library_versions(stage),
-            stage.shaping(self.config),
-        )
-
     def _results(
         self, stage: Stage, work: Work, parts: KeyParts
-    ) -> tuple[list[ManifestChunk], list[Action], list[Found]]:
-        """What became of every chunk, and whether it was there already; tells of each as it is done."""
+    ) -> tuple[list[ManifestChunk], list[Action], list[ChunkState]]:
+        """Find or compute every chunk; returns the chunks, their actions, and whether each was a hit."""
         chunks: list[ManifestChunk] = []
         actions: list[Action] = []
-        found: list[Found] = []
+        states: list[ChunkState] = []
         reused = rows = 0
-        listed, known = work.chunks, {}
+        inputs, covered = work.chunks, {}
         if stage.upstream:
-            listed = list(listed)
-            known = self._covered(stage, parts, listed)
-        for chunk, key, action, what in self.engine.map(self._step(stage, work, parts, known), listed):
+            inputs = list(inputs)
+            covered = self._covered(stage, parts, inputs)
+        for chunk, key, action, state in self.engine.map(self._step(stage, work, parts, covered), inputs):
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
-            found.append(what)
-            reused += what == "hit"
+            states.append(state)
+            reused += state == "hit"
             rows += action.rows_in
-            self.tell(stage.name, len(chunks), reused, rows)
-        return chunks, actions, found
-
-    def reread(self, rereading: bool) -> None:
-        """Have sources read even where their chunks are known, or no more."""
-        self.rereading = rereading
-
-    def tell(self, what: str, chunks: int, reused: int, rows: int) -> None:
-        """Tell of finished chunks."""
-        self._on_progress(Progress(what, chunks, reused, rows))
-
-    def computing(self, work: Work) -> Callable[[Any], ChunkOutput]:
-        """What computes chunks, to be handed to the next `engine.map`."""
-        return self.engine.apart(work.compute) if work.holds_lock else work.compute
+            self._on_progress(Progress(stage.name, len(chunks), reused, rows))
+        return chunks, actions, states
 
     def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
-        """The actions that cover chunks, by key; what all others are loaded from is there then."""
+        """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
         keys = [parts.key(chunk.digest) for chunk in chunks]
-        found = zip(keys, self.engine.map(lambda key: self.find_action(stage, key), keys), strict=True)
-        known = {key: action for key, action in found if action is not None}
-        restore_inputs(self, (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in known))
-        return known
-
-    def has_action(self, stage: Stage, key: str) -> bool:
-        """Whether a chunk of a stage is covered, by its key; what covers it is not sought again."""
-        if (action := self.find_action(stage, key)) is not None:
-            self._seen[key] = action
-        return action is not None
-
-    def find_action(self, stage: Stage, key: str) -> Action | None:
-        """What covers a chunk of a stage, by its key."""
-        return self.store.find_action(key, dropped=self._drops(stage))
-
-    def _drops(self, stage: Stage) -> bool:
-        """Whether `gc` may drop the stage's outputs."""
-        return stage.droppable and self.config.keep == "sequences"
+        actions = zip(keys, self.engine.map(lambda key: self.find_action(stage, key), keys), strict=True)
+        covered = {key: action for key, action in actions if action is not None}
+        missed = (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in covered)
+        restore_inputs(self._context(), self.engine, missed, self._on_progress)
+        return covered
 
     def _step(
-        self, stage: Stage, work: Work, parts: KeyParts, known: dict[str, Action]
-    ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, Found]]:
-        compute = self.computing(work)
+        self, stage: Stage, work: Work, parts: KeyParts, covered: dict[str, Action]
+    ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, ChunkState]]:
+        """Return the function that finds or computes one chunk."""
+        compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
 
-        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, Found]:
+        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, ChunkState]:
             key = parts.key(chunk.digest)
-            if (action := known.get(key) or self._seen.pop(key, None) or self.find_action(stage, key)) is not None:
+            if (action := covered.get(key) or self._seen.pop(key, None) or self.find_action(stage, key)) is not None:
                 return chunk, key, action, "hit"
-            why = self.store.why_missed(key)
+            missed = self.store.why_missed(key)
             output = compute(chunk.load())
             _verify(stage, output)
-            made = self.store.put_action(
+            action = self.store.put_action(
                 key,
                 output.table,
                 output.rejects,
@@ -277,33 +261,30 @@ class Build:
                 stage.loaded,
                 output.engine,
             )
-            return chunk, key, made, why
+            return chunk, key, action, missed
 
         return step
-
-    def reject_reasons(self, stage: str) -> str:
-        """Why rows of a stage were rejected, in one line."""
-        return reject_reasons(self.store, self.manifest(stage))
 
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
         rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
         limit = self.config.validation.max_reject_fraction
         if rejected <= limit * rows_in:
             return
-        reasons = reject_reasons(self.store, manifest)
         raise DataValidationError(
             f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
-            f"({limit:g}) allows: {reasons}"
+            f"({limit:g}) allows: {reject_reasons(self.store, manifest)}"
         )
 
     def _losses(self, manifest: Manifest) -> str:
-        """What became of rows that did not go on."""
+        """Describe why a stage passed on no rows."""
         rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
         reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
-        return f"{rejected:,} were rejected{reasons}, {filtered:,} filtered"
+        return f"{rejected:,} rejected{reasons}, {filtered:,} filtered"
 
     @staticmethod
-    def _report(manifest: Manifest, found: Sequence[Found], seconds: float, explanation: Sequence[str]) -> StageReport:
+    def _report(
+        manifest: Manifest, states: Sequence[ChunkState], seconds: float, explanation: Sequence[str]
+    ) -> StageReport:
         return StageReport(
             name=manifest.stage,
             rows_in=manifest.total("rows_in"),
@@ -312,7 +293,7 @@ class Build:
             filtered=manifest.total("filtered"),
             tokens=manifest.total("tokens"),
             chunks=len(manifest.chunks),
-            chunks_reused=found.count("hit"),
+            chunks_reused=states.count("hit"),
             seconds=round(seconds, 4),
             digest=manifest.digest,
             counters=manifest.counters,
@@ -321,27 +302,17 @@ class Build:
 
 
 def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
-    """Why rows of a stage's output were rejected, in one line, with places in the source."""
+    """Return why rows of a stage were rejected, in one line, with an example place in the source for each reason."""
     return summarize([(store.objects.get(chunk.rejects), chunk.place) for chunk in manifest.chunks if chunk.rejects])
 
 
 def _verify(stage: Stage, output: ChunkOutput) -> None:
-    """Hold one chunk's output against its contract and its counts against each other."""
-    from tokenloom.assets.stage.contract import validate, validate_rejects
+    """Check one chunk's output against its contract, and that its row counts add up."""
+    from tokenloom.assets.stage.validation import validate, validate_rejects
 
     validate(stage, output.table)
     validate_rejects(output.rejects)
     counts = output.counts()
-    gone = counts["rows_out"] + counts["rejected"] + counts["filtered"]
-    if counts["rows_in"] != gone:
-        raise DataValidationError(f"{stage.name}: {counts['rows_in']} rows came in, {gone} are accounted for")
-
-
-def code_versions(config: PipelineConfig) -> dict[str, str]:
-    """For each stage, a digest of its version, its own settings and everything upstream; no data is read."""
-    versions: dict[str, str] = {}
-    for name in STAGES:
-        stage = stage_named(name)
-        upstream: Iterable[str] = [versions[above] for above in stage.upstream]
-        versions[name] = digest_json([stage.name, stage.version, stage.declared(config), list(upstream)])[:16]
-    return versions
+    rows = counts["rows_out"] + counts["rejected"] + counts["filtered"]
+    if counts["rows_in"] != rows:
+        raise DataValidationError(f"{stage.name}: received {counts['rows_in']} rows, but accounted for {rows}")

@@ -1,9 +1,10 @@
 """Compares rows by their content: which were added, removed or changed.
 
-Rows are equal where their contents hash alike. As multisets: of rows that both sides hold, as many are kept as both
-have, the first ones; what is left of A was removed, what is left of B was added. A removed and an added row are one
-changed row where they stand at the same place: between the same two neighbours that were kept (or the begin or end of
-the split), and so many rows behind the first of these. A row that only moved is no difference.
+Rows are equal if their contents have the same hash. Rows are compared as multisets: a row that occurs m times in A and
+n times in B is kept min(m, n) times, the first occurrences on each side. All other rows of A were removed, all other
+rows of B were added. A removed and an added row count as one changed row if they have the same place: between the same
+two kept neighbours (or the start or end of the split), at the same distance from the first of them. A row that only
+moved is not a difference.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes, mix
 
-_BEGIN, _END = np.uint64(1), np.uint64(2)
+_START, _END = np.uint64(1), np.uint64(2)
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Side:
     """The rows of one side in order.
 
     Args:
-        hashes: uint64 [items]: of each row's content, or for rows that both sides are known to hold, of all of them.
-        known: bool [items]: where an item stands for such rows.
+        hashes: uint64 [items]; an item is a row, or a run of rows that both sides are known to have.
+        known: bool [items]; True for such a run.
     """
 
     hashes: Hashes
@@ -33,7 +34,13 @@ class Side:
 
 @dataclass(frozen=True)
 class RowDiff:
-    """Indices of items, ascending: those only in B, those only in A, and the changed ones as they are in A and in B."""
+    """The differences, as ascending indices of items.
+
+    Args:
+        added: items only in B.
+        removed: items only in A.
+        changed: changed items, as indices into A and into B.
+    """
 
     added: Ints
     removed: Ints
@@ -41,7 +48,7 @@ class RowDiff:
 
 
 def diff_rows(a: Side, b: Side) -> RowDiff:
-    """What differs between two sides; see the module."""
+    """Compare two sides; see the module's docstring for the definition of a difference."""
     kept_a, kept_b = _kept(a, b), _kept(b, a)
     lost_a, lost_b = np.flatnonzero(~kept_a), np.flatnonzero(~kept_b)
     places = _places(a.hashes, kept_a), _places(b.hashes, kept_b)
@@ -52,29 +59,29 @@ def diff_rows(a: Side, b: Side) -> RowDiff:
 
 
 def _kept(side: Side, other: Side) -> np.ndarray:
-    """bool [items]: which the other side holds too."""
+    """bool [items]: whether the other side also has the item."""
     kept = side.known.copy()
     mine = side.hashes[~side.known]
     theirs = np.sort(other.hashes[~other.known])
-    found = np.searchsorted(theirs, mine, side="right") - np.searchsorted(theirs, mine, side="left")
-    kept[~side.known] = _occurrence(mine) < found
+    matches = np.searchsorted(theirs, mine, side="right") - np.searchsorted(theirs, mine, side="left")
+    kept[~side.known] = _occurrence(mine) < matches
     return kept
 
 
 def _places(hashes: Hashes, kept: np.ndarray) -> Hashes:
-    """uint64 [lost items], all different: the neighbours that were kept, and the way from the first of them."""
+    """uint64 [lost items], all different: hash of the two kept neighbours and of the distance from the first."""
     index, end = np.arange(len(hashes)), len(hashes)
     before = np.maximum.accumulate(np.where(kept, index, -1))
-    behind = np.minimum.accumulate(np.where(kept, index, end)[::-1])[::-1]
-    around = np.concatenate([[_BEGIN], mix(hashes), [_END]])
+    after = np.minimum.accumulate(np.where(kept, index, end)[::-1])[::-1]
+    around = np.concatenate([[_START], mix(hashes), [_END]])
     lost = ~kept
-    place = mix(mix(around[before[lost] + 1]) + around[behind[lost] + 1])
+    place = mix(mix(around[before[lost] + 1]) + around[after[lost] + 1])
     place = mix(place + (index - before)[lost].astype(np.uint64))
     return mix(place + _occurrence(place).astype(np.uint64))
 
 
 def _occurrence(values: Hashes) -> Ints:
-    """int64: how many equal values stand before each."""
+    """int64 [values]: number of equal values before each."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.searchsorted(ordered, ordered, side="left")

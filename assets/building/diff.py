@@ -1,4 +1,4 @@
-"""Tells what differs between two built datasets, or versions of one: rows, tokens, and the settings of each stage."""
+"""Compares two built datasets, or two versions of one: rows, tokens, and the settings of each stage."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.building.build import STAGES
 from tokenloom.assets.building.changed_rows import Side, diff_rows
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Version
 from tokenloom.resources.tables.ragged import Ints, list_parts
 from tokenloom.resources.tables.row_hash import hash_rows
 
 EXAMPLES = 5
-"""So many places of each kind are named."""
+"""Maximum number of examples listed per kind."""
 
 
 @dataclass(frozen=True)
 class SplitDiff:
-    """What differs in a split.
+    """The differences in one split. Counts are None if the objects they need are no longer in the store.
 
     Args:
-        rows: `a` and `b`, the rows of the source that each side holds, and `added`, `removed` and `changed` ones.
-        tokens: `a` and `b`, the tokens in sequences; and the tokens of rows `added`, `removed`, `changed_from` and
-            `changed_to`, before lengths were managed.
-        examples: by kind, places in the source; of a changed row in A, and in B where it is another.
-
-    Counts are None where the objects that tell are no longer in the store.
+        rows: number of source rows in `a` and `b`, and of `added`, `removed` and `changed` rows.
+        tokens: number of tokens in sequences of `a` and `b`; and, before truncation and packing, of tokens in rows
+            `added`, `removed`, `changed_from` and `changed_to`.
+        examples: places in the source, by kind; for a changed row in A, and in B if it differs.
     """
 
     split: str
@@ -42,14 +40,14 @@ class SplitDiff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs, as far as is known."""
+        """Whether no difference is known."""
         counts = (self.rows, self.tokens)
         return all(c["a"] == c["b"] and not any(c[name] for name in c if name not in ("a", "b")) for c in counts)
 
 
 @dataclass(frozen=True)
 class SettingDiff:
-    """Something in the keys of a stage that is not the same; None where one side has no such thing."""
+    """A part of a stage's keys that differs; None for a side that does not have it."""
 
     stage: str
     name: str
@@ -59,16 +57,16 @@ class SettingDiff:
 
 @dataclass(frozen=True)
 class DatasetDiff:
-    """What differs between A and B; `notes` are sentences about what could not be compared."""
+    """The differences between A and B; `notes` are sentences about what could not be compared."""
 
-    a: State
-    b: State
+    a: DatasetVersion
+    b: DatasetVersion
     splits: list[SplitDiff]
     settings: list[SettingDiff]
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the differences as JSON."""
         return {
             "a": self.a.to_json(),
             "b": self.b.to_json(),
@@ -79,36 +77,39 @@ class DatasetDiff:
         }
 
 
-class State:
-    """A dataset in one of its versions.
+class DatasetVersion:
+    """One version of a dataset.
+
+    Args:
+        name: `dataset`, or `dataset@version` with a digest prefix or a date.
 
     Raises:
-        DatasetNotFoundError: there is none; the message lists what there is.
+        DatasetNotFoundError: the dataset or version does not exist; the message lists those that do.
     """
 
-    def __init__(self, store: ArtifactStore, named: str):
-        self.store, self.dataset = store, named
-        wanted = None
-        if named not in store.datasets() and "@" in named:
-            self.dataset, _, wanted = named.rpartition("@")
+    def __init__(self, store: ArtifactStore, name: str):
+        self.store, self.dataset = store, name
+        version = None
+        if name not in store.datasets() and "@" in name:
+            self.dataset, _, version = name.rpartition("@")
         store.manifest_digest(self.dataset)
         known = store.versions.of(self.dataset)
         self.version: Version = (
-            known[-1] if wanted is None and known else store.versions.find(self.dataset, wanted or "")
+            known[-1] if version is None and known else store.versions.find(self.dataset, version or "")
         )
 
     @cached_property
     def manifests(self) -> dict[str, Manifest]:
-        """By stage, those that are still there.
+        """The manifests that are still in the store, by stage.
 
         Raises:
-            StoreError: one is damaged, or that of `sequences` is gone.
+            StoreError: one is damaged, or that of `sequences` is missing.
         """
-        found = {}
+        manifests = {}
         for stage, digest in self.version.stages.items():
             if stage == STAGES[-1] or self.store.objects.size(digest) is not None:
-                found[stage] = self.store.manifest_at(digest)
-        return found
+                manifests[stage] = self.store.manifest_at(digest)
+        return manifests
 
     def chunks(self, stage: str, split: str) -> list[ManifestChunk]:
         return self.manifests[stage].of_split(split) if stage in self.manifests else []
@@ -119,22 +120,23 @@ class State:
 
 
 def diff_datasets(store: ArtifactStore, a: str, b: str) -> DatasetDiff:
-    """Compare two states, each named `name` or `name@version`: a digest's first characters, or a date.
+    """Compare two datasets. Only opens chunks whose raw rows are not the same on both sides.
 
-    Only chunks whose raw rows are not the same on both sides are opened.
+    Args:
+        a, b: `dataset`, or `dataset@version` with a digest prefix or a date.
 
     Raises:
-        DatasetNotFoundError: there is no such dataset or version; the message lists what there is.
-        StoreError: what must be read is damaged.
+        DatasetNotFoundError: a dataset or version does not exist; the message lists those that do.
+        StoreError: an object that must be read is damaged.
     """
-    one, other = State(store, a), State(store, b)
+    version_a, version_b = DatasetVersion(store, a), DatasetVersion(store, b)
     notes: dict[str, None] = {}
-    splits = list(dict.fromkeys([*one.manifests[STAGES[-1]].splits, *other.manifests[STAGES[-1]].splits]))
-    found = [_diff_split(one, other, split, notes) for split in splits]
-    return DatasetDiff(one, other, found, list(_settings(one, other)), list(notes))
+    splits = list(dict.fromkeys([*version_a.manifests[STAGES[-1]].splits, *version_b.manifests[STAGES[-1]].splits]))
+    split_diffs = [_diff_split(version_a, version_b, split, notes) for split in splits]
+    return DatasetDiff(version_a, version_b, split_diffs, list(_settings(version_a, version_b)), list(notes))
 
 
-def _diff_split(a: State, b: State, split: str, notes: dict[str, None]) -> SplitDiff:
+def _diff_split(a: DatasetVersion, b: DatasetVersion, split: str, notes: dict[str, None]) -> SplitDiff:
     sides = {"a": a, "b": b}
     raw = "raw" if all("raw" in side.manifests for side in sides.values()) else STAGES[-1]
     rows: dict[str, int | None] = {n: sum(c.rows_out for c in s.chunks(raw, split)) for n, s in sides.items()}
@@ -142,9 +144,9 @@ def _diff_split(a: State, b: State, split: str, notes: dict[str, None]) -> Split
         name: sum(chunk.tokens for chunk in side.chunks(STAGES[-1], split)) for name, side in sides.items()
     }
     common = Counter(c.output for c in a.chunks("raw", split)) & Counter(c.output for c in b.chunks("raw", split))
-    opened = {name: _Opened(side, split, Counter(common)) for name, side in sides.items()}
+    opened = {name: _DifferingChunks(side, split, Counter(common)) for name, side in sides.items()}
     if raw != "raw" or any(side.is_gone("raw") for side in opened.values()):
-        notes["the raw rows of chunks that differ are no longer in the store: only numbers of rows are compared"] = None
+        notes["the raw rows of chunks that differ are no longer in the store; only numbers of rows are compared"] = None
         rows |= dict.fromkeys(("added", "removed", "changed"))
         return SplitDiff(split, rows, tokens | dict.fromkeys(_TOKENS))
     diff = diff_rows(opened["a"].side, opened["b"].side)
@@ -152,7 +154,7 @@ def _diff_split(a: State, b: State, split: str, notes: dict[str, None]) -> Split
     kinds |= {"changed_from": (opened["a"], diff.changed[0]), "changed_to": (opened["b"], diff.changed[1])}
     rows |= {"added": len(diff.added), "removed": len(diff.removed), "changed": len(diff.changed[0])}
     if any(side.is_gone("tokens") for side in opened.values()):
-        notes["the tokens of chunks that differ are no longer in the store: only those in sequences are counted"] = None
+        notes["the tokens of chunks that differ are no longer in the store; only those in sequences are counted"] = None
         tokens |= dict.fromkeys(_TOKENS)
     else:
         tokens |= {kind: int(side.tokens[items].sum()) for kind, (side, items) in kinds.items()}
@@ -165,14 +167,14 @@ def _diff_split(a: State, b: State, split: str, notes: dict[str, None]) -> Split
 _TOKENS = ("added", "removed", "changed_from", "changed_to")
 
 
-class _Opened:
-    """The chunks of one side of a split whose raw rows the other side does not hold; opened when they are asked for.
+class _DifferingChunks:
+    """The chunks of one side of a split whose raw rows the other side does not have; opened on first use.
 
     Args:
-        common: how often each raw object is held by both sides; used up here.
+        common: how often each raw object occurs on both sides; counted down here.
     """
 
-    def __init__(self, state: State, split: str, common: Counter[str]):
+    def __init__(self, state: DatasetVersion, split: str, common: Counter[str]):
         self._objects, self._chunks = state.store.objects, state.chunks("raw", split)
         self._tokenized = state.chunks("tokens", split)
         self._known = []
@@ -181,7 +183,7 @@ class _Opened:
             common[chunk.output] -= 1
 
     def is_gone(self, stage: str) -> bool:
-        """Whether the output of a stage is no longer there for every chunk that differs."""
+        """Whether a stage's output for some chunk that differs is no longer in the store."""
         chunks = self._chunks if stage == "raw" else self._tokenized
         if len(chunks) != len(self._chunks):
             return True
@@ -193,7 +195,7 @@ class _Opened:
 
     @cached_property
     def _items(self) -> tuple[Side, Ints, Ints]:
-        """The items to compare, and of each the number of its chunk and the row's position; -1 for whole chunks."""
+        """The items to compare, with the chunk number and row position of each; the position is -1 for whole chunks."""
         hashes, known, number, position = [np.zeros(0, np.uint64)], [], [], [np.zeros(0, np.int64)]
         for at, (chunk, is_known) in enumerate(zip(self._chunks, self._known, strict=True)):
             if is_known:
@@ -214,25 +216,25 @@ class _Opened:
 
     @cached_property
     def tokens(self) -> Ints:
-        """int64 [items]: the tokens that each row came to; 0 for rows that were rejected, and for whole chunks."""
+        """int64 [items]: number of tokens of each row; 0 for rejected rows, and for whole chunks."""
         _, number, position = self._items
         counts = np.zeros(len(number), np.int64)
         for at, (chunk, known) in enumerate(zip(self._tokenized, self._known, strict=True)):
             if not known:
-                rows, found = _row_tokens(self._objects.get_intact(chunk.output))
+                rows, lengths = _row_tokens(self._objects.get_intact(chunk.output))
                 members = np.flatnonzero(number == at)
                 index = np.searchsorted(position[members], rows)
-                counts[members[index]] = found
+                counts[members[index]] = lengths
         return counts
 
     def places(self, items: Ints) -> list[str]:
-        """Where rows stand in the source."""
+        """Return the places of rows in the source."""
         _, number, position = self._items
         return [self._chunks[number[item]].place(int(position[item])) for item in items.tolist()]
 
 
 def _row_tokens(table: pa.Table) -> tuple[Ints, Ints]:
-    """The rows of a chunk of tokens, and the number of tokens of each, of both sides of a pair."""
+    """Return the row positions of a chunk of tokens, and the number of tokens of each, summed over sides of a pair."""
     counts = np.zeros(table.num_rows, np.int64)
     for name in table.column_names:
         if name.endswith("input_ids"):
@@ -240,8 +242,8 @@ def _row_tokens(table: pa.Table) -> tuple[Ints, Ints]:
     return table[ROW].to_numpy().astype(np.int64), counts
 
 
-def _settings(a: State, b: State) -> Iterator[SettingDiff]:
-    """What is not the same in the keys of the stages."""
+def _settings(a: DatasetVersion, b: DatasetVersion) -> Iterator[SettingDiff]:
+    """Yield what differs in the keys of the stages."""
     for stage in STAGES:
         parts = [dict(_flat(side.manifests[stage].parts)) if stage in side.manifests else None for side in (a, b)]
         if parts[0] is None or parts[1] is None:
@@ -253,7 +255,7 @@ def _settings(a: State, b: State) -> Iterator[SettingDiff]:
 
 
 def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by their dotted names."""
+    """Yield nested settings with their dotted names."""
     for name, value in parts.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,7 +1,7 @@
-"""Foresees a build: which chunks of each stage are known, which will be made, and why. Nothing is computed or written.
+"""Predicts a build without running it: which chunks of each stage are cached, which must be computed, and why.
 
-Each stage is prepared as a build prepares it, on manifests that hold the outputs of known actions. What a missing
-action would give is not known before it is there, so that the stages below wait for it.
+Each stage is prepared as in a build, on manifests that hold the outputs of cached chunks. The output of a missing
+chunk is unknown until a build computes it, so chunks of later stages that depend on it wait.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
-from tokenloom.assets.building.build import STAGES, Build, stage_named
-from tokenloom.assets.building.changes import Found, reasons, share
-from tokenloom.assets.stage.definition import InputChunk, Stage, Work
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.changes import ChunkState, count_of, reasons
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.stage.definition import Context, InputChunk, Stage
+from tokenloom.assets.stage.keys import key_parts
 from tokenloom.errors import StoreError, TokenloomError
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk
 
@@ -28,10 +30,11 @@ class StageExplanation:
     """What the next build will do in one stage.
 
     Args:
-        chunks: all of them; hits + misses + waits.
-        hits: found in the store.
-        misses: to be made.
-        waits: those whose input or settings follow from what a stage above is still to make: hits or misses then.
+        chunks: all chunks: hits + misses + waits.
+        hits: chunks whose output is in the store.
+        misses: chunks that will be computed.
+        waits: chunks whose input or settings depend on output that a stage above must still compute. They turn out
+            to be hits or misses then.
         reasons: sentences.
     """
 
@@ -44,166 +47,194 @@ class StageExplanation:
 
     @property
     def state(self) -> str:
-        """`hit`, `miss`, or `waits`."""
+        """`hit`, `miss` or `waits`."""
         return "miss" if self.misses else "waits" if self.waits else "hit"
 
 
 def explain(build: Build) -> list[StageExplanation]:
-    """What a build would do in each stage, in order.
+    """Return what a build would do in each stage, in order.
 
     Raises:
-        ConfigError: what the build would refuse.
+        ConfigError: the build would raise it, too.
     """
-    foresight = _Foresight(build)
-    _ = foresight.tokenizer  # a wrong tokenizer is told as a build does
-    return [foresight.explain(stage_named(name)) for name in STAGES]
+    forecast = _Forecast(build)
+    _ = forecast.build.tokenizer  # a wrong tokenizer is reported first, as in a build
+    return [forecast.explain(stage_named(name)) for name in STAGES]
 
 
-class _Known(IntEnum):
-    """How far the facts of a stage are known: not at all, as the build before found them, or for certain."""
+class _Certainty(IntEnum):
+    """What is known of a stage's facts: nothing, those of the last build, or those of the next build."""
 
-    NOT = 0
-    BEFORE = 1
-    SURE = 2
+    UNKNOWN = 0
+    ASSUMED = 1
+    CERTAIN = 2
 
 
-class _NotYetError(Exception):
-    """What was asked for is known only when a stage above has run."""
+class _UnknownFactError(Exception):
+    """A fact was read that a stage above must still compute."""
 
 
 class _NoFacts(dict[str, Any]):
     def __missing__(self, key: str) -> NoReturn:
-        raise _NotYetError(key)
+        raise _UnknownFactError(key)
 
 
 @dataclass(frozen=True)
-class _Foreseen(InputChunk):
-    """An output of a stage above, as input; `awaited` where it is not known yet, `rows` as far as they are."""
+class _PredictedChunk(InputChunk):
+    """An output chunk of a stage above, as input.
+
+    Args:
+        awaited: whether its content is still unknown.
+        rows: its number of rows, or 0 if unknown.
+    """
 
     awaited: bool = False
     rows: int = 0
 
 
-class _Foresight(Build):
-    """A build that only looks: its manifests hold what is known, and chunks without output where nothing is."""
+class _Forecast:
+    """A dry run of a build. In its manifests, chunks without an output are those that must still be computed."""
 
     def __init__(self, build: Build):
         store = ArtifactStore(build.store.address, read_only=True)
-        super().__init__(build.config, store, build.engine, build.limit, build.chunk_size)
-        self._known: dict[str, _Known] = {}
-        self._borrowed: set[str] = set()
-        self._asked: set[str] = set()
-        self._fed: set[str] = set()
-
-    def manifest(self, stage: str) -> Manifest:
-        self._asked.add(stage)
-        return self._manifests[stage]
-
-    def input_chunks(self, stage: str) -> Iterator[InputChunk]:
-        self._fed.add(stage)
-        for chunk in self._manifests[stage].chunks:
-            place = (chunk.split, chunk.source, _never, chunk.offset, chunk.unit)
-            yield _Foreseen(chunk.output, *place, awaited=not chunk.output, rows=chunk.rows_out)
+        self.build = Build(build.config, store, build.engine, build.limit, build.chunk_size)
+        self._config, self._store = build.config, store
+        self._manifests: dict[str, Manifest] = {}
+        self._certainty: dict[str, _Certainty] = {}
+        self._assumed: set[str] = set()
+        self._read: set[str] = set()
+        """Stages whose manifests the current stage reads."""
+        self._consumed: set[str] = set()
+        """Stages whose chunks the current stage takes as input."""
 
     def explain(self, stage: Stage) -> StageExplanation:
-        """Look at one stage; those above it have been looked at."""
-        self._asked, self._fed = set(), set()
-        previous = before = self.known_manifest(stage.name)
-        prepared = self._try(lambda: self._prepared(stage))
+        """Predict one stage; the stages above must have been predicted before."""
+        self._read, self._consumed = set(), set()
+        previous = before = self.build.latest_manifest(stage.name)
+        context = self._context(stage, previous)
+        prepared = self._try(lambda: self._prepared(stage, context))
         if prepared is None:
-            parts = self.key_parts(stage, Work((), _never))
-            before = previous and replace(previous, parts=_restricted(previous.parts, parts))
-            listed = [*self.input_chunks(stage.upstream[0])]
+            parts = key_parts(stage, self._config, self._store)
+            before = previous and replace(previous, parts=_comparable(previous.parts, parts))
+            inputs = [*self._input_chunks(stage.upstream[0])]
         else:
-            parts, listed = prepared
-        manifest, found = self._look_up(stage, parts, listed, prepared is None)
-        hits, waits = found.count("hit"), found.count("awaited")
-        told = reasons(self.config, before, parts, manifest.chunks, found)
-        told += self._waiting(stage, waits, len(found)) if waits else []
-        told += [f"judged by what {name} found in the last build" for name in STAGES if self._is_assumed(name)]
-        self._foresee(stage, manifest, previous)
-        return StageExplanation(stage.name, len(found), hits, len(found) - hits - waits, waits, tuple(told))
+            parts, inputs = prepared
+        manifest, states = self._look_up(stage, parts, inputs, keys_known=prepared is not None)
+        hits, waits = states.count("hit"), states.count("awaited")
+        lines = reasons(self._config, before, parts, manifest.chunks, states)
+        lines += self._waiting(stage, waits, len(states)) if waits else []
+        lines += [
+            f"assumes that {name} finds what it found in the last build" for name in STAGES if self._assumes(name)
+        ]
+        self._predict(stage, context, manifest, previous)
+        return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
 
-    def _prepared(self, stage: Stage) -> tuple[KeyParts, list[InputChunk]]:
-        work = stage.prepare(self)
-        listed = [replace(chunk, load=_never) for chunk in work.chunks]  # what it would load is let go
-        return self.key_parts(stage, work), listed
+    def _context(self, stage: Stage, previous: Manifest | None) -> Context:
+        return Context(
+            self._config,
+            self._store,
+            self._manifest,
+            self._input_chunks,
+            lambda: self.build.tokenizer,
+            is_cached=lambda key: self.build.find_action(stage, key) is not None,
+            last_facts=previous.facts if previous else {},
+            limit=self.build.limit,
+            chunk_size=self.build.chunk_size,
+        )
+
+    def _manifest(self, stage: str) -> Manifest:
+        self._read.add(stage)
+        return self._manifests[stage]
+
+    def _input_chunks(self, stage: str) -> Iterator[InputChunk]:
+        self._consumed.add(stage)
+        for chunk in self._manifests[stage].chunks:
+            place = (chunk.split, chunk.source, _never, chunk.offset, chunk.unit)
+            yield _PredictedChunk(chunk.output, *place, awaited=not chunk.output, rows=chunk.rows_out)
+
+    def _prepared(self, stage: Stage, context: Context) -> tuple[KeyParts, list[InputChunk]]:
+        work = stage.prepare(context)
+        inputs = [replace(chunk, load=_never) for chunk in work.chunks]  # releases what `load` holds
+        return key_parts(stage, self._config, self._store, work), inputs
 
     def _look_up(
-        self, stage: Stage, parts: KeyParts, listed: list[InputChunk], vague: bool
-    ) -> tuple[Manifest, list[Found]]:
-        """The stage's manifest with the outputs that are known, and what was found of each chunk.
+        self, stage: Stage, parts: KeyParts, inputs: list[InputChunk], keys_known: bool
+    ) -> tuple[Manifest, list[ChunkState]]:
+        """Return the stage's manifest with all outputs that are known, and the state of each chunk.
 
         Args:
-            vague: whether keys are not known, so that all chunks wait.
+            keys_known: False if `parts` is incomplete, so that all chunks wait.
         """
-        vague = vague or not all(self._known[name] for name in self._asked)
+        keys_known = keys_known and all(self._certainty[name] for name in self._read)
         chunks: list[ManifestChunk] = []
-        found: list[Found] = []
+        states: list[ChunkState] = []
         counters: Counter[str] = Counter()
-        for chunk in listed:
-            awaited = chunk.awaited if isinstance(chunk, _Foreseen) else not all(map(self._is_whole, self._asked))
-            key = "" if awaited or vague else parts.key(chunk.digest)
-            action = self.find_action(stage, key) if key else None
-            found.append("hit" if action else self.store.why_missed(key) if key else "awaited")
-            if found[-1] == "lost":  # what it made is known all the same
-                action = self.store.actions.get(key)
+        for chunk in inputs:
+            predicted = isinstance(chunk, _PredictedChunk)
+            awaited = chunk.awaited if predicted else not all(map(self._is_complete, self._read))
+            key = parts.key(chunk.digest) if keys_known and not awaited else ""
+            action = self.build.find_action(stage, key) if key else None
+            states.append("hit" if action else self._store.why_missed(key) if key else "awaited")
+            if states[-1] == "lost":  # the action still names the output's digest
+                action = self._store.actions.get(key)
             counters.update(action.counters if action else {})
-            rows = chunk.rows if isinstance(chunk, _Foreseen) else 0
+            rows = chunk.rows if predicted else 0
             outcome = action.outcome() if action else {**_NO_COUNTS, "rows_in": rows, "rows_out": rows, "output": ""}
             place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
             digest = "" if awaited else chunk.digest
             chunks.append(ManifestChunk(**place, **{"rejects": None, **outcome}, input=digest, key=key))
-        return Manifest(self.name, stage.name, tuple(chunks), counters=dict(counters)), found
+        return Manifest(self.build.name, stage.name, tuple(chunks), counters=dict(counters)), states
 
     def _waiting(self, stage: Stage, waits: int, count: int) -> list[str]:
-        """What a stage waits for."""
-        vague = {name for name in self._asked if not self._known[name]}
-        unmade = {name for name in self._fed or self._asked if not self._is_whole(name)}
-        above = [name for name in STAGES if name in vague | unmade] or [*stage.upstream]
-        return [f"waits for {' and '.join(above)}: up to {share(waits, count)}"]
+        """Say which stages the chunks of a stage wait for."""
+        unknown = {name for name in self._read if not self._certainty[name]}
+        incomplete = {name for name in self._consumed or self._read if not self._is_complete(name)}
+        above = [name for name in STAGES if name in unknown | incomplete] or [*stage.upstream]
+        return [f"waits for {' and '.join(above)}: up to {count_of(waits, count)}"]
 
-    def _foresee(self, stage: Stage, manifest: Manifest, previous: Manifest | None) -> None:
-        """Note what the stage's manifest will be, as far as that is known."""
+    def _predict(self, stage: Stage, context: Context, manifest: Manifest, previous: Manifest | None) -> None:
+        """Record the stage's manifest for the stages below, as far as it is known."""
         self._manifests[stage.name] = manifest
-        self._asked = {stage.name}
-        self._known[stage.name] = _Known.SURE
-        facts = self._try(lambda: stage.facts(self, manifest))
-        known = min(self._known[name] for name in self._asked)
+        self._read = {stage.name}
+        self._certainty[stage.name] = _Certainty.CERTAIN
+        facts = self._try(lambda: stage.facts(context, manifest))
+        certainty = min(self._certainty[name] for name in self._read)
         if facts is None and previous and any(chunk.output for chunk in manifest.chunks):
-            self._borrowed.add(stage.name)
-            facts, known = previous.facts, _Known.BEFORE
+            self._assumed.add(stage.name)
+            facts, certainty = previous.facts, _Certainty.ASSUMED
         elif facts is None:
-            facts, known = _NoFacts(), _Known.NOT
-        self._known[stage.name] = known
+            facts, certainty = _NoFacts(), _Certainty.UNKNOWN
+        self._certainty[stage.name] = certainty
         self._manifests[stage.name] = replace(manifest, facts=facts)
 
-    def _is_whole(self, name: str) -> bool:
+    def _is_complete(self, name: str) -> bool:
         """Whether all outputs of a stage are known."""
         return all(chunk.output for chunk in self._manifests[name].chunks)
 
-    def _is_assumed(self, name: str) -> bool:
-        return name in self._asked & self._borrowed and self._known[name] is _Known.BEFORE
+    def _assumes(self, name: str) -> bool:
+        return name in self._read & self._assumed and self._certainty[name] is _Certainty.ASSUMED
 
     def _try(self, function: Callable[[], T]) -> T | None:
-        """What the function gives, or None where it fails for what is not known for certain."""
+        """Return the function's result, or None if it fails because something is not known for certain."""
         try:
             return function()
-        except _NotYetError:
+        except _UnknownFactError:
             return None
         except TokenloomError as error:
-            sure = all(self._known[name] is _Known.SURE and self._is_whole(name) for name in self._asked)
-            if sure and not isinstance(error, StoreError):
+            certain = all(
+                self._certainty[name] is _Certainty.CERTAIN and self._is_complete(name) for name in self._read
+            )
+            if certain and not isinstance(error, StoreError):
                 raise
             return None
 
 
 def _never(*_: Any) -> NoReturn:
-    raise AssertionError("nothing is computed here")
+    raise AssertionError("explain computes nothing")
 
 
-def _restricted(before: dict[str, Any], now: KeyParts) -> dict[str, Any]:
-    """The parts that a manifest holds, without settings and sides that are not known today."""
+def _comparable(before: dict[str, Any], now: KeyParts) -> dict[str, Any]:
+    """Return the key parts of a manifest without the settings and sides that are unknown today."""
     if KeyParts.from_json(before) is None:
         return before
     settings = {name: value for name, value in before["settings"].items() if name in now.settings}

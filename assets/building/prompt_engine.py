@@ -1,4 +1,4 @@
-"""Encodes rows on the fly, through the same functions as the stages: whole ones to train on, or prompts to answer."""
+"""Encodes rows on the fly with the functions of the stages: whole rows for training, or prompts for inference."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ Conversation = Sequence[Row]
 
 
 class PromptEngine:
-    """Turns tables of raw rows into sequences, as the pipeline that `config` declares would.
+    """Turns tables of raw rows into sequences, as a build of `config` would.
 
-    Rows that cannot be used are left out. The columns are those of `heads`, else of the first table that is encoded:
-    all later ones are read by them, also in other processes that the engine is sent to.
+    Rejected rows are omitted. Columns are mapped by `heads`, else by the first table encoded; all later tables use
+    the same mapping, also in other processes that receive the engine.
 
     Attributes:
-        rejects: the rows that the last call left out, with their position (`_row`), `stage`, `code`, `field`,
-            `message` and `excerpt`.
+        rejects: rows that the last call rejected, with their position (`_row`), `stage`, `code`, `field`, `message`
+            and `excerpt`.
 
     Args:
-        heads: tables of raw rows that show which columns there are.
+        heads: tables of raw rows with the columns of the dataset.
 
     Raises:
-        ConfigError: the config trains a tokenizer: that needs the whole dataset, so build it instead;
-            `DataPipeline.get_prompt_engine` does.
+        ConfigError: the config trains a tokenizer, which needs the whole dataset. `DataPipeline.get_prompt_engine`
+            builds it first.
     """
 
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
@@ -53,7 +53,7 @@ class PromptEngine:
         self.rejects: pa.Table = no_rejects()
         self._tokenizer = resolve_tokenizer(config)
         if not self._tokenizer.files:
-            raise config.fault("tokenizer.train", "tokenizer.train: a tokenizer is trained by a build, not on the fly")
+            raise config.fault("tokenizer.train", "needs a build; a tokenizer cannot be trained on the fly")
         policy = config.tokenizer.control_tokens_in_content
         self._encoder = ContentEncoder(
             self._tokenizer.files[TOKENIZER], self._tokenizer.control, keep_control=policy == "keep"
@@ -61,9 +61,9 @@ class PromptEngine:
         self._steps: dict[str, Sequence[Step]] = {}
 
     def encode(self, table: pa.Table) -> pa.Table:
-        """Sequences of the rows of a raw table, with the columns of the sequences stage.
+        """Return the sequences of a raw table, with the columns of the sequences stage.
 
-        Few-shot examples that come from no file are drawn from the same table.
+        Few-shot examples are drawn from the same table unless `few_shot.source` names a file.
         """
         table = _numbered(table)
         if "sequences" not in self._steps:
@@ -72,50 +72,50 @@ class PromptEngine:
         return self._run("sequences", table)
 
     def prompt_only(self, rows: pa.Table | Sequence[Row] | Sequence[Conversation]) -> pa.Table:
-        """Prompts for inference: each row up to where its answer begins, with one BOS and without EOS and labels.
+        """Return prompts for inference: each row up to the start of its answer, with one BOS, without EOS and labels.
 
-        Chats end with the template's generation prompt; a last message of the assistant is taken off. A prompt is what
-        the row's text to train on begins with, or the template is refused. Nothing is cut to `max_length`.
+        Chats end with the template's generation prompt; a final assistant message is removed. A prompt is always a
+        prefix of the text that the row is trained on. Nothing is truncated to `max_length`.
 
         Args:
-            rows: a raw table, or rows as mappings, with or without answers; or conversations, each a sequence of
+            rows: a raw table; or rows as mappings, with or without answers; or conversations, each a sequence of
                 messages with `role` and `content`.
 
         Returns:
-            `_row` int32, the row's place among those given; `input_ids` and `attention_mask`, lists, for
-            `tokenloom.loaders.collate_prompts`.
+            Table for `tokenloom.loaders.collate_prompts`: `_row` int32, the position in `rows`; `input_ids` and
+            `attention_mask`, lists.
 
         Raises:
-            ConfigError: nothing tells where answers begin, or conversations are given to a template of columns.
-            TemplateError: the chat template begins answers otherwise than it writes those to train on.
+            ConfigError: the start of answers is not defined, or conversations are given to a template of columns.
+            TemplateError: the chat template's generation prompt is not how it starts answers in training.
         """
         if isinstance(rows, pa.Table):
-            table, spoken = rows, False
+            table, is_chat = rows, False
         else:
-            spoken = bool(rows) and not isinstance(rows[0], Mapping)
-            table = pa.table({"messages": list(rows)}) if spoken else pa.Table.from_pylist(list(rows))
-        table, name = _numbered(table), "conversations" if spoken else "prompts"
+            is_chat = bool(rows) and not isinstance(rows[0], Mapping)
+            table = pa.table({"messages": list(rows)}) if is_chat else pa.Table.from_pylist(list(rows))
+        table, name = _numbered(table), "conversations" if is_chat else "prompts"
         if name not in self._steps:
-            self._steps[name] = self._inference(table, spoken)
-        made = self._run(name, table)
-        offsets, ids = list_parts(made["input_ids"])
+            self._steps[name] = self._inference(table, is_chat)
+        prompts = self._run(name, table)
+        offsets, ids = list_parts(prompts["input_ids"])
         mask = list_array(offsets, np.ones(len(ids), np.uint8))
-        return pa.table({ROW: one_array(made[ROW]), "input_ids": made["input_ids"], "attention_mask": mask})
+        return pa.table({ROW: one_array(prompts[ROW]), "input_ids": prompts["input_ids"], "attention_mask": mask})
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills batches."""
+        """Token id that pads batches."""
         pad = self._tokenizer.pad or self._tokenizer.eos
         return self._encoder.id_of(pad) if pad else 0
 
     @property
     def packed(self) -> bool:
-        """Whether sequences hold several rows."""
+        """Whether a sequence can have several rows."""
         return self.config.length.packing != "none"
 
     @property
     def whole_chunks(self) -> bool:
-        """Whether what becomes of a row depends on the other rows of its table."""
+        """Whether a row's sequence depends on the other rows of its table."""
         few_shot = self.config.prompt_template.few_shot
         return self.packed or (bool(few_shot.count) and few_shot.source is None)
 
@@ -129,6 +129,7 @@ class PromptEngine:
         return table
 
     def _training(self) -> Sequence[Step]:
+        """Return the functions from raw rows to sequences."""
         config = self.config
         mapping = resolve(config, self._first)
         render = renderer(config, mapping.to_json(), self._tokenizer)
@@ -137,20 +138,21 @@ class PromptEngine:
 
         def tokenized(rows: pa.Table) -> ChunkOutput:
             tokens = encode(rows)
-            made = sequence(tokens.table, rows)
-            return replace(made, rejects=join_rejects([tokens.rejects, made.rejects]))
+            sequences = sequence(tokens.table, rows)
+            return replace(sequences, rejects=join_rejects([tokens.rejects, sequences.rejects]))
 
         return lambda rows: to_canonical(rows, mapping), tokenized
 
-    def _inference(self, table: pa.Table, spoken: bool) -> Sequence[Step]:
+    def _inference(self, table: pa.Table, is_chat: bool) -> Sequence[Step]:
+        """Return the functions from raw rows, or conversations, to prompts."""
         from tokenloom.assets.prompts.inference import prompt_renderer
 
         prompt = self.config.prompt_template
-        if spoken and (prompt.template or prompt.format_type in ("completion", "text")):
-            message = f"prompt_template.format_type: {prompt.format_type} takes rows of columns, not conversations"
+        if is_chat and (prompt.template or prompt.format_type in ("completion", "text")):
+            message = f"{prompt.format_type} takes rows of columns, not conversations"
             raise self.config.fault("prompt_template.format_type", message)
-        mapping = ColumnMapping("messages", {"messages": "messages"}) if spoken else self._prompt_mapping(table)
-        read = {"form": "messages"} if spoken else mapping.to_json()
+        mapping = ColumnMapping("messages", {"messages": "messages"}) if is_chat else self._prompt_mapping(table)
+        read = {"form": "messages"} if is_chat else mapping.to_json()
         return (
             lambda rows: to_canonical(rows, mapping, unanswered=True),
             prompt_renderer(self.config, read, self._tokenizer),
@@ -158,7 +160,7 @@ class PromptEngine:
         )
 
     def _prompt_mapping(self, table: pa.Table) -> ColumnMapping:
-        """The mapping, of rows that may lack the column of the answer."""
+        """Return the mapping of rows that can lack the column of the answer."""
         columns = self._columns or merge([sketch(table)])
         config, names = self.config, {column["column"] for column in columns}
         answer = config.prompt_template.label_column if config.prompt_template.template else "completion"
@@ -183,10 +185,11 @@ class PromptEngine:
 
 
 def with_tokenizer(config: PipelineConfig, folder: str) -> PipelineConfig:
-    """The config with the tokenizer of a folder, such as a build trained it."""
+    """Return the config with the tokenizer in a folder, such as one that a build trained."""
     tokenizer = config.tokenizer.model_copy(update={"name_or_path": folder, "train": None})
     return config.model_copy(update={"tokenizer": tokenizer})
 
 
 def _numbered(table: pa.Table) -> pa.Table:
+    """Return the table with row positions."""
     return table if ROW in table.column_names else table.append_column(ROW, pa.array(range(table.num_rows), pa.int32()))

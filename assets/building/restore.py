@@ -1,16 +1,19 @@
-"""Makes outputs of a stage anew that `gc` dropped (`keep: sequences`), where something must be computed from them.
+"""Recomputes intermediate outputs that `gc` dropped (`keep: sequences`), if something must be computed from them.
 
-The stage's work is done again for exactly those chunks, after that of the stages above which it needs; the source is
-read in one pass. Every chunk must come out as it was.
+Exactly the missing chunks are recomputed, after the missing chunks of the stages above that they need; the source is
+read in one pass. Every chunk must come out with the digest it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from tokenloom.assets.building.changes import differences
-from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Work, stage_named
+from tokenloom.assets.building.progress import OnProgress, Progress
+from tokenloom.assets.building.stages import stage_named
+from tokenloom.assets.stage.definition import Context, InputChunk
+from tokenloom.assets.stage.keys import key_parts
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import KeyParts
 from tokenloom.resources.store.objects import encode_table
@@ -20,96 +23,77 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
 
 
-class Builder(Context, Protocol):
-    """A build, as far as it is needed here."""
-
-    @property
-    def engine(self) -> ComputeEngine: ...
-
-    def reread(self, rereading: bool) -> None:
-        """Have sources read even where their chunks are known, or no more."""
-        ...
-
-    def computing(self, work: Work) -> Callable[[Any], ChunkOutput]:
-        """What computes chunks, to be handed to the next `engine.map`."""
-        ...
-
-    def tell(self, what: str, chunks: int, reused: int, rows: int) -> None:
-        """Tell of finished chunks."""
-        ...
-
-
-def restore_inputs(build: Builder, chunks: Iterable[InputChunk]) -> None:
-    """Make anew what is missing of what the chunks are loaded from.
-
-    Raises:
-        StoreError: it cannot be made as it was.
-    """
-    wanted: dict[str, set[str]] = {}
+def restore_inputs(
+    context: Context, engine: ComputeEngine, chunks: Iterable[InputChunk], on_progress: OnProgress
+) -> None:
+    """Recompute the missing objects that some chunks are loaded from; arguments as in `restore`."""
+    digests: dict[str, set[str]] = {}
     for chunk in chunks:
         for stage, digest in chunk.reads:
-            wanted.setdefault(stage, set()).add(digest)
-    for stage, digests in wanted.items():
-        restore(build, build.manifest(stage), digests)
+            digests.setdefault(stage, set()).add(digest)
+    for stage, needed in digests.items():
+        restore(context, engine, context.manifest(stage), needed, on_progress)
 
 
-def restore(build: Builder, manifest: Manifest, digests: Collection[str]) -> None:
-    """Make anew what is missing of some of a stage's outputs.
+def restore(
+    context: Context, engine: ComputeEngine, manifest: Manifest, digests: Collection[str], on_progress: OnProgress
+) -> None:
+    """Recompute those of a stage's outputs that are missing from the store.
+
+    Args:
+        context: must report no chunk as cached, so that sources are read.
+        engine: runs the computation.
+        manifest: the stage's output.
+        digests: the outputs needed, by object digest.
+        on_progress: called after every chunk.
 
     Raises:
-        StoreError: it cannot be made as it was.
+        StoreError: an output cannot be reproduced: its source, its settings or the stages above changed.
     """
-    lost = {digest for digest in digests if build.store.objects.renew(digest) is None}
-    if not lost:
+    missing = {digest for digest in digests if context.store.objects.renew(digest) is None}
+    if not missing:
         return
-    build.reread(True)
-    try:
-        _make_anew(build, manifest, lost)
-    finally:
-        build.reread(False)
-
-
-def _make_anew(build: Builder, manifest: Manifest, lost: set[str]) -> None:
     stage = stage_named(manifest.stage)
-    work = stage.prepare(build)
-    parts = build.key_parts(stage, work)
-    known = {chunk.key: chunk for chunk in manifest.chunks if chunk.output in lost}
+    work = stage.prepare(context)
+    parts = key_parts(stage, context.config, context.store, work)
+    recorded = {chunk.key: chunk for chunk in manifest.chunks if chunk.output in missing}
 
-    def needed() -> Iterator[InputChunk]:
-        pending = set(lost)
+    def inputs() -> Iterator[InputChunk]:
+        pending = set(missing)
         for chunk in work.chunks:
-            found = known.get(parts.key(chunk.digest))
-            if found is not None and found.output in pending:
-                pending.discard(found.output)
+            output = recorded.get(parts.key(chunk.digest))
+            if output is not None and output.output in pending:
+                pending.discard(output.output)
                 yield chunk
             if not pending:
                 return
         first = next(chunk for chunk in manifest.chunks if chunk.output in pending)
         before = KeyParts.from_json(manifest.parts)
-        told = list(differences(build.config, before, parts)) if before else []
-        changed = "; ".join(told) or "its source or the stages above it have changed"
+        changes = list(differences(context.config, before, parts)) if before else []
+        reason = "; ".join(changes) or "its source or the stages above changed"
         raise StoreError(
-            f"{stage.name}: gc dropped what was made of {first.place(0)}, which is needed now, and since then "
-            f"{changed}: build the dataset from {stage.name} on"
+            f"{stage.name}: gc dropped the output of {first.place(0)}, which is needed now, and it cannot be "
+            f"reproduced: {reason}; build the dataset from {stage.name} on"
         )
 
-    chunks: Iterable[InputChunk] = needed()
+    chunks: Iterable[InputChunk] = inputs()
     if stage.upstream:
         chunks = list(chunks)
-        restore_inputs(build, chunks)
-    compute, rows = build.computing(work), 0
+        restore_inputs(context, engine, chunks, on_progress)
+    compute = engine.apart(work.compute) if work.holds_lock else work.compute
 
-    def remake(chunk: InputChunk) -> tuple[str, str, int]:
-        made = compute(chunk.load())
-        digest = build.store.objects.put(encode_table(made.table, stage.compressed))
-        return parts.key(chunk.digest), digest, made.rows_in
+    def recompute(chunk: InputChunk) -> tuple[str, str, int]:
+        output = compute(chunk.load())
+        digest = context.store.objects.put(encode_table(output.table, stage.compressed))
+        return parts.key(chunk.digest), digest, output.rows_in
 
-    for count, (key, digest, rows_in) in enumerate(build.engine.map(remake, chunks), 1):
-        if digest != known[key].output:
-            build.store.actions.delete(key)
+    rows = 0
+    for count, (key, digest, rows_in) in enumerate(engine.map(recompute, chunks), 1):
+        if digest != recorded[key].output:
+            context.store.actions.delete(key)
             raise StoreError(
-                f"{stage.name}: gc dropped what was made of {known[key].place(0)}, and it comes out otherwise now; "
-                "its action has been removed: build again"
+                f"{stage.name}: gc dropped the output of {recorded[key].place(0)}, and recomputing it now gives other "
+                "bytes; its action is removed: build again"
             )
         rows += rows_in
-        build.tell(f"{stage.name} again", count, 0, rows)
+        on_progress(Progress(f"{stage.name} again", count, 0, rows))

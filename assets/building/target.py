@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tokenloom.assets.building.build import STAGES, Build, Progress, StageReport
+from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.building.members import find_members
+from tokenloom.assets.building.progress import Progress
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import Config
 from tokenloom.errors import DataValidationError

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tokenloom.assets.prompts.few_shot.fixed_file import fixed_examples
 from tokenloom.assets.prompts.give_up import check_lengths
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
-from tokenloom.assets.prompts.spans import ROLES, SPANS, Piece, assemble, partition_text
+from tokenloom.assets.prompts.spans import ROLES, Piece, assemble
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.pairs import LABEL, in_pairs
+from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
@@ -34,12 +34,9 @@ class PromptsStage(Stage):
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
-    output_schema: ClassVar = {ROW: (pa.int32(),), "text": (pa.string(),), "spans": (SPANS,)}
-    optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
-    checks: ClassVar = {"spans partition the text": partition_text}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """What every row is rendered by; `prepare` adds what only chats read."""
+        """Return the settings that render every row; `prepare` adds those that only chats read."""
         prompt = config.prompt_template
         read = ["format_type", "train_on", "add_bos", "add_eos"]
         read += ["template", "label_column"] if prompt.template else []
@@ -75,6 +72,7 @@ class PromptsStage(Stage):
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
+        """Return the names of the roles that spans hold as numbers."""
         return {"roles": list(ROLES)}
 
 

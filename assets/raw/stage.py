@@ -5,14 +5,15 @@ Files of records are cut into chunks by their bytes, and a chunk whose bytes are
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.raw.chunks import FILTER_LACKS, Known, SourceNotes, source_chunks
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import did_you_mean
 from tokenloom.resources.store.known_files import KnownFiles
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ class RawStage(Stage):
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer")
     droppable = True
-    output_schema = None
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "dataset.columns", "dataset.val_split", "dataset.filters")
@@ -38,28 +38,23 @@ class RawStage(Stage):
         return {**self.settings(config), **self.shaping(config), **read_settings(config, "dataset.name")}
 
     def prepare(self, context: Context) -> Work:
-        notes, parts = SourceNotes(), context.key_parts(self, Work((), _as_it_is))
+        notes, parts = SourceNotes(), key_parts(self, context.config, context.store)
         reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
-        known = Known(
-            KnownFiles(context.store.blobs, reading),
-            lambda digest: not context.rereading and context.has_action(self, parts.key(digest)),
-        )
+        known = Known(KnownFiles(context.store.blobs, reading), lambda digest: context.is_cached(parts.key(digest)))
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, known=known)
         return Work(chunks, _as_it_is, notes=lambda: asdict(notes))
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Nothing; but a filter must not read a column or field that is nowhere."""
+        """Return no facts; refuse filters that read a column or field which no chunk has."""
         for counter, chunks in manifest.counters.items():
             if counter.startswith(FILTER_LACKS) and chunks == len(manifest.chunks):
                 name = counter.removeprefix(FILTER_LACKS)
-                context.restore(manifest, [manifest.chunks[0].output])
-                first = context.store.objects.get(manifest.chunks[0].output)
-                columns = [column for column in first.column_names if column != ROW]
-                close = difflib.get_close_matches(name, columns, n=1)
-                hint = f"did you mean {close[0]}? " if close else ""
-                there = ", ".join(columns[:20])
+                first = next(source_chunks(context.config, context.chunk_size, heads=True)).load()
+                columns = [column for column in first.table.column_names if column != ROW]
                 raise context.config.fault(
-                    "dataset.filters", f"dataset.filters: no column or field {name}; {hint}the data has {there}"
+                    "dataset.filters",
+                    f"no column or field {name} in the data, which has {', '.join(columns[:20])}"
+                    f"{did_you_mean(name, columns)}",
                 )
         return {}
 

@@ -13,47 +13,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.prompts.give_up import check_lengths, give_up_order
-from tokenloom.assets.prompts.stage import STAGE as PROMPTS
+from tokenloom.assets.prompts.stage import renderer
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import join_rejects
-from tokenloom.assets.tokens.stage import STAGE as TOKENS
+from tokenloom.assets.tokens.stage import LazyTokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
-from tokenloom.resources.tables import sequence_schema
-from tokenloom.resources.tables.ragged import list_parts, sum_rows
+from tokenloom.resources.tables.ragged import list_parts
 from tokenloom.resources.tables.sides import sides
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
-
-
-def _documents_fill(table: pa.Table) -> bool:
-    ids, lengths = list_parts(table["input_ids"]), list_parts(table["document_lengths"])
-    return bool((sum_rows(lengths[1].to_numpy(), lengths[0]) == np.diff(ids[0])).all())
-
-
-def _trained_fits(table: pa.Table) -> bool:
-    same = np.array_equal(list_parts(table["input_ids"])[0], list_parts(table["trained"])[0])
-    values = list_parts(table["trained"])[1].to_numpy()
-    if not same or (values > 1).any():
-        return False
-    if "weights" not in table.column_names:
-        return True
-    offsets, weights = list_parts(table["weights"])
-    same = np.array_equal(offsets, list_parts(table["trained"])[0])
-    return same and bool(((weights.to_numpy() > 0) == values).all())
 
 
 class SequencesStage(Stage):
@@ -62,23 +44,22 @@ class SequencesStage(Stage):
     upstream = ("tokens",)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
-    output_schema: ClassVar = sequence_schema.REQUIRED
-    optional_columns: ClassVar = sequence_schema.OPTIONAL
-    checks: ClassVar = {"documents fill their sequence": _documents_fill, "trained marks every token": _trained_fits}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         stride = ("length.stride",) if config.length.strategy == "split" else ()
         return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Of `give_up` keys hold what it comes to."""
+        """Add `give_up`; keys hold the order resolved from it."""
         order = ("length.give_up",) if config.length.strategy == "smart" else ()
         return {**self.settings(config), **read_settings(config, *order)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]
         if config.length.strategy == "drop_turns":
-            encode = in_turn(PROMPTS.prepare(context).compute, TOKENS.prepare(context).compute)
+            facts, policy = context.manifest("tokenizer").facts, config.tokenizer.control_tokens_in_content
+            tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
+            encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
         order = give_up_order(config, mapping).to_json() if config.length.strategy == "smart" else None
@@ -86,7 +67,7 @@ class SequencesStage(Stage):
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """What a loader must know: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
+        """Return what a loader needs: the pad id, the tokenizer, the maximum length, and whether rows are packed."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {

@@ -1,78 +1,119 @@
-"""Validates a stage's output: exact Arrow types, no nulls, and with pandera the stage's own named checks."""
+"""Builds the contract of a stage: the pandera schema of its output.
+
+The contract of each stage is `CONTRACT` in `assets/<stage>/contract.py`. Importing pandera takes more than a second,
+so contracts are imported only when a chunk is validated or a contract is shown.
+"""
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
+from pandera.api.pyarrow.types import PyArrowData
+from pandera.pyarrow import Check, Column, DataFrameSchema
 
-from tokenloom.assets.stage.definition import Stage
-from tokenloom.assets.stage.rejects import REJECTS, ROW
-from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.sides import sides
+from tokenloom.resources.tables.sides import SIDES
+
+Holds = Callable[[pa.Table], bool]
+
+_TYPES, _PAIRS = "arrow types", "pairs"
 
 
-def validate(stage: Stage, table: pa.Table) -> None:
-    """Check one chunk of a stage's output.
+@dataclass(frozen=True)
+class ContractRow:
+    """A column as people read it.
 
-    Raises:
-        DataValidationError: listing every property that does not hold.
+    Args:
+        type: Arrow types allowed.
+        nullable: whether values can be null.
+        required: whether every chunk has the column.
     """
-    found = {"": table} if stage.output_schema is None else sides(table)
-    problems = [f"{side} {problem}".strip() for side, rows in found.items() for problem in _problems(stage, rows)]
-    if problems:
-        raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
+
+    name: str
+    type: str
+    nullable: bool
+    required: bool
+    description: str
 
 
-def validate_rejects(table: pa.Table) -> None:
-    """Check a rejects table.
+def column(description: str, *types: pa.DataType, nullable: bool = False, required: bool = True) -> Column:
+    """Return a column of a contract.
 
-    Raises:
-        DataValidationError: it has another layout.
+    Args:
+        types: the Arrow types allowed. A check holds them exactly; pandera's `dtype` is set as well if there is only
+            one type and pandera knows it.
+        nullable: whether values can be null.
+        required: whether every chunk has the column.
     """
-    if table.schema != REJECTS:
-        raise DataValidationError(f"rejects have another layout: {table.schema}")
+    dtype = types[0] if len(types) == 1 and not pa.types.is_binary(types[0]) else None
+
+    def has_type(data: PyArrowData) -> bool:
+        return data.table.schema.field(data.key).type in types
+
+    check = Check(has_type, name="arrow type", error=f"type is {' or '.join(map(str, types))}")
+    return Column(dtype, check, nullable=nullable, required=required, description=description, metadata={_TYPES: types})
 
 
-def _problems(stage: Stage, table: pa.Table) -> list[str]:
-    from pandera.errors import SchemaError, SchemaErrors
-
-    if problems := _type_problems(stage, table) or _null_problems(stage, table):
-        return problems
-    try:
-        _schema(stage).validate(table, lazy=True)
-    except (SchemaErrors, SchemaError) as error:
-        cases = getattr(error, "schema_errors", [error])
-        return [str(getattr(case, "args", [case])[0]).splitlines()[0] for case in cases]
-    return []
+def row_column() -> Column:
+    """Return the column with the position of each row."""
+    return column("Position of the row within its raw chunk.", pa.int32())
 
 
-def _type_problems(stage: Stage, table: pa.Table) -> list[str]:
-    if stage.output_schema is None:
-        return []
-    problems = [f"no column {name}" for name in stage.output_schema if name not in table.column_names]
-    known = {**stage.output_schema, **stage.optional_columns}
-    problems += [f"unexpected column {name}" for name in table.column_names if name not in known]
-    for name, allowed in known.items():
-        if name in table.column_names and table.schema.field(name).type not in allowed:
-            problems.append(f"column {name} is {table.schema.field(name).type}, not {' or '.join(map(str, allowed))}")
-    return problems
+def contract(
+    description: str,
+    columns: Mapping[str, Column],
+    checks: Mapping[str, Holds] | None = None,
+    open: bool = False,
+    pairs: bool = False,
+) -> DataFrameSchema:
+    """Return the contract of a stage.
+
+    Args:
+        description: what one row of the table is.
+        checks: properties of the whole table, by name. Checks of single columns would cost as much as tokenizing.
+        open: whether chunks can have further columns, of any type.
+        pairs: whether chunks of preference pairs have all columns but `_row` and `rows` twice, under `chosen_` and
+            `rejected_`. Each side must satisfy the contract.
+    """
+    return DataFrameSchema(
+        dict(columns),
+        checks=[_check(name, holds) for name, holds in (checks or {}).items()],
+        strict=not open,
+        description=description,
+        metadata={_PAIRS: pairs},
+    )
 
 
-def _null_problems(stage: Stage, table: pa.Table) -> list[str]:
-    required = [ROW] if stage.output_schema is None else table.column_names
-    problems = [f"no column {name}" for name in required if name not in table.column_names]
-    return problems or [f"column {name} holds nulls" for name in required if table[name].null_count]
+def types_of(column: Column) -> tuple[pa.DataType, ...]:
+    """Return the Arrow types that a column allows."""
+    return (column.metadata or {})[_TYPES]
 
 
-@cache
-def _schema(stage: Stage) -> Any:
-    """Whole-table checks alone: those of pandera on single columns cost as much as tokenizing the chunk does."""
-    from pandera.pyarrow import Check, DataFrameSchema
+def allows_pairs(contract: DataFrameSchema) -> bool:
+    """Whether a contract also describes chunks of preference pairs."""
+    return (contract.metadata or {})[_PAIRS]
 
-    checks = [
-        Check(lambda data, holds=holds: bool(holds(data.table)), name=name, error=name)
-        for name, holds in stage.checks.items()
-    ]
-    return DataFrameSchema(checks=checks)
+
+def contract_rows(contract: DataFrameSchema) -> Iterator[ContractRow]:
+    """Yield the columns of a contract, as people read them."""
+    for name, column in contract.columns.items():
+        types = " or ".join(map(str, types_of(column)))
+        yield ContractRow(name, types, column.nullable, column.required, column.description or "")
+
+
+def contract_row(contract: DataFrameSchema, field: pa.Field) -> ContractRow:
+    """Return the column of a chunk as people read it; without a description if the contract does not name it."""
+    side = next((side for side in SIDES if allows_pairs(contract) and field.name.startswith(f"{side}_")), None)
+    column = contract.columns.get(field.name.removeprefix(f"{side}_") if side else field.name)
+    if column is None:
+        return ContractRow(field.name, str(field.type), True, False, "")
+    description = f"The {side} side. {column.description}" if side else column.description or ""
+    return ContractRow(field.name, str(field.type), column.nullable, column.required, description)
+
+
+def _check(name: str, holds: Holds) -> Check:
+    def holds_of(data: PyArrowData) -> bool:
+        return bool(holds(data.table))
+
+    return Check(holds_of, name=name, error=name)

@@ -1,17 +1,18 @@
-"""How a stage is described: what it reads, what it makes of one chunk, and what every chunk of its output obeys.
+"""The interface of a stage: what it reads, how it computes one chunk, and what it records about its output.
 
 A stage's computation is a plain function from one input chunk to a `ChunkOutput`. It knows nothing of the store,
-of other chunks, or of what runs it.
+of other chunks, or of the code that runs it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pydantic_core import to_jsonable_python
@@ -20,31 +21,38 @@ from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest
+    from pandera.pyarrow import DataFrameSchema
+
+    from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
 
 
 @dataclass(frozen=True)
 class ChunkSize:
-    """Sizes of chunks in bytes: on average, and at most."""
+    """Chunk sizes in bytes: the average and the maximum."""
 
     target: int = 4 << 20
     maximum: int = 16 << 20
 
     @property
     def reach(self) -> int:
-        """The size of the smallest chunks, but for a file's only one."""
+        """The minimum size of a chunk in bytes; a file's only chunk can be smaller."""
         return max(self.target // 2, 1)
 
 
 @dataclass(frozen=True)
 class InputChunk:
-    """One unit of work: `digest` identifies its content, `load` brings it when it must be computed.
+    """One unit of work.
 
-    The others are handed on to the output: the split, the file or split of the source, and where in it the chunk
-    begins: so many lines or rows (`unit`) behind its begin, or -1 where that is not known. `reads` names what `load`
-    reads from the store: the stage and the digest of each object. `size` is the number of bytes of a file's text that
-    it was cut from, or -1.
+    Args:
+        digest: identifies the content.
+        split: split of the rows; passed on to the output.
+        source: file, or split of the source, that the rows come from; passed on to the output.
+        load: returns the content; called only if the chunk must be computed.
+        offset: line or row of the source at which the chunk starts, counted from 0; -1 if unknown. Passed on.
+        unit: what `offset` counts, "line" or "row"; passed on.
+        reads: stage and digest of each object that `load` reads from the store.
+        size: bytes of file text that the chunk was cut from, or -1.
     """
 
     digest: str
@@ -57,23 +65,23 @@ class InputChunk:
     size: int = -1
 
     def loading(self, load: Callable[[], Any], digest: str | None = None, split: str | None = None) -> InputChunk:
-        """The same chunk with other content."""
+        """Return the same chunk with other content."""
         return replace(self, load=load, digest=digest or self.digest, split=split or self.split)
 
 
 @dataclass(frozen=True)
 class ChunkOutput:
-    """What a stage made of one chunk.
+    """The result of a stage for one chunk.
 
     Args:
-        table: the rows that go on.
-        rows_in: rows that came in.
-        rejects: rows set aside, in the layout of `tokenloom.assets.stage.rejects.REJECTS`.
-        filtered: rows that the settings dropped.
-        rows_out: rows that went on, where it is not the number of rows of `table` (packing, sketches).
-        tokens: tokens in `table`.
+        table: the rows passed on.
+        rows_in: number of rows received.
+        rejects: rejected rows, in the layout of `tokenloom.assets.stage.rejects.REJECTS`.
+        filtered: number of rows that the settings dropped.
+        rows_out: number of rows passed on, if it differs from the number of rows of `table` (packing, sketches).
+        tokens: number of tokens in `table`.
         counters: further counts, summed over chunks.
-        engine: key of the certificate that the output relies on (tokens made by a second engine), or "".
+        engine: key of the certificate that the output relies on (tokens computed by a second engine), or "".
     """
 
     table: pa.Table
@@ -86,7 +94,7 @@ class ChunkOutput:
     engine: str = ""
 
     def counts(self) -> dict[str, int]:
-        """The counts that an action records."""
+        """Return the counts that an action records."""
         rows_out = self.table.num_rows if self.rows_out is None else self.rows_out
         return {
             "rows_in": self.rows_in,
@@ -99,15 +107,15 @@ class ChunkOutput:
 
 @dataclass(frozen=True)
 class Work:
-    """A stage made ready for one dataset.
+    """A stage prepared for one dataset.
 
     Args:
         chunks: what to compute, in output order.
-        compute: from what an input chunk loads to its output; pure.
+        compute: pure function from the loaded content of an input chunk to its output.
         sides: digests of side inputs, by name; part of every key.
-        settings: settings in force that follow from more than the YAML, such as a resolved mapping; part of every key.
-        notes: when all chunks are done, what is worth telling of them; kept in the manifest, but in no digest.
-        holds_lock: `compute` is Python code, a row at a time, which threads would not speed up; it can be pickled then.
+        settings: effective settings that depend on more than the YAML, such as a resolved mapping; part of every key.
+        notes: called after the last chunk; returns facts for people to read. Stored in the manifest, in no digest.
+        holds_lock: whether `compute` is row-by-row Python code, which threads do not speed up. It can be pickled then.
     """
 
     chunks: Iterable[InputChunk]
@@ -118,101 +126,72 @@ class Work:
     holds_lock: bool = False
 
 
-class Context(Protocol):
-    """What a stage is handed: the config, what is upstream, and where things lie."""
+def _not_cached(key: str) -> bool:
+    return False
 
-    @property
-    def config(self) -> PipelineConfig: ...
 
-    @property
-    def store(self) -> ArtifactStore: ...
+@dataclass(frozen=True)
+class Context:
+    """Everything that a stage receives to prepare its work.
 
-    @property
-    def limit(self) -> int | None: ...
+    Args:
+        config: the dataset's declaration.
+        store: where the outputs of the stages above are stored.
+        manifest: returns the manifest of a stage above.
+        input_chunks: yields the output chunks of a stage above, as input chunks.
+        resolve_tokenizer: returns the tokenizer that the config names or trains.
+        is_cached: whether the store has the output of the chunk with a given key; by default nothing is cached.
+        last_facts: facts in the stage's latest manifest, if the store has one.
+        limit: number of rows of each split to read; None: all.
+        chunk_size: sizes of raw chunks.
+    """
 
-    @property
-    def chunk_size(self) -> ChunkSize: ...
+    config: PipelineConfig
+    store: ArtifactStore
+    manifest: Callable[[str], Manifest]
+    input_chunks: Callable[[str], Iterator[InputChunk]]
+    resolve_tokenizer: Callable[[], TokenizerSpec]
+    is_cached: Callable[[str], bool] = _not_cached
+    last_facts: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    chunk_size: ChunkSize = field(default_factory=ChunkSize)
 
     @property
     def tokenizer(self) -> TokenizerSpec:
-        """The tokenizer that the config names or trains, as far as its files tell."""
-        ...
-
-    def manifest(self, stage: str) -> Manifest:
-        """The output of an upstream stage."""
-        ...
-
-    def input_chunks(self, stage: str) -> Iterator[InputChunk]:
-        """The output chunks of an upstream stage, as input."""
-        ...
-
-    @property
-    def rereading(self) -> bool:
-        """Whether sources are read even where their chunks are known."""
-        ...
-
-    def key_parts(self, stage: Stage, work: Work) -> KeyParts:
-        """What the keys of a stage's chunks have in common."""
-        ...
-
-    def has_action(self, stage: Stage, key: str) -> bool:
-        """Whether a chunk of a stage is covered, by its key."""
-        ...
-
-    def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
-        """Make anew what is missing of some outputs of an intermediate stage."""
-        ...
-
-    def known_facts(self, stage: str) -> dict[str, Any]:
-        """The facts of the stage's latest manifest in the store, or none."""
-        ...
-
-
-Check = Callable[[pa.Table], bool]
+        """The tokenizer that the config names or trains; of one to be trained, only what the settings say."""
+        return self.resolve_tokenizer()
 
 
 def read_settings(config: PipelineConfig, *names: str) -> dict[str, Any]:
-    """Settings of the YAML as JSON, by their dotted names."""
+    """Return settings of the YAML as JSON, by their dotted names."""
     return {name: to_jsonable_python(attrgetter(name)(config)) for name in names}
 
 
 class Stage(ABC):
-    """One stage of the pipeline."""
+    """One stage of the pipeline. Its package also has the modules `contract` and `probe`."""
 
     name: ClassVar[str]
     version: ClassVar[int]
-    """Bumped by hand when the stage's code changes its output."""
+    """Bump this by hand if a change of the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
     libraries: ClassVar[tuple[str, ...]]
-    """Distributions whose behaviour the output may depend on; another version of one has the probe run again."""
+    """Distributions that can affect the output; a new version of one runs the probe again."""
     droppable: ClassVar[bool] = False
-    """Whether `keep: sequences` lets its output go."""
+    """Whether `gc` drops the output under `keep: sequences`."""
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""
-    output_schema: ClassVar[Mapping[str, Sequence[pa.DataType]] | None]
-    """Columns that every chunk has, with the types allowed; None: any columns. Pairs have them under
-    `chosen_` and `rejected_`."""
-    optional_columns: ClassVar[Mapping[str, Sequence[pa.DataType]]] = {}
-    """Columns that a chunk may have besides."""
-    checks: ClassVar[Mapping[str, Check]] = {}
-    """Named properties that every output chunk has."""
 
     @abstractmethod
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        """Exactly the settings that the stage reads, as JSON by their dotted names; they are part of every key."""
+        """Return exactly the settings that the stage reads, as JSON by their dotted names. They are in every key."""
 
     def shaping(self, config: PipelineConfig) -> dict[str, Any]:
-        """Settings that say which chunks there are. The chunks' digests stand for them in keys."""
+        """Return settings that determine which chunks exist. Keys hold the chunks' digests instead."""
         return {}
 
-    def probe(self) -> Sequence[pa.Table]:
-        """What the stage makes of fixed rows: its digest tells library versions apart. It covers what the stage leaves
-        to libraries."""
-        return import_module(f"tokenloom.assets.{self.name}.probe").probe()
-
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Everything in the YAML that may change the output; wider than `settings` where those are resolved later."""
+        """Return all settings of the YAML that can change the output, including those resolved later."""
         return self.settings(config)
 
     @abstractmethod
@@ -220,14 +199,25 @@ class Stage(ABC):
         """Resolve side inputs and list the chunks.
 
         Raises:
-            ConfigError: what the YAML names does not fit what was found upstream.
+            ConfigError: the YAML does not fit the data or the output of the stages above.
         """
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """What a reader of the output must know; kept in its manifest."""
+        """Return what a reader of the output needs to know; stored in its manifest."""
         return {}
 
+    def contract(self, columns: pa.Schema) -> DataFrameSchema:
+        """Return the pandera schema that an output chunk with these columns must satisfy. Imports pandera."""
+        return self._module("contract").CONTRACT
 
-def stage_named(name: str) -> Stage:
-    """The stage of that name; its package is imported when first asked for."""
-    return import_module(f"tokenloom.assets.{name}.stage").STAGE
+    def probe(self) -> Sequence[pa.Table]:
+        """Return the stage's output for fixed rows.
+
+        Its digest shows whether another version of a library changes the output. The rows cover everything that the
+        stage leaves to libraries.
+        """
+        return self._module("probe").probe()
+
+    def _module(self, name: str) -> ModuleType:
+        """Import a module of the stage's package."""
+        return import_module(f"{type(self).__module__.rpartition('.')[0]}.{name}")

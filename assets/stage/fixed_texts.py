@@ -1,4 +1,4 @@
-"""Texts that probes are made of: many scripts, white space, digits, marks and code points of several planes."""
+"""Texts that probes use: many scripts, white space, digits, marks, and code points of several planes."""
 
 FIXED_TEXTS = (
     "Below is an instruction that describes a task; it's what we'll answer, isn't it?",

@@ -1,4 +1,4 @@
-"""Preference data through stages that know single texts: both sides of a pair in turn, labels carried along."""
+"""Runs stages that process single texts on preference data: on each side of a pair in turn, keeping labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 from tokenloom.resources.tables.sides import sides
 
 LABEL = sequence_schema.LABEL
-"""Name of the column that says whether a completion is wanted, bool."""
+"""Column that says whether a completion is the desired one, bool."""
 
 _SHARED = (ROW, "rows")
 
@@ -25,71 +25,71 @@ Compute = Callable[[pa.Table], ChunkOutput]
 
 @dataclass(frozen=True)
 class InPairs:
-    """See `in_pairs`."""
+    """A function that computes each side of a table of pairs; see `in_pairs`. Picklable if `compute` is."""
 
     compute: Compute
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
-        found = sides(table)
-        if len(found) == 1:
+        tables = sides(table)
+        if len(tables) == 1:
             return _with_label(self.compute(table), table)
-        return _joined({side: self.compute(rows) for side, rows in found.items()}, table.num_rows)
+        return _joined({side: self.compute(rows) for side, rows in tables.items()}, table.num_rows)
 
 
 def in_pairs(compute: Compute) -> InPairs:
-    """`compute`, run on each side of a table of pairs.
+    """Return a function that runs `compute` on each side of a table of pairs.
 
-    A pair goes on where both of its sides do; one with a rejected side is rejected once, for the first reason. Of a
-    table without sides the function makes what `compute` does, with the column `label` carried along.
+    A pair is kept only if both sides are. A pair with a rejected side is rejected once, for the first reason. For a
+    table without sides, the function returns the output of `compute` with the column `label` carried along.
 
     Args:
-        compute: hands its rows on in order, each at most once.
+        compute: returns rows in input order, each at most once.
     """
     return InPairs(compute)
 
 
-def _joined(made: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
-    rows = {side: _rows(output.table) for side, output in made.items()}
+def _joined(outputs: dict[str, ChunkOutput], rows_in: int) -> ChunkOutput:
+    rows = {side: _rows(output.table) for side, output in outputs.items()}
     chosen, rejected = rows.values()
     both = np.intersect1d(chosen, rejected, assume_unique=True)
     columns: dict[str, pa.Array] = {}
-    for side, output in made.items():
+    for side, output in outputs.items():
         kept = pa.array(np.searchsorted(rows[side], both))
         for name in output.table.column_names:
             array = one_array(output.table[name])
-            under = name if name in _SHARED else f"{side}_{name}"
-            columns[under] = array if len(array) == len(both) else array.take(kept)
-    rejects = join_rejects(_once([_of_side(output.rejects, side) for side, output in made.items()]))
+            column = name if name in _SHARED else f"{side}_{name}"
+            columns[column] = array if len(array) == len(both) else array.take(kept)
+    rejects = join_rejects(_once([_with_side(output.rejects, side) for side, output in outputs.items()]))
     dropped = rows_in - len(both) - rejects.num_rows
-    counts = [output.counters for output in made.values()]
-    counters = {name: sum(found.get(name, 0) for found in counts) for name in {**counts[0], **counts[1]}}
+    counts = [output.counters for output in outputs.values()]
+    counters = {name: sum(side.get(name, 0) for side in counts) for name in {**counts[0], **counts[1]}}
     if "sequences" in counters:
         counters["sequences"] = len(both)
-        for side, output in made.items():
+        for side, output in outputs.items():
             lost = np.where(np.isin(rows[side], both), 0, np.diff(list_parts(output.table["input_ids"])[0]))
-            refused = np.isin(rows[side], rejects[ROW].to_numpy())
-            counters["tokens_rejected"] += int(lost[refused].sum())
-            counters["tokens_dropped"] += int(lost[~refused].sum())
+            is_reject = np.isin(rows[side], rejects[ROW].to_numpy())
+            counters["tokens_rejected"] += int(lost[is_reject].sum())
+            counters["tokens_dropped"] += int(lost[~is_reject].sum())
     return ChunkOutput(
         pa.table(columns),
         rows_in,
         rejects,
-        filtered=min(dropped, sum(output.filtered for output in made.values())),
+        filtered=min(dropped, sum(output.filtered for output in outputs.values())),
         tokens=sum(len(list_parts(array)[1]) for name, array in columns.items() if name.endswith("_input_ids")),
         counters=counters,
-        engine=max(output.engine for output in made.values()),
+        engine=max(output.engine for output in outputs.values()),
     )
 
 
-def _of_side(rejects: pa.Table, side: str) -> pa.Table:
-    """The rejects with the side in their field."""
+def _with_side(rejects: pa.Table, side: str) -> pa.Table:
+    """Prefix the `field` of rejects with their side."""
     field = pc.binary_join_element_wise(pa.scalar(side), one_array(rejects["field"]), "_")
-    at = rejects.schema.get_field_index("field")
-    return rejects.set_column(at, "field", pc.utf8_rtrim(field, "_"))
+    index = rejects.schema.get_field_index("field")
+    return rejects.set_column(index, "field", pc.utf8_rtrim(field, "_"))
 
 
 def _once(rejects: list[pa.Table]) -> list[pa.Table]:
-    """The rejects without the rows that an earlier table holds."""
+    """Remove from the second table the rows that the first one has."""
     first, second = rejects
     return [first, second.filter(pc.invert(pc.is_in(second[ROW], one_array(first[ROW]))))]
 
@@ -97,12 +97,12 @@ def _once(rejects: list[pa.Table]) -> list[pa.Table]:
 def _with_label(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
     if LABEL not in table.column_names:
         return output
-    places = np.searchsorted(_rows(table), _rows(output.table))
-    label = one_array(table[LABEL]).take(pa.array(places))
+    indices = np.searchsorted(_rows(table), _rows(output.table))
+    label = one_array(table[LABEL]).take(pa.array(indices))
     return replace(output, table=output.table.append_column(LABEL, label))
 
 
 def _rows(table: pa.Table) -> Ints:
-    """The row position of each row."""
+    """int64 [rows]: the row position of each row."""
     rows = one_array(table[ROW]) if ROW in table.column_names else list_parts(table["rows"])[1]
     return rows.to_numpy().astype(np.int64)

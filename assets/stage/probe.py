@@ -1,4 +1,4 @@
-"""What a stage makes of fixed rows, as a digest: an upgrade of libraries that changes nothing leaves all keys alone."""
+"""The digest of a stage's output for fixed rows. It is part of every key; library upgrades without effect keep it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Versions = tuple[tuple[str, str], ...]
 
 
 def library_versions(stage: Stage) -> dict[str, str]:
-    """The versions of Python and of the libraries that a stage calls."""
+    """Return the versions of Python and of the libraries that a stage calls."""
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in stage.libraries}}
 
 
 def probe_digest(stage: Stage, store: ArtifactStore) -> str:
-    """Hex digest of the stage's probe under today's versions: from the store, else found out and kept there."""
+    """Return the hex digest of the stage's probe under the installed versions; computed once per store."""
     versions = library_versions(stage)
-    known = store.probes.get(stage.name, stage.version, versions)
-    if known is None:
-        known = _computed(stage, stage.version, tuple(versions.items()))
-        store.probes.put(stage.name, stage.version, versions, known)
-    return known
+    digest = store.probes.get(stage.name, stage.version, versions)
+    if digest is None:
+        digest = _computed(stage, stage.version, tuple(versions.items()))
+        store.probes.put(stage.name, stage.version, versions, digest)
+    return digest
 
 
 @cache
 def _computed(stage: Stage, version: int, versions: Versions) -> str:
-    """Once a process for each set of versions, whatever the number of stores."""
+    """Run the probe, once per process and set of versions for any number of stores."""
     tables = (encode_table(table, stage.compressed) for table in stage.probe())
     return digest_json([digest_bytes(memoryview(table)) for table in tables])

@@ -1,4 +1,4 @@
-"""Rows set aside: which, by which stage, and why."""
+"""Rejected rows: which, by which stage, and why."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ROW = "_row"
-"""Name of the column that holds a row's position within its raw chunk, int32."""
+"""Column with a row's position within its raw chunk, int32."""
 
 EXCERPT_CHARACTERS = 200
+"""Maximum length of an excerpt."""
 
 REJECTS = pa.schema(
     [
@@ -27,6 +28,7 @@ REJECTS = pa.schema(
 
 
 def no_rejects() -> pa.Table:
+    """Return an empty table of rejects."""
     return REJECTS.empty_table()
 
 
@@ -38,7 +40,16 @@ def reject_rows(
     message: str,
     excerpts: pa.Array | Sequence[str],
 ) -> pa.Table:
-    """A rejects table for rows set aside for one reason; `excerpts` shows what was found in each."""
+    """Return the rejects table of rows that are rejected for one reason.
+
+    Args:
+        rows: positions of the rows within their raw chunk.
+        stage: the stage that rejects them.
+        code: the reason, for programs.
+        field: column or field at fault, or "".
+        message: the reason, for people.
+        excerpts: the offending value of each row; long ones are shortened.
+    """
     positions = pa.array(np.asarray(rows, np.int32)) if isinstance(rows, np.ndarray) else rows
     shown = pc.utf8_slice_codeunits(pa.array(excerpts, pa.string()).fill_null(""), 0, EXCERPT_CHARACTERS)
     constant = [pa.repeat(pa.scalar(value, pa.string()), len(positions)) for value in (stage, code, field, message)]
@@ -46,21 +57,22 @@ def reject_rows(
 
 
 def join_rejects(tables: Sequence[pa.Table]) -> pa.Table:
-    """All rejects of a chunk, in row order."""
+    """Return all rejects of a chunk, in row order."""
     if not tables:
         return no_rejects()
     return pa.concat_tables(tables).sort_by(ROW).combine_chunks()
 
 
-def summarize(found: Sequence[tuple[pa.Table, Callable[[int], str]]], reasons: int = 3) -> str:
-    """The most frequent codes among rejects, each with its count and one example, in one line.
+def summarize(rejects: Sequence[tuple[pa.Table, Callable[[int], str]]], reasons: int = 3) -> str:
+    """Return the most frequent codes among rejects in one line, each with its count and one example.
 
     Args:
-        found: tables of rejects, each with what tells where the row at a position stands.
+        rejects: tables of rejects, each with a function that returns the place in the source of a row position.
+        reasons: maximum number of codes.
     """
     numbered = [
         table.append_column("chunk", pa.repeat(pa.scalar(number, pa.int32()), table.num_rows))
-        for number, (table, _) in enumerate(found)
+        for number, (table, _) in enumerate(rejects)
     ]
     counted = pa.concat_tables(numbered).group_by(["code", "field"], use_threads=False)
     example = [(name, "first") for name in ("message", "excerpt", "chunk", ROW)]
@@ -68,7 +80,7 @@ def summarize(found: Sequence[tuple[pa.Table, Callable[[int], str]]], reasons: i
     lines = []
     for row in rows.to_pylist():
         where = f" in {row['field']}" if row["field"] else ""
-        place = found[row["chunk_first"]][1](row[f"{ROW}_first"])
+        place = rejects[row["chunk_first"]][1](row[f"{ROW}_first"])
         lines.append(
             f"{row[f'{ROW}_count']} × {row['code']}{where} ({row['message_first']}; e.g. {place}: "
             f"{row['excerpt_first'][:60]!r})"

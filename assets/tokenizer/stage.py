@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -28,17 +28,11 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
 
 
-def _holds_tokenizer(table: pa.Table) -> bool:
-    return {TOKENIZER, CONFIG} <= set(table["file"].to_pylist())
-
-
 class TokenizerStage(Stage):
     name = "tokenizer"
     version = 2
     upstream = ("prompts",)
     libraries = ("pyarrow", "tokenizers")
-    output_schema: ClassVar = {"file": (pa.string(),), "content": (pa.binary(),)}
-    checks: ClassVar = {"holds tokenizer.json and its config": _holds_tokenizer}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "tokenizer.train")
@@ -68,15 +62,17 @@ class TokenizerStage(Stage):
         return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Digest, size (one more than the highest id), and the ids of special tokens; also publishes the files for
-        `from_pretrained`."""
+        """Return the digest, the vocabulary size (highest id + 1) and the ids of special tokens.
+
+        Also publishes the files for `from_pretrained`.
+        """
         digest = manifest.chunks[0].output
         table = context.store.objects.get_verified(digest)
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         context.store.publish_tokenizer(digest, files)
         control = {"control": list(context.tokenizer.control)}
-        if (previous := context.known_facts(self.name)).get("digest") == digest:
-            return previous | control
+        if context.last_facts.get("digest") == digest:  # saves loading the tokenizer
+            return {**context.last_facts, **control}
         tokenizer, tokens = load_tokenizer(files[TOKENIZER]), context.tokenizer.tokens()
         ids = {name: tokenizer.token_to_id(token) for name, token in tokens.items()}
         return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}

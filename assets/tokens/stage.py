@@ -10,34 +10,29 @@ import os
 import re
 from functools import cached_property
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import segments, swallow
-from tokenloom.assets.prompts.spans import SPANS, FlatSpans, flat_spans, span_lists, spans_cover
+from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
-from tokenloom.assets.stage.pairs import LABEL, in_pairs
+from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, one_array, row_of
-from tokenloom.resources.tables.sequence_schema import ID_TYPES
+from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_of
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ControlPolicy = Literal["split", "reject", "keep"]
 
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
 """Environment variable: `tokenizers`, or `gigatoken` wherever it fits, however small a chunk is. It changes no byte."""
-
-
-def _spans_cover_ids(table: pa.Table) -> bool:
-    return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
 
 
 class TokensStage(Stage):
@@ -47,9 +42,6 @@ class TokensStage(Stage):
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
     compressed = False
-    output_schema: ClassVar = {ROW: (pa.int32(),), "input_ids": ID_TYPES, "spans": (SPANS,)}
-    optional_columns: ClassVar = {LABEL: (pa.bool_(),)}
-    checks: ClassVar = {"spans partition the tokens": _spans_cover_ids}
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         return read_settings(config, "tokenizer.control_tokens_in_content")

@@ -1,7 +1,7 @@
-"""Keys, output digests and rejects under these versions: a change in what a stage makes must come with a new version.
+"""Keys, output digests and rejects of many datasets: a changed output needs a new stage version.
 
-Where a stage's code changes its output on purpose, bump its `version` and write the new digests:
-`PYTHONPATH=tests python tests/golden/test_golden.py`; with TOKENLOOM_REAL_DATA=DIR, those of real data too.
+If a stage's code changes its output on purpose, bump its `version` and write the new digests:
+`PYTHONPATH=tests python tests/golden/test_golden.py`; with TOKENLOOM_REAL_DATA=DIR, also those of real data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from blake3 import blake3
 from support.golden_datasets import LIMITS, NAMES, REAL, write_golden, write_mixture, write_real
 from support.object_service import ObjectService, object_service
 from tokenloom import DataPipeline
-from tokenloom.assets.building.build import STAGES, Build, stage_named
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.loaders import open_mixture
@@ -35,7 +36,7 @@ TINY = ChunkSize(target=8_000, maximum=32_000)
 MIDDLE = ChunkSize(target=100_000, maximum=400_000)
 MIXTURE = "mixture"
 IN_BUCKETS = ("json_by_id", "files_of_a_folder", "saved_by_datasets")
-"""Datasets that are also built in a store in a bucket."""
+"""Datasets that are also built into a store in a bucket."""
 FROM_BUCKETS = {"json_array": "rows.json", "files_of_a_folder": "rows/", "gz_with_bad_lines": "part*.jsonl.gz"}
 """Datasets whose source is also read from a bucket, with its name below the folder."""
 
@@ -43,7 +44,7 @@ Stages = dict[str, dict[str, Any]]
 
 
 def stages_of(config: Path, store: Path | str, size: ChunkSize, limit: int | None = None) -> Stages:
-    """By stage and version: the digest of its output, one of all chunks' keys, and the rows rejected, by code."""
+    """Return by stage and version: digest of the output, digest of all keys, and the number of rejects by code."""
     build = Build(PipelineConfig.from_file(config), ArtifactStore(store), limit=limit, chunk_size=size)
     reports = {report.name: report for report in build.run_all()}
     found: Stages = {}
@@ -62,7 +63,7 @@ def stages_of(config: Path, store: Path | str, size: ChunkSize, limit: int | Non
 
 
 def made(name: str, folder: Path, store: Path | str | None = None) -> Stages:
-    """What a dataset that is made here comes to."""
+    """Build a generated dataset."""
     config = write_golden(name, folder / "data")
     return stages_of(config, store or folder / "store", size_of(name), LIMITS.get(name))
 
@@ -72,12 +73,12 @@ def size_of(name: str) -> ChunkSize:
 
 
 def real(name: str, data: Path, folder: Path) -> Stages:
-    """What a real dataset comes to."""
+    """Build a real dataset."""
     return stages_of(write_real(name, data, folder / "data"), folder / "store", MIDDLE, LIMITS.get(name))
 
 
 def mixed(folder: Path) -> Stages:
-    """Digest and shares of a mixture."""
+    """Build a mixture; returns its digest and shares."""
     config, store = write_mixture(folder / "data"), folder / "store"
     DataPipeline.from_config(config, store).unwrap().build().unwrap()
     opened = open_mixture(MIXTURE, store=store)
@@ -92,7 +93,7 @@ def golden(name: str, path: Path = GOLDEN) -> Stages:
 
 def check(name: str, found: Stages, expected: Stages) -> None:
     for stage, facts in found.items():
-        assert facts == expected.get(stage), f"{name}: {stage} has other keys or bytes; see {Path(__file__).name}"
+        assert facts == expected.get(stage), f"{name}: {stage} has different keys or bytes; see {Path(__file__).name}"
     assert list(found) == list(expected)
 
 

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from support.datasets_on_disk import PROMPT, TEMPLATE, rows
-from tokenloom.assets.building.build import STAGES, Build, stage_named
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig, Section
 from tokenloom.config.declaration import UNAVAILABLE

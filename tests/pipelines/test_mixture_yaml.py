@@ -20,7 +20,7 @@ from support.canonical_tables import CHATML
 from support.loaded_rows import rows_of, settings, write_rows
 from support.store_files import flip, object_path
 from tokenloom import DataPipeline, open_dataset
-from tokenloom.assets.building.build import STAGES
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.cli import main
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import load_config
@@ -402,7 +402,9 @@ def test_each_kind_of_yaml_is_told_from_the_other(folder: Path) -> None:
     path = mix(folder, "a", "b", name="both", training={"lr": 0.1})
     assert isinstance(load_config(path), MixtureConfig)
     assert isinstance(load_config(folder / "a.yaml"), PipelineConfig)
-    with pytest.raises(ConfigError, match=r"both.yaml:2: mixture: both is a mixture, not a dataset; use one of .*: a, b"):
+    with pytest.raises(
+        ConfigError, match=r"both.yaml:2: mixture: both is a mixture, not a dataset; use one of .*: a, b"
+    ):
         PipelineConfig.from_file(path)
     with pytest.raises(ConfigError, match="mixture: missing"):
         MixtureConfig.from_file(folder / "a.yaml")

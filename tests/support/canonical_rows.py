@@ -11,9 +11,9 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.schema.sketch import merge, sketch
-from tokenloom.assets.stage.contract import validate
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 
 Row = dict[str, Any]

@@ -11,9 +11,9 @@ import pyarrow as pa
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.prompts.stage import STAGE, renderer
-from tokenloom.assets.stage.contract import validate, validate_rejects
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
 from tokenloom.resources.tokenizers import resolve_tokenizer

@@ -12,7 +12,8 @@ import dagster as dg
 import yaml
 
 from support.paths import ROOT
-from tokenloom.assets.dagster.dataset_assets import StoreResource, dataset_definitions
+from tokenloom.assets.dagster.assets import dataset_definitions
+from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 

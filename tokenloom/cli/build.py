@@ -80,7 +80,7 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
     Args:
         last: the stage to stop after; None: run all.
     """
-    from tokenloom.assets.building.build import STAGES
+    from tokenloom.assets.building.stages import STAGES
     from tokenloom.assets.building.target import open_target
     from tokenloom.cli.terminal.progress import BuildProgress
     from tokenloom.resources.store import ArtifactStore
@@ -110,7 +110,7 @@ def stored_lines(target: BuildTarget) -> list[str]:
 
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
     """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
-    from tokenloom.assets.building.build import STAGES
+    from tokenloom.assets.building.stages import STAGES
     from tokenloom.cli.terminal.console import say
     from tokenloom.cli.terminal.lengths import length_lines
     from tokenloom.cli.terminal.tables import stage_table

@@ -1,4 +1,4 @@
-"""A build is a pure function of its inputs: same bytes cold, warm, anywhere, on more workers."""
+"""A build is a pure function of its inputs: the same bytes cold, warm, in any folder and on any number of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import yaml
 
 from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import TOKENIZER, write_dataset
-from tokenloom.assets.building.build import STAGES, Build
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, DataValidationError, SourceError
 from tokenloom.resources.store import ArtifactStore
@@ -35,7 +36,7 @@ def test_a_second_build_computes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_the_number_of_workers_changes_no_byte(tmp_path: Path, workers: int) -> None:
+def test_the_number_of_workers_does_not_change_the_bytes(tmp_path: Path, workers: int) -> None:
     config = write_dataset(tmp_path)
     assert digests(build(config, tmp_path / "a", workers)) == digests(build(config, tmp_path / "b", 2))
 
@@ -109,7 +110,7 @@ def test_a_few_bad_rows_never_stop_a_build_and_never_vanish(tmp_path: Path) -> N
     ]
 
 
-def test_too_many_bad_rows_fail_the_run_and_say_why(tmp_path: Path) -> None:
+def test_too_many_bad_rows_fail_the_run_with_the_reasons(tmp_path: Path) -> None:
     config = write_dataset(tmp_path)
     data = tmp_path / "small.jsonl"
     data.write_text(data.read_text() + "{broken\n" * 20)
@@ -128,14 +129,14 @@ def test_a_source_without_rows_is_refused(tmp_path: Path, name: str, content: st
         build(config, tmp_path / "store")
 
 
-def test_a_quote_that_never_closes_is_named_with_its_line(tmp_path: Path) -> None:
+def test_an_unclosed_quote_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "open.csv").write_text('instruction,output\na,b\nc,"unclosed\n' + "d,e\n" * 100)
     config = write_dataset(tmp_path, dataset={"name": "open.csv"})
     with pytest.raises(SourceError, match=r"open\.csv: the quote that opens a field on line 3 never closes"):
         build(config, tmp_path / "store")
 
 
-def test_columns_that_are_not_kept_reject_no_row(tmp_path: Path) -> None:
+def test_columns_that_are_not_kept_do_not_reject_rows(tmp_path: Path) -> None:
     config = write_dataset(
         tmp_path, 100, dataset={"name": "small.jsonl", "columns": ["instruction", "input", "output"]}
     )
@@ -155,7 +156,7 @@ def test_hidden_files_of_a_folder_are_not_read(tmp_path: Path) -> None:
     assert build(config, tmp_path / "store")["raw"].rows_out == 60
 
 
-def test_files_are_read_from_urls_whose_secrets_stay_out_of_the_store(tmp_path: Path) -> None:
+def test_secrets_of_source_urls_stay_out_of_the_store(tmp_path: Path) -> None:
     import gzip
     import threading
     from functools import partial
@@ -179,7 +180,7 @@ def test_files_are_read_from_urls_whose_secrets_stay_out_of_the_store(tmp_path: 
         assert b"hush-hush" not in path.read_bytes()
 
 
-def test_a_role_that_nothing_reads_is_named(tmp_path: Path) -> None:
+def test_an_unused_role_is_reported(tmp_path: Path) -> None:
     mapping = {"promt": "instruction", "completion": "output"}
     dataset = {"name": "small.jsonl", "column_mapping": mapping}
     config = write_dataset(tmp_path, dataset=dataset, prompt_template={"format_type": "completion"})
@@ -187,7 +188,7 @@ def test_a_role_that_nothing_reads_is_named(tmp_path: Path) -> None:
         build(config, tmp_path / "store")
 
 
-def test_a_missing_column_is_named_at_the_templates_line(tmp_path: Path) -> None:
+def test_a_missing_column_is_reported_at_the_line_of_the_template(tmp_path: Path) -> None:
     template = "Q: {instrution}\nA: {output}\n"
     config = write_dataset(tmp_path)
     block = "".join(f"    {line}\n" for line in template.splitlines())
@@ -199,7 +200,7 @@ def test_a_missing_column_is_named_at_the_templates_line(tmp_path: Path) -> None
         build(config, tmp_path / "store")
 
 
-def test_a_limit_is_published_apart(tmp_path: Path) -> None:
+def test_a_limited_build_is_published_separately(tmp_path: Path) -> None:
     config = PipelineConfig.from_file(write_dataset(tmp_path))
     reports = list(Build(config, ArtifactStore(tmp_path / "store"), limit=10).run_all())
     assert reports[-1].rows_out == 10

@@ -1,4 +1,4 @@
-"""A damaged store is noticed, named, and healed by building again; what is wrong is never read silently."""
+"""A damaged store is detected, reported, and repaired by building again; damage is never read silently."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def remove(path: Path) -> None:
 
 
 def heal(config: Path, store: Path) -> dict[str, str]:
-    """Build; where that only finds the damage, build once more."""
+    """Build; if that only reports the damage, build again."""
     for _ in range(3):
         try:
             return digests(build(config, store))
@@ -42,7 +42,7 @@ def heal(config: Path, store: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, str]]:
-    """A YAML, a store in which it is built, and the digests."""
+    """A YAML, a store with its build, and the digests."""
     folder = tmp_path_factory.mktemp("whole")
     config = write_dataset(folder)
     return config, folder / "store", digests(build(config, folder / "store"))
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[st
 
 @pytest.mark.parametrize("damage", [truncate, empty, remove])
 @pytest.mark.parametrize("pattern", ["objects/*/*", "actions/*/*", "datasets/*/*", "tokenizers/*/*"])
-def test_every_kind_of_file_is_healed(
+def test_every_kind_of_file_is_repaired(
     whole: tuple[Path, Path, dict[str, str]], tmp_path: Path, pattern: str, damage: Damage
 ) -> None:
     config, source, expected = whole
@@ -64,7 +64,7 @@ def test_every_kind_of_file_is_healed(
 
 
 @pytest.mark.parametrize("stage", ["raw", "columns", "prompts", "tokenizer", "tokens"])
-def test_a_flipped_byte_is_never_built_upon(
+def test_a_flipped_byte_never_reaches_an_output(
     whole: tuple[Path, Path, dict[str, str]], tmp_path: Path, stage: str
 ) -> None:
     config, source, expected = whole
@@ -81,9 +81,7 @@ def test_a_flipped_byte_is_never_built_upon(
     assert with_all_recomputed == expected
 
 
-def test_a_damaged_object_that_is_read_again_names_itself(
-    whole: tuple[Path, Path, dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_damaged_object_is_named_when_it_is_read(whole: tuple[Path, Path, dict[str, str]], tmp_path: Path) -> None:
     shutil.copytree(whole[1], tmp_path / "store")
     store = ArtifactStore(tmp_path / "store")
     digest = store.manifest("small", "columns").chunks[0].output
@@ -95,7 +93,7 @@ def test_a_damaged_object_that_is_read_again_names_itself(
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"manifest": 5}', "[]"])
-def test_a_damaged_pointer_is_named_and_replaced(
+def test_a_damaged_pointer_is_reported_and_replaced(
     whole: tuple[Path, Path, dict[str, str]], tmp_path: Path, content: str
 ) -> None:
     config, source, expected = whole

@@ -1,4 +1,4 @@
-"""What differs between two builds, against plain Python: multisets of rows, difflib, tokens counted one by one."""
+"""Differences between two builds, compared with plain Python: multisets of rows, difflib, and token counts."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_rows_are_compared_as_multisets(a: list[int], b: list[int]) -> None:
 
 
 @given(st.data())
-def test_rows_at_the_same_place_are_changed_ones(data: st.DataObject) -> None:
-    """Rows that are all different and keep their order: difflib then finds every row that was kept."""
+def test_rows_at_the_same_place_count_as_changed(data: st.DataObject) -> None:
+    """All rows are distinct and keep their order, so difflib finds every kept row."""
     a = list(range(data.draw(st.integers(0, 30))))
     b, fresh = [], 1000
     for value in a:
@@ -109,7 +109,7 @@ def edited(rows: Rows, draw: random.Random) -> Rows:
 
 
 @pytest.mark.parametrize("seed", range(EDITS))
-def test_random_edits_of_a_file_are_what_multisets_say(tmp_path: Path, seed: int) -> None:
+def test_random_edits_of_a_file_give_the_multiset_difference(tmp_path: Path, seed: int) -> None:
     draw, store = random.Random(seed), ArtifactStore(tmp_path / "store")
     a = write_rows(tmp_path / "rows.jsonl", 200, seed)
     config = PipelineConfig.from_mapping({"name": "d", "dataset": {"name": str(tmp_path / "rows.jsonl")}})
@@ -146,7 +146,7 @@ def test_random_edits_of_a_file_are_what_multisets_say(tmp_path: Path, seed: int
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> tuple[Path, Rows, Rows]:
-    """A folder with a store that holds `d`, then `d` with edited rows; and `e` with other settings."""
+    """A folder with a store with two versions of `d`, the second with edited rows; and `e` with other settings."""
     folder = tmp_path_factory.mktemp("diff")
     a = write_rows(folder / "rows.jsonl", 200)
     sections = settings(tokenizer_folder)
@@ -196,7 +196,7 @@ def test_rows_and_tokens_of_each_split(built: tuple[Path, Rows, Rows]) -> None:
     assert total["removed"] + total["changed"] == 4
 
 
-def test_tokens_of_rows_are_counted_before_they_are_cut(built: tuple[Path, Rows, Rows], tokenizer_folder: Path) -> None:
+def test_tokens_of_rows_are_counted_before_truncation(built: tuple[Path, Rows, Rows], tokenizer_folder: Path) -> None:
     from transformers import AutoTokenizer
 
     folder, a, b = built
@@ -215,7 +215,7 @@ def test_tokens_of_rows_are_counted_before_they_are_cut(built: tuple[Path, Rows,
         assert counted == tokens(list(only.elements()))
 
 
-def test_other_settings_are_named_and_equal_rows_are_not_opened(built: tuple[Path, Rows, Rows]) -> None:
+def test_other_settings_are_reported_and_equal_rows_are_not_opened(built: tuple[Path, Rows, Rows]) -> None:
     folder, *_ = built
     old = ArtifactStore(folder / "store").versions.of("d")[0].digest
     found = found_in(folder, f"d@{old}", "e")
@@ -237,7 +237,7 @@ def test_other_settings_are_named_and_equal_rows_are_not_opened(built: tuple[Pat
 
 
 @pytest.mark.parametrize("stage", ["tokens", "raw"])
-def test_what_was_dropped_is_said_and_the_rest_compared(built: tuple[Path, Rows, Rows], stage: str) -> None:
+def test_dropped_objects_are_reported_and_the_rest_is_compared(built: tuple[Path, Rows, Rows], stage: str) -> None:
     folder, *_ = built
     store = ArtifactStore(folder / "store")
     old = store.versions.of("d")[0].digest
@@ -275,19 +275,19 @@ def test_the_command_prints_counts_places_and_settings(
     assert main(["diff", "d", "d", *store]) == 0
     assert "the same sequences" in capsys.readouterr().out
     assert main(["diff", f"d@{old[:12]}", "d", *store, "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told["same"] is False
-    assert told["a"]["version"] == old
-    assert [split["split"] for split in told["splits"]] == ["train", "validation"]
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert printed["same"] is False
+    assert printed["a"]["version"] == old
+    assert [split["split"] for split in printed["splits"]] == ["train", "validation"]
 
 
 @pytest.mark.parametrize("named", ["x", "d@beef", "d@1999-01-01", "x@beef", "d@"])
-def test_what_is_not_there_is_answered_with_what_is(built: tuple[Path, Rows, Rows], named: str) -> None:
+def test_an_unknown_version_is_answered_with_those_that_exist(built: tuple[Path, Rows, Rows], named: str) -> None:
     with pytest.raises(DatasetNotFoundError):
         found_in(built[0], "d", named)
 
 
-def test_a_dataset_whose_name_holds_an_at_sign_is_found_by_its_name(built: tuple[Path, Rows, Rows]) -> None:
+def test_a_dataset_name_can_contain_an_at_sign(built: tuple[Path, Rows, Rows]) -> None:
     folder, *_ = built
     config = PipelineConfig.from_file(folder / "d.yaml")
     list(Build(config, ArtifactStore(folder / "store"), limit=9).run_all())

@@ -1,4 +1,4 @@
-"""`explain` says what the next build does: the same hits, for stated reasons; and it writes nothing."""
+"""`explain` predicts the next build: the same hits, with reasons; and it writes nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from support.datasets_on_disk import PROMPT, rows, write_dataset
-from tokenloom.assets.building.build import STAGES, Build, StageReport, stage_named
+from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.building.explain import StageExplanation, explain
+from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
@@ -66,23 +67,23 @@ def project(tmp_path: Path, tokenizer_folder: Path) -> Project:
     return made
 
 
-def spoken(project: Project) -> str:
+def reasons_of(project: Project) -> str:
     return "\n".join(f"{name}: {reason}" for name, stage in project.explain().items() for reason in stage.reasons)
 
 
-def foretold(project: Project) -> dict[str, StageExplanation]:
-    """What explain says, held against the build that follows: it leaves everything as it was."""
+def predicted(project: Project) -> dict[str, StageExplanation]:
+    """Return what explain predicts, checked against the build that follows; explain must change no file."""
     before = project.listing()
-    told = project.explain()
+    stages = project.explain()
     assert project.listing() == before
     done = project.build()
     for name in STAGES:
-        stage, report = told[name], done[name]
+        stage, report = stages[name], done[name]
         assert stage.hits + stage.misses + stage.waits == stage.chunks == report.chunks, name
         assert stage.hits <= report.chunks_reused <= stage.hits + stage.waits, name
         assert (report.chunks_reused == report.chunks) or stage.reasons, name
         assert str(project.folder) not in "".join((*stage.reasons, *report.explanation))
-    return told
+    return stages
 
 
 ROW = json.dumps({"instruction": "one more", "input": "", "output": "row"})
@@ -151,80 +152,83 @@ def _both(project: Project) -> None:
 
 CHANGES = {
     "nothing": (lambda project: None, ""),
-    "append": (_append, "raw: the chunk of small.jsonl:{last} on is new or changed"),
+    "append": (_append, "raw: the chunk starting at small.jsonl:{last} is new or changed"),
     "edit": (_edit, "is new or changed"),
     "white space": (_edit_white_space, "is new or changed"),
     "delete": (_delete, "is new or changed"),
-    "delete the end": (_delete_the_end, "raw: the chunk of small.jsonl:{last} on is gone"),
+    "delete the end": (_delete_the_end, "raw: the chunk starting at small.jsonl:{last} is gone"),
     "max_length": (_longer, "sequences: tokenizer.max_length: 256 → 128"),
     "add_eos": (_no_eos, "prompts: prompt_template.add_eos: true → false"),
     "filters": (_filter, 'raw: dataset.filters: [] → ["len(output) > 20"]'),
     "tokenizer": (_other_tokenizer, "tokenizer: the tokenizer copied changed"),
-    "lost raw": (_lost("raw"), "raw: 1 of {chunks} chunks: their objects are missing; they are made again"),
-    "lost schema": (_lost("schema"), "schema: 1 of {chunks} chunks: their objects are missing; they are made again"),
-    "lost tokenizer": (_lost("tokenizer"), "tokenizer: 1 of 1 chunk: their objects are missing; they are made again"),
-    "lost tokens": (_lost("tokens", 2), "tokens: 1 of {chunks} chunks: their objects are missing; they are made again"),
-    "lost action": (_lost_action, "columns: 1 of {chunks} chunks: their objects are missing; they are made again"),
+    "lost raw": (_lost("raw"), "raw: 1 of {chunks} chunks: objects are missing, so they are computed again"),
+    "lost schema": (_lost("schema"), "schema: 1 of {chunks} chunks: objects are missing, so they are computed again"),
+    "lost tokenizer": (_lost("tokenizer"), "tokenizer: 1 of 1 chunk: objects are missing, so they are computed again"),
+    "lost tokens": (
+        _lost("tokens", 2),
+        "tokens: 1 of {chunks} chunks: objects are missing, so they are computed again",
+    ),
+    "lost action": (_lost_action, "columns: 1 of {chunks} chunks: objects are missing, so they are computed again"),
     "two": (_both, "sequences: tokenizer.max_length: 256 → 128"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_foretold_is_what_the_next_build_does(project: Project, name: str) -> None:
+def test_the_next_build_does_what_is_predicted(project: Project, name: str) -> None:
     change, reason = CHANGES[name]
     last = project.chunk("raw", -1)
     change(project)
-    told = foretold(project)
+    stages = predicted(project)
     expected = reason.format(
         last=last.offset + 1, chunks=len(ArtifactStore(project.store).manifest("small", "raw").chunks)
     )
-    lines = [f"{stage}: {line}" for stage, found in told.items() for line in found.reasons]
+    lines = [f"{stage}: {line}" for stage, found in stages.items() for line in found.reasons]
     assert (any(expected in line for line in lines)) if expected else lines == []
     assert all(stage.state == "hit" for stage in project.explain().values())
 
 
-def test_one_edited_row_leaves_all_other_chunks_known(project: Project) -> None:
+def test_one_edited_row_leaves_all_other_chunks_cached(project: Project) -> None:
     _edit(project)
-    told = foretold(project)
-    chunks = told["raw"].chunks
+    stages = predicted(project)
+    chunks = stages["raw"].chunks
     assert chunks > 5
-    assert all(told[name].hits >= chunks - 2 for name in STAGES if name != "tokenizer")
+    assert all(stages[name].hits >= chunks - 2 for name in STAGES if name != "tokenizer")
 
 
-def test_a_stage_below_a_change_is_compared_as_well(project: Project) -> None:
+def test_a_stage_downstream_of_a_change_is_compared_as_well(project: Project) -> None:
     _append(project)
     project.set("prompt_template", add_eos=False)
     _longer(project)
-    text = spoken(project)
+    text = reasons_of(project)
     assert "prompts: prompt_template.add_eos: true → false" in text
     assert "sequences: tokenizer.max_length: 256 → 128" in text
     assert "waits for prompts: up to" in text
-    foretold(project)
+    predicted(project)
 
 
-def test_going_back_to_an_older_setting_is_known_from_an_earlier_build(project: Project) -> None:
+def test_going_back_to_an_older_setting_reuses_an_earlier_build(project: Project) -> None:
     _longer(project)
     project.build()
     project.set("tokenizer", max_length=256)
-    told = foretold(project)["sequences"]
-    assert told.state == "hit"
-    share = f"{told.chunks} of {told.chunks} chunks"
-    assert told.reasons == ("tokenizer.max_length: 128 → 256", f"{share}: known from an earlier build")
+    sequences = predicted(project)["sequences"]
+    assert sequences.state == "hit"
+    share = f"{sequences.chunks} of {sequences.chunks} chunks"
+    assert sequences.reasons == ("tokenizer.max_length: 128 → 256", f"{share}: reused from an earlier build")
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_new_stage_version_is_named(project: Project, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_stage_version_is_reported(project: Project, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     version = stage_named(stage).version
     monkeypatch.setattr(type(stage_named(stage)), "version", version + 1)
-    told = foretold(project)
-    assert f"stage {stage}: version {version} → {version + 1}" in told[stage].reasons
-    assert told[stage].hits == 0
+    stages = predicted(project)
+    assert f"stage {stage}: version {version} → {version + 1}" in stages[stage].reasons
+    assert stages[stage].hits == 0
     above = STAGES[: STAGES.index(stage)]
-    assert all(told[name].state == "hit" for name in above)
+    assert all(stages[name].state == "hit" for name in above)
 
 
 def _upgrade(folder: Path, library: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metadata of a release that this environment finds first."""
+    """Add metadata of a release that this environment finds first."""
     info = folder / "site" / f"{library}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: {version}\n")
@@ -233,18 +237,18 @@ def _upgrade(folder: Path, library: str, version: str, monkeypatch: pytest.Monke
 
 def test_an_upgrade_that_changes_nothing_hits(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _upgrade(project.folder, "pyarrow", "998.0", monkeypatch)
-    told = foretold(project)
-    assert {stage.state for stage in told.values()} == {"hit"}
-    assert not any(stage.reasons for stage in told.values())
+    stages = predicted(project)
+    assert {stage.state for stage in stages.values()} == {"hit"}
+    assert not any(stage.reasons for stage in stages.values())
 
 
 def test_an_upgrade_that_changes_a_stage_misses_there(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _upgrade(project.folder, "pyarrow", "999.0", monkeypatch)
     monkeypatch.setattr(type(stage_named("columns")), "probe", lambda self: [pa.table({"other": [1]})])
-    told = foretold(project)
-    assert told["columns"].reasons == (f"pyarrow {pa.__version__} → 999.0 changes what columns makes",)
-    assert told["columns"].hits == 0
-    assert {told[name].state for name in ("raw", "schema")} == {"hit"}
+    stages = predicted(project)
+    assert stages["columns"].reasons == (f"pyarrow {pa.__version__} → 999.0 changes the output of columns",)
+    assert stages["columns"].hits == 0
+    assert {stages[name].state for name in ("raw", "schema")} == {"hit"}
 
 
 def test_a_probe_is_kept_in_the_store(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +258,7 @@ def test_a_probe_is_kept_in_the_store(project: Project, monkeypatch: pytest.Monk
     project.build()
 
 
-def test_a_changed_file_of_examples_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_changed_file_of_examples_is_reported(tmp_path: Path, tokenizer_folder: Path) -> None:
     examples = tmp_path / "shots" / "examples.jsonl"
     examples.parent.mkdir()
     examples.write_text("".join(f"{json.dumps(row)}\n" for row in rows(5, seed=3)))
@@ -262,33 +266,33 @@ def test_a_changed_file_of_examples_is_named(tmp_path: Path, tokenizer_folder: P
     project = Project(tmp_path, {"name_or_path": str(tokenizer_folder)}, prompt_template=shots)
     project.build()
     examples.write_text("".join(f"{json.dumps(row)}\n" for row in rows(5, seed=4)))
-    assert foretold(project)["prompts"].reasons == ("prompt_template.few_shot.source examples.jsonl changed",)
+    assert predicted(project)["prompts"].reasons == ("prompt_template.few_shot.source examples.jsonl changed",)
 
 
-def test_long_values_are_shown_where_they_differ(project: Project) -> None:
+def test_long_values_are_shown_around_their_first_difference(project: Project) -> None:
     template = yaml.safe_load(project.config.read_text())["prompt_template"]["template"]
     project.set("prompt_template", template=template.replace("Response", "Reply"))
-    (reason,) = foretold(project)["prompts"].reasons
+    (reason,) = predicted(project)["prompts"].reasons
     assert reason.startswith("prompt_template.template: …")
     assert "Response" in reason and "Reply" in reason and len(reason) < 200
 
 
-def test_what_a_trained_tokenizer_costs_is_said(tmp_path: Path) -> None:
+def test_the_cost_of_a_trained_tokenizer_is_reported(tmp_path: Path) -> None:
     config = yaml.safe_load(write_dataset(tmp_path / "other", 5).read_text())
     project = Project(tmp_path, config["tokenizer"])
     project.build()
     _append(project)
-    told = foretold(project)
+    stages = predicted(project)
     digest = next((project.store / "tokenizers").iterdir()).name
-    assert "<store>/tokenizers/" in " ".join(told["tokenizer"].reasons)
-    assert told["tokens"].waits == told["tokens"].chunks
+    assert "<store>/tokenizers/" in " ".join(stages["tokenizer"].reasons)
+    assert stages["tokens"].waits == stages["tokens"].chunks
     project.set("tokenizer", train=None, name_or_path=str(project.store / "tokenizers" / digest))
-    foretold(project)
+    predicted(project)
     _edit(project)
-    assert foretold(project)["tokens"].hits >= told["tokens"].chunks - 3
+    assert predicted(project)["tokens"].hits >= stages["tokens"].chunks - 3
 
 
-def test_shortened_conversations_wait_for_what_they_are_rendered_by(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_shortened_conversations_wait_for_their_template(tmp_path: Path, tokenizer_folder: Path) -> None:
     tokenizer = {"name_or_path": str(tokenizer_folder), "max_length": 64, "chat_template": CHAT}
     length = {"strategy": "drop_turns"}
     project = Project(tmp_path, tokenizer, length=length, prompt_template={"format_type": "chat"})
@@ -298,17 +302,17 @@ def test_shortened_conversations_wait_for_what_they_are_rendered_by(tmp_path: Pa
     )
     project.build()
     project.lines(lambda lines: [*lines, json.dumps({"messages": talk})])
-    told = foretold(project)
-    assert told["sequences"].hits > 0
+    stages = predicted(project)
+    assert stages["sequences"].hits > 0
     project.set("tokenizer", chat_template=CHAT.replace("m.role", "m.role|upper"))
-    assert foretold(project)["prompts"].reasons == ("the chat template changed",)
+    assert predicted(project)["prompts"].reasons == ("the chat template changed",)
 
 
 def test_another_source_with_other_columns_is_not_refused(project: Project) -> None:
     project.lines(lambda lines: [json.dumps({"q": row["instruction"], "a": row["output"]}) for row in rows(120)])
     project.set("prompt_template", template="{q}\n{a}\n", label_column="a")
-    told = foretold(project)
-    assert told["columns"].waits == told["columns"].chunks
+    stages = predicted(project)
+    assert stages["columns"].waits == stages["columns"].chunks
 
 
 def test_explain_prints_one_object(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,14 +329,14 @@ def test_explain_prints_one_object(project: Project, capsys: pytest.CaptureFixtu
     assert str(project.folder) not in printed
 
 
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_store_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_dataset(tmp_path, 20)
     assert main(["explain", str(config), "--store", str(tmp_path / "none"), "--limit", "5"]) == 0
     assert "raw: never built" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.jsonl", "small.yaml"]
 
 
-def test_a_faulty_config_ends_as_a_build_of_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_faulty_config_fails_as_in_a_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_dataset(tmp_path, 20, lenght={"packing": "concat"})
     assert main(["explain", str(config), "--store", str(tmp_path / "store")]) == 2
     assert "did you mean length?" in capsys.readouterr().err

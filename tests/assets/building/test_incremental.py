@@ -1,4 +1,4 @@
-"""An edit recomputes its chunk alone, and what comes out is what a build of the new input from nothing makes."""
+"""An edit recomputes only its own chunks, and gives the same output as a cold build of the new input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from support.builds import SMALL, build, digests, frozen_tokenizer
 from support.datasets_on_disk import rows, write_dataset
-from tokenloom.assets.building.build import STAGES
+from tokenloom.assets.building.stages import STAGES
 
 Edit = Callable[[list[str], random.Random], None]
 
@@ -39,11 +39,11 @@ def change(lines: list[str], draw: random.Random) -> None:
     lines[draw.randrange(len(lines))] = line(draw)
 
 
-def at_the_begin(lines: list[str], draw: random.Random) -> None:
+def at_the_start(lines: list[str], draw: random.Random) -> None:
     lines.insert(0, line(draw))
 
 
-@pytest.mark.parametrize("edit", [append, insert, delete, change, at_the_begin])
+@pytest.mark.parametrize("edit", [append, insert, delete, change, at_the_start])
 @pytest.mark.parametrize("packing", ["none", "best_fit"])
 def test_an_edit_recomputes_at_most_two_chunks_of_a_stage(tmp_path: Path, edit: Edit, packing: str) -> None:
     tokenizer, length = frozen_tokenizer(tmp_path), {"packing": packing}
@@ -62,7 +62,7 @@ def test_an_edit_recomputes_at_most_two_chunks_of_a_stage(tmp_path: Path, edit: 
     assert digests(found) == digests(build(config, tmp_path / "cold"))
 
 
-def test_files_that_come_and_go_recompute_only_their_own_chunks(tmp_path: Path) -> None:
+def test_added_and_removed_files_recompute_only_their_own_chunks(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 10, tokenizer=frozen_tokenizer(tmp_path), dataset={"name": "parts"})
     (tmp_path / "parts").mkdir()
 
@@ -85,10 +85,10 @@ def test_files_that_come_and_go_recompute_only_their_own_chunks(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("bumped", ["raw", "columns", "prompts", "tokens", "sequences"])
-def test_a_stage_of_another_version_computes_itself_and_no_more(
+def test_a_new_stage_version_recomputes_only_that_stage(
     tmp_path: Path, bumped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenloom.assets.building.build import stage_named
+    from tokenloom.assets.building.stages import stage_named
 
     config = write_dataset(tmp_path, tokenizer=frozen_tokenizer(tmp_path))
     before = build(config, tmp_path / "store")
@@ -99,7 +99,7 @@ def test_a_stage_of_another_version_computes_itself_and_no_more(
         assert after[stage].chunks_reused == (0 if stage == bumped else after[stage].chunks), stage
 
 
-def test_the_size_of_chunks_is_steady(tmp_path: Path) -> None:
+def test_chunk_sizes_stay_in_range(tmp_path: Path) -> None:
     from tokenloom.resources.store import ArtifactStore
 
     build(write_dataset(tmp_path, 4000), tmp_path / "store")

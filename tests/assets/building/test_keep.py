@@ -1,4 +1,4 @@
-"""`keep: sequences`: what gc drops is still known, and made anew, as it was, where something is computed from it."""
+"""`keep: sequences`: builds still hit dropped outputs, and recompute them to the same bytes if they are needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from support.dagster_project import Project, new_project, runnable
 from support.datasets_on_disk import write_dataset
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
 from support.terminal import run
-from tokenloom.assets.building.build import STAGES, Build, StageReport
+from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.compute import ComputeEngine
@@ -57,7 +58,7 @@ def append(config: Path) -> None:
 
 
 def write_conversations(config: Path) -> None:
-    """Rows of several turns instead, with a chat template, some longer than what is allowed."""
+    """Replace the rows by conversations, some longer than `max_length`, with a chat template."""
     rows = [json.loads(line) for line in config.with_suffix(".jsonl").read_text().splitlines()]
     speakers = (("user", "instruction"), ("assistant", "output"))
     turns = [[{"role": role, "content": row[name]} for role, name in speakers * 3] for row in rows]
@@ -68,7 +69,7 @@ def write_conversations(config: Path) -> None:
     config.write_text(yaml.safe_dump(settings))
 
 
-def test_gc_drops_intermediate_outputs_alone_and_a_build_still_knows_them(tmp_path: Path) -> None:
+def test_gc_drops_only_intermediate_outputs_and_a_build_still_hits(tmp_path: Path) -> None:
     config, store = write_dataset(tmp_path, 400, keep="sequences"), tmp_path / "store"
     cold = build(config, store)
     before, actions = outputs(store), stems(store, "actions")
@@ -100,7 +101,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("changed", "limit"), [*((name, None) for name in CHANGES), ("template", 250), ("drop_turns", 250), ("rows", 250)]
 )
-def test_a_change_after_dropping_makes_what_it_would_without(tmp_path: Path, changed: str, limit: int | None) -> None:
+def test_a_change_after_dropping_gives_the_same_as_without(tmp_path: Path, changed: str, limit: int | None) -> None:
     dataset = {"name": "small.jsonl", "val_split": 0.2}
     config, store, whole = write_dataset(tmp_path, 400, dataset=dataset), tmp_path / "store", tmp_path / "whole"
     if changed == "drop_turns":
@@ -120,7 +121,7 @@ def test_a_change_after_dropping_makes_what_it_would_without(tmp_path: Path, cha
     assert verify(ArtifactStore(store)).findings == []
 
 
-def test_only_the_chunks_above_a_lost_one_are_made_again(tmp_path: Path) -> None:
+def test_only_the_chunks_upstream_of_a_lost_one_are_recomputed(tmp_path: Path) -> None:
     config, store = write_dataset(tmp_path, 600, keep="sequences"), tmp_path / "store"
     cold = build(config, store)
     before = outputs(store)
@@ -133,7 +134,7 @@ def test_only_the_chunks_above_a_lost_one_are_made_again(tmp_path: Path) -> None
     assert stems(store, "objects") - left == {before[stage][1] for stage in (*INTERMEDIATE, "sequences")}
 
 
-def test_rejects_that_are_lost_are_made_again(tmp_path: Path) -> None:
+def test_lost_rejects_are_recomputed(tmp_path: Path) -> None:
     config, store = write_dataset(tmp_path, 300, keep="sequences"), tmp_path / "store"
     lines = config.with_suffix(".jsonl").read_text().splitlines()
     lines[20] = json.dumps({"instruction": "say nothing", "input": "", "output": " "})
@@ -147,7 +148,7 @@ def test_rejects_that_are_lost_are_made_again(tmp_path: Path) -> None:
     assert object_path(store, rejects).exists()
 
 
-def test_keep_all_makes_dropped_outputs_anew(tmp_path: Path) -> None:
+def test_keep_all_recomputes_dropped_outputs(tmp_path: Path) -> None:
     config, store = write_dataset(tmp_path, 300, keep="sequences"), tmp_path / "store"
     cold = build(config, store)
     drop(store)
@@ -160,7 +161,7 @@ def test_keep_all_makes_dropped_outputs_anew(tmp_path: Path) -> None:
     assert (found.findings, found.dropped) == ([], 0)
 
 
-def test_what_another_dataset_keeps_is_not_dropped(tmp_path: Path) -> None:
+def test_outputs_that_another_dataset_keeps_are_not_dropped(tmp_path: Path) -> None:
     store = tmp_path / "store"
     build(write_dataset(tmp_path / "a", 300, "a", keep="sequences"), store)
     build(write_dataset(tmp_path / "b", 300, "b"), store)
@@ -169,7 +170,7 @@ def test_what_another_dataset_keeps_is_not_dropped(tmp_path: Path) -> None:
     assert verify(ArtifactStore(store)).findings == []
 
 
-def test_what_comes_out_otherwise_is_told_and_made_anew(tmp_path: Path) -> None:
+def test_an_output_that_differs_now_is_reported_and_rebuilt(tmp_path: Path) -> None:
     config, store = write_dataset(tmp_path, 300, keep="sequences"), tmp_path / "store"
     cold = build(config, store)
     drop(store)
@@ -178,13 +179,15 @@ def test_what_comes_out_otherwise_is_told_and_made_anew(tmp_path: Path) -> None:
     action = opened.actions.get(key)
     assert action is not None
     opened.actions.put(key, replace(action, output="0" * 64))
-    with pytest.raises(StoreError, match=r"raw: .*small\.jsonl:1, and it comes out otherwise now; .* build again"):
+    with pytest.raises(
+        StoreError, match=r"raw: .*small\.jsonl:1, and recomputing it now gives other bytes; .* build again"
+    ):
         build(config, store)
     assert digests(build(config, store)) == digests(cold)
 
 
 @pytest.mark.parametrize("changed", ["source", "settings"])
-def test_a_stage_alone_says_what_it_cannot_make_again(tmp_path: Path, changed: str) -> None:
+def test_a_single_stage_reports_what_it_cannot_reproduce(tmp_path: Path, changed: str) -> None:
     config, store = write_dataset(tmp_path, 300, keep="sequences"), tmp_path / "store"
     build(config, store)
     drop(store)
@@ -192,10 +195,10 @@ def test_a_stage_alone_says_what_it_cannot_make_again(tmp_path: Path, changed: s
     if changed == "source":
         write_dataset(tmp_path / "other", 300, seed=5)
         (tmp_path / "other" / "small.jsonl").rename(tmp_path / "small.jsonl")
-        message = r"raw: gc dropped .*small\.jsonl:1, .* its source .* changed: build the dataset from raw on"
+        message = r"raw: gc dropped .*small\.jsonl:1, .* its source .* changed; build the dataset from raw on"
     else:
         change(config, prompt_template={"add_eos": False})
-        message = r"prompts: gc dropped .*prompt_template\.add_eos: .*: build the dataset from prompts on"
+        message = r"prompts: gc dropped .*prompt_template\.add_eos: .*; build the dataset from prompts on"
     alone = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(2), chunk_size=SMALL)
     with pytest.raises(StoreError, match=message):
         alone.run("tokens")
@@ -213,8 +216,8 @@ def test_rows_are_shown_and_sources_inspected_after_dropping(tmp_path: Path) -> 
     assert run(*wanted, "--inference", folder=tmp_path).returncode == 0
     drop(tmp_path / "store")
     left = stems(tmp_path / "store", "objects")
-    told = run("inspect", "small.yaml", "--json", folder=tmp_path)
-    assert (told.returncode, sum(json.loads(told.stdout)["splits"].values())) == (0, 50)
+    printed = run("inspect", "small.yaml", "--json", folder=tmp_path)
+    assert (printed.returncode, sum(json.loads(printed.stdout)["splits"].values())) == (0, 50)
     drop(tmp_path / "store")
     assert len(stems(tmp_path / "store", "objects") - left) == 2  # the manifests of small@inspect
 
@@ -235,17 +238,17 @@ def test_dagster_runs_checks_and_single_stages_after_dropping(tmp_path: Path) ->
     drop(project.root)
     again = materialize(project, *STAGES)
     assert again.success
-    told = {
+    checks = {
         check.asset_key.path[-1]: check
         for check in again.get_asset_check_evaluations()
         if check.check_name == "contract"
     }
-    assert all(check.passed for check in told.values())
+    assert all(check.passed for check in checks.values())
     for stage in INTERMEDIATE:
-        assert (told[stage].description or "").startswith("gc dropped 1 of 2 chunks"), (
+        assert (checks[stage].description or "").startswith("gc dropped 1 of 2 chunks"), (
             stage
         )  # its sample shows the first
-    assert all(told[stage].description is None for stage in ("schema", "tokenizer", "sequences"))
+    assert all(checks[stage].description is None for stage in ("schema", "tokenizer", "sequences"))
     drop(project.root)
     project.write(keep="sequences", length={"packing": "concat"})
     assert materialize(project, "sequences").success

@@ -1,4 +1,4 @@
-"""Builds that are killed at any moment, two at a time on one store: nothing half-written, and the same digests."""
+"""Two builds on one store, killed at random moments: no half-written files, and the same digests in the end."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def started(config: Path, store: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", _BUILD, str(TESTS), str(config), str(store)])
 
 
-def test_two_datasets_whose_builds_are_killed_go_on_to_the_same_digests(tmp_path: Path) -> None:
-    """They share rows, so that they make some of the same objects."""
+def test_killed_builds_of_two_datasets_end_with_the_same_digests(tmp_path: Path) -> None:
+    """The datasets share rows, so both builds write some of the same objects."""
     configs = [write_dataset(tmp_path / name, count, name=name) for name, count in (("one", 1500), ("other", 1100))]
     right = [digests(build(config, tmp_path / "right")) for config in configs]
     begun = time.monotonic()
@@ -65,7 +65,7 @@ def test_two_datasets_whose_builds_are_killed_go_on_to_the_same_digests(tmp_path
 
 
 def nothing_is_half_written(store: Path) -> None:
-    """Every object is what its name says, every action and pointer is whole."""
+    """Check that every object matches its digest, and that every action and pointer is complete."""
     for path in store.glob("objects/*/*"):
         assert blake3(path.read_bytes()).hexdigest() == path.stem
     for path in [*store.glob("actions/*/*"), *store.glob("datasets/*/*"), *store.glob("versions/*/*")]:

@@ -26,7 +26,7 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE
-from tokenloom.assets.stage.contract import validate
+from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import ConfigError, DataValidationError
 
 
@@ -112,7 +112,8 @@ def test_what_is_declared_is_json_whatever_is_mapped() -> None:
 @pytest.mark.parametrize(
     ("columns", "check"),
     [
-        ({"text": pa.array(["a", None])}, "nothing is null"),
+        ({"text": pa.array(["a", None])}, "column text has nulls"),
+        ({"q": pa.array(["a", None])}, "nothing is null"),
         ({"text": pa.array([1, 2])}, "one canonical form"),
         ({"messages": pa.array([[], []], MESSAGES)}, "one canonical form"),
         ({"messages": pa.array([[], []], MESSAGES), "tools": pa.array(["", ""])}, "messages have a known role"),

@@ -16,7 +16,7 @@ from support.canonical_tables import said as message
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE
-from tokenloom.assets.stage.contract import validate
+from tokenloom.assets.stage.validation import validate
 
 NAMES = {
     "system": "system",

@@ -27,9 +27,9 @@ from support.rendered_prompts import assert_partition, trained_parts
 from tokenloom.assets.prompts.spans import SPANS
 from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.sequences.stage import STAGE as SEQUENCES
-from tokenloom.assets.stage.contract import validate
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.validation import validate
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize

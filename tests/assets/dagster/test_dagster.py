@@ -1,4 +1,4 @@
-"""Materialization through Dagster on a real store: what it builds and shows, and how mistakes and damage surface."""
+"""Materialization through Dagster on a real store: what it builds and shows, and how errors and damage surface."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import pyarrow as pa
 import pytest
 
 from support.dagster_project import ROWS, SECTIONS, Project, failure, new_project
-from tokenloom.assets.building.build import STAGES, Build, stage_named
-from tokenloom.assets.dagster.dataset_assets import StoreResource, asset_key, check_contract
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.dagster.checks import check_contract
+from tokenloom.assets.dagster.names import asset_key
+from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.objects import encode_table
 
@@ -52,7 +55,7 @@ def test_materializing_builds_the_store_and_a_fresh_instance_hits(project: Proje
     assert sum(metadata["chunks_reused"] for metadata in stage_metadata(first).values()) == 0
 
 
-def test_a_materialization_says_why_it_computed(project: Project) -> None:
+def test_a_materialization_explains_why_it_computed(project: Project) -> None:
     first = stage_metadata(project.run())
     assert {metadata["explanation"] for metadata in first.values()} == {"never built"}
     project.write(tokenizer={**SECTIONS["tokenizer"], "max_length": 48})
@@ -61,7 +64,7 @@ def test_a_materialization_says_why_it_computed(project: Project) -> None:
     assert [stage for stage, metadata in shown.items() if "explanation" in metadata] == ["sequences"]
 
 
-def test_dagster_and_a_plain_build_make_the_same(project: Project) -> None:
+def test_dagster_and_a_plain_build_give_the_same_digests(project: Project) -> None:
     config, apart = project.config, ArtifactStore(project.folder / "apart")
     built = {report.name: report.digest for report in Build(config, apart).run_all()}
     result = project.run()
@@ -72,7 +75,7 @@ def test_dagster_and_a_plain_build_make_the_same(project: Project) -> None:
 
 
 @pytest.mark.parametrize("packing", ["none", "concat"])
-def test_metadata_tells_what_a_stage_made(project: Project, packing: str) -> None:
+def test_metadata_describes_the_output_of_a_stage(project: Project, packing: str) -> None:
     project.write(length={"packing": packing})
     shown = stage_metadata(project.run())
     store = project.store
@@ -81,12 +84,14 @@ def test_metadata_tells_what_a_stage_made(project: Project, packing: str) -> Non
         tables = [store.objects.get(chunk.output) for chunk in manifest.chunks]
         for count in ("rows_in", "rows_out", "rejected", "filtered", "tokens"):
             assert metadata[count] == manifest.total(count)
-        if stage != "schema":  # its table describes columns
+        if stage != "schema":  # its rows are columns
             assert metadata["dagster/row_count"] == sum(table.num_rows for table in tables)
         schema = metadata["dagster/column_schema"]
         assert [(column.name, column.type) for column in schema.columns] == [
             (field.name, str(field.type)) for field in tables[0].schema
         ]
+        described = [bool(column.description) for column in schema.columns]
+        assert described == [stage not in ("raw", "columns") or column.name == "_row" for column in schema.columns]
         assert isinstance(metadata["seconds"], float)
         for name, count in manifest.counters.items():
             assert metadata[f"counters/{name}"] == count if "/" not in name else f"counters/{name}" not in metadata
@@ -147,7 +152,7 @@ def test_a_missing_file_fails_the_run_with_one_sentence(project: Project) -> Non
     assert data_versions(result) == {}
 
 
-def test_too_many_rejects_fail_the_run_and_say_why(project: Project) -> None:
+def test_too_many_rejects_fail_the_run_with_the_reasons(project: Project) -> None:
     (project.pipelines / "rows" / "a.jsonl").write_text("{oops\n" * 9, encoding="utf-8")
     message = failure(project.run())
     assert message.startswith(
@@ -155,7 +160,7 @@ def test_too_many_rejects_fail_the_run_and_say_why(project: Project) -> None:
     )
 
 
-def test_a_folder_that_is_no_store_fails_the_run_with_one_sentence(project: Project) -> None:
+def test_a_folder_that_is_not_a_store_fails_the_run_with_one_sentence(project: Project) -> None:
     project.root.mkdir()
     (project.root / "FORMAT").write_text("something else\n", encoding="utf-8")
     assert "something else" in failure(project.run())
@@ -219,9 +224,7 @@ def test_the_check_finds_broken_contracts_and_lost_rows(project: Project) -> Non
         return replace(manifest, chunks=(replace(first, rows_out=first.rows_out - 1), *rest))
 
     publish(project, "columns", lose_a_row)
-    assert "chunk 0: rows that came in: 30 are recorded, 29 are accounted for" in (
-        check(project, "columns").description or ""
-    )
+    assert "chunk 0: input rows: 30 are recorded, 29 are accounted for" in (check(project, "columns").description or "")
 
 
 def flip_a_byte(project: Project, stage: str, chunk: int) -> Path:

@@ -1,4 +1,4 @@
-"""A dataset materialized through the UI: a real dagster-webserver, asked over GraphQL as the browser asks it."""
+"""Materializes a dataset through the UI: a real dagster-webserver, queried over GraphQL as a browser does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 
 import tokenloom
 from support.dagster_project import ROWS, WORKSPACE, Project, new_project
-from tokenloom.assets.building.build import STAGES
+from tokenloom.assets.building.stages import STAGES
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Project:
 
 @dataclass(frozen=True)
 class WebServer:
-    """A running dagster-webserver, asked as the browser asks it."""
+    """A running dagster-webserver, queried as a browser does."""
 
     url: str
 
@@ -51,7 +51,7 @@ class WebServer:
         return launched["run"]["runId"]
 
     def finished(self, run: str) -> dict[str, Any]:
-        """The run, once it is over."""
+        """Wait for a run to finish."""
         deadline = time.monotonic() + 40
         while True:
             found = self.ask(RUN, run=run)["runOrError"]
@@ -92,7 +92,7 @@ query Run($run: ID!) {
 
 
 def processes_with(marker: str) -> set[int]:
-    """Processes whose environment holds `marker`, this one aside."""
+    """Return the other processes whose environment contains `marker`."""
     found = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ def processes_with(marker: str) -> set[int]:
 
 @pytest.fixture
 def web_server(project: Project) -> Iterator[WebServer]:
-    """The UI on a port of its own, with the repository's workspace.yaml and dagster.yaml."""
+    """The UI on a free port, with the repository's workspace.yaml and dagster.yaml."""
     home = project.folder / "home"
     home.mkdir()
     shutil.copy(WORKSPACE.with_name("dagster.yaml"), home)

@@ -1,4 +1,4 @@
-"""Definitions made of YAML files: assets, checks, jobs, schedules, code versions, and what a wrong file says."""
+"""Definitions from YAML files: assets, checks, jobs, schedules, code versions, and errors in a file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
-from tokenloom.assets.building.build import STAGES, code_versions, stage_named
-from tokenloom.assets.dagster.dataset_assets import asset_key, job_name
+from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
+from tokenloom.assets.dagster.names import asset_key, job_name
 from tokenloom.config import PipelineConfig
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError
@@ -45,7 +45,7 @@ def test_every_stage_has_a_blocking_check(project: Project) -> None:
 
 
 @pytest.mark.parametrize("name", ["a-b.c", "2024.01", "config", "class", "x_y"])
-def test_any_dataset_name_makes_valid_definitions(project: Project, name: str) -> None:
+def test_any_dataset_name_gives_valid_definitions(project: Project, name: str) -> None:
     project.write(name, schedule="0 3 * * *")
     definitions = load_definitions(project.pipelines)
     dg.Definitions.validate_loadable(definitions)
@@ -85,7 +85,7 @@ def changed_versions(**sections: Any) -> set[str]:
         ({"prompt_template": {**SECTIONS["prompt_template"], "template": "{input}{output}"}}, set(STAGES[2:])),
         ({"dataloader": {"batch_size": 3}, "schedule": "0 3 * * *", "compute": {"workers": 1}}, set()),
     ],
-    ids=["packing", "max_length", "template", "nothing that stages read"],
+    ids=["packing", "max_length", "template", "settings that no stage reads"],
 )
 def test_an_edit_changes_the_code_versions_of_its_stage_and_downstream(
     sections: dict[str, Any], changed: set[str]
@@ -93,12 +93,22 @@ def test_an_edit_changes_the_code_versions_of_its_stage_and_downstream(
     assert changed_versions(**sections) == changed
 
 
-def line_of(path: Path, begin: str) -> int:
+def line_of(path: Path, start: str) -> int:
     lines = path.read_text(encoding="utf-8").splitlines()
-    return next(number for number, line in enumerate(lines, 1) if line.startswith(begin))
+    return next(number for number, line in enumerate(lines, 1) if line.startswith(start))
 
 
-def test_every_fault_of_every_file_is_told(project: Project) -> None:
+@pytest.mark.parametrize("cron", ["daily", "61 3 * * *", "0 3 * *", "0 3 * * * *", ""])
+def test_a_schedule_that_dagster_does_not_accept_is_refused_at_its_line(project: Project, cron: str) -> None:
+    path = project.write("cron", schedule=cron)
+    with pytest.raises(ConfigError) as caught:
+        load_definitions(project.pipelines)
+    (fault,) = caught.value.faults
+    assert fault.place == f"{path}:{line_of(path, 'schedule:')}"
+    assert fault.message.startswith("schedule: ")
+
+
+def test_every_fault_of_every_file_is_reported(project: Project) -> None:
     cron = project.write("cron", schedule="99 3 * * *")
     project.write("typo", dataset={"name": "rows", "colunms": ["a"]}, tokenizer={"max_length": 0})
     project.write("a name", dataset={"name": "rows"})
@@ -115,7 +125,7 @@ def test_every_fault_of_every_file_is_told(project: Project) -> None:
 
 
 @pytest.mark.parametrize("other", ["toy", "t-y"])
-def test_two_files_of_one_name_are_refused(project: Project, other: str) -> None:
+def test_two_files_with_the_same_name_are_refused(project: Project, other: str) -> None:
     first = project.write("second", name=other)
     second = project.write("toy", name=other.replace("-", "."))
     with pytest.raises(ConfigError) as caught:
@@ -154,7 +164,7 @@ def validate(project: Project, **environment: str) -> subprocess.CompletedProces
 
 
 def test_the_workspace_validates(project: Project) -> None:
-    done = validate(project, TOKENLOOM_PIPELINES="")  # then pipelines/ of the working directory
+    done = validate(project, TOKENLOOM_PIPELINES="")  # uses pipelines/ in the working directory
     assert done.returncode == 0, done.stdout
     assert "Validation successful for code location tokenloom" in done.stdout
 

@@ -1,4 +1,4 @@
-"""A mixture in Dagster: an asset below its datasets' sequences, with shares, and what a wrong one says."""
+"""A mixture in Dagster: an asset downstream of its datasets' sequences, its metadata, and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import yaml
 
 from support.dagster_project import SECTIONS, Project, failure, new_project
 from tokenloom import DataPipeline
-from tokenloom.assets.building.build import STAGES
-from tokenloom.assets.dagster.dataset_assets import StoreResource, asset_key
+from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.names import asset_key
+from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import open_mixture
@@ -20,7 +21,7 @@ from tokenloom.loaders import open_mixture
 
 @pytest.fixture
 def project(tmp_path: Path, tokenizer_folder: Path) -> Project:
-    """Two datasets of one tokenizer, and `mix` of both."""
+    """Two datasets with the same tokenizer, and the mixture `mix` of both."""
     made = new_project(tmp_path)
     tokenizer = {"name_or_path": str(tokenizer_folder), "max_length": 64}
     made.write(tokenizer=tokenizer)
@@ -52,7 +53,7 @@ def materialized(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
     return {"/".join(made.asset_key.path): made for made in found}
 
 
-def test_the_asset_stands_below_the_sequences(project: Project) -> None:
+def test_the_asset_is_downstream_of_the_sequences(project: Project) -> None:
     mix(project, schedule="0 3 * * *")
     definitions = load_definitions(project.pipelines)
     dg.Definitions.validate_loadable(definitions)
@@ -84,20 +85,20 @@ def test_a_run_publishes_what_a_build_publishes(project: Project) -> None:
     assert project.store.manifest("mix", "mixture").digest == stored
 
 
-def test_other_weights_make_another_code_version_and_digest(project: Project) -> None:
-    def told() -> tuple[Any, str]:
+def test_other_weights_give_another_code_version_and_digest(project: Project) -> None:
+    def identity() -> tuple[Any, str]:
         (spec,) = [s for s in load_definitions(project.pipelines).resolve_all_asset_specs() if s.key.path[0] == "mix"]
         assert run(project).success
         return spec.code_version, project.store.manifest("mix", "mixture").digest
 
-    before = told()
+    before = identity()
     mix(project, dataloader={"batch_size": 3})
-    assert told() == before
+    assert identity() == before
     mix(project, 0.5, 0.5)
-    assert all(one != other for one, other in zip(told(), before, strict=True))
+    assert all(one != other for one, other in zip(identity(), before, strict=True))
 
 
-def test_what_is_wrong_in_yaml_keeps_definitions_from_loading(project: Project) -> None:
+def test_a_wrong_yaml_keeps_definitions_from_loading(project: Project) -> None:
     path = mix(project)
     project.write("other", length={"packing": "concat"}, tokenizer=SECTIONS["tokenizer"])
     with pytest.raises(ConfigError) as caught:
@@ -110,7 +111,7 @@ def test_what_is_wrong_in_yaml_keeps_definitions_from_loading(project: Project) 
     assert len(caught.value.faults) == len(set(caught.value.faults)) == 2
 
 
-def test_a_dataset_that_nothing_declares_fails_the_step_with_its_name(project: Project) -> None:
+def test_an_undeclared_dataset_fails_the_step_with_its_name(project: Project) -> None:
     (project.pipelines / "other.yaml").rename(project.folder / "other.yaml")
     dg.Definitions.validate_loadable(load_definitions(project.pipelines))
     result = run(project)

@@ -10,7 +10,8 @@ import pytest
 
 from support.paths import CHAT_TEMPLATES
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.dagster.dataset_assets import StoreResource, check_template
+from tokenloom.assets.dagster.checks import check_template
+from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.assets.prompts.certificate import certificate
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
@@ -128,7 +129,7 @@ def test_a_frozen_date_is_told() -> None:
 @pytest.mark.parametrize(
     ("template", "passed", "told"),
     [
-        (CHATML, True, "the stop is trained"),
+        (CHATML, True, "the stop token is trained"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", False, "not trained"),
     ],
 )

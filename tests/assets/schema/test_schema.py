@@ -25,7 +25,7 @@ from tokenloom.assets.schema.measures import length_buckets, percentile
 from tokenloom.assets.schema.names import ALIASES, likeness, role_likeness, words
 from tokenloom.assets.schema.sketch import merge, sketch, top_level
 from tokenloom.assets.schema.stage import STAGE
-from tokenloom.assets.stage.contract import validate
+from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import DataValidationError
 
 Row = dict[str, Any]

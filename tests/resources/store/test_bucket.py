@@ -22,7 +22,8 @@ from support.datasets_on_disk import write_dataset
 from support.fault_proxy import PASSING
 from support.object_service import BUCKET, SECRET, ObjectService, object_service
 from tokenloom import DataPipeline, open_dataset
-from tokenloom.assets.building.build import STAGES, Build, StageReport
+from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
@@ -422,7 +423,7 @@ def test_two_buckets_share_objects_and_nothing_else(service: ObjectService, fold
 def test_every_front_door_takes_the_address(
     service: ObjectService, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tokenloom.assets.dagster.dataset_assets import StoreResource
+    from tokenloom.assets.dagster.store_resource import StoreResource
 
     address = service.address()
     assert main(["build", str(config), "--store", address, "--json"]) == 0

@@ -16,7 +16,8 @@ from support.canonical_tables import CHATML
 from support.loaded_rows import settings, write_rows
 from support.paths import ROOT
 from tokenloom import open_dataset
-from tokenloom.assets.building.build import STAGES, Build
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError

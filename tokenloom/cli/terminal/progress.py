@@ -16,7 +16,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tokenloom.assets.building.build import Progress, StageReport
+from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.building.progress import Progress
 
 LINES_FROM = 1000
 """Number of objects from which a check prints a line per tenth if there is no terminal."""

@@ -1,0 +1,93 @@
+"""The contract of `columns`: one schema for each canonical form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.columns.forms import FORMS, MESSAGES
+from tokenloom.assets.stage.contract import column, contract, row_column
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.nested_paths import list_values
+from tokenloom.resources.tables.ragged import one_array
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+def _has_text_columns(table: pa.Table) -> bool:
+    types = {field.type for field in table.schema if field.name != ROW}
+    return types == {pa.string()}
+
+
+def _messages_are_valid(table: pa.Table) -> bool:
+    """Whether every message has a known role and a text, and every conversation has a message."""
+    return all(_is_valid(one_array(column)) for column in table.columns if column.type == MESSAGES)
+
+
+def _is_valid(conversations: pa.Array) -> bool:
+    lengths, messages = list_values(conversations)
+    role, content = messages.flatten()[:2]
+    known = pc.all(pc.is_in(role, pa.array(ROLES)), min_count=0).as_py()
+    return bool(known and not content.null_count and not messages.null_count and (lengths > 0).all())
+
+
+def _rows_ascend(table: pa.Table) -> bool:
+    return bool((np.diff(table[ROW].to_numpy()) > 0).all())
+
+
+_CHECKS = {"row positions ascend": _rows_ascend}
+_MESSAGE_CHECKS = {"messages have a known role and a text": _messages_are_valid, **_CHECKS}
+
+_DESCRIPTIONS = {
+    "text": {"text": "The text to train on."},
+    "completion": {
+        "prompt": "The prompt.",
+        "completion": "The answer.",
+        "system": "The system prompt; empty if the row has none.",
+    },
+    "messages": {
+        "messages": "The conversation. Each message has a role (system, user, assistant or tool) and a content; "
+        "name, tool_calls, weight (loss weight of its trained tokens) and reasoning are null if the data has none.",
+        "tools": "Declarations of tools as JSON text; empty if the row has none.",
+    },
+    "preference": {
+        "prompt": "The messages before the answer.",
+        "chosen": "The preferred answer, as messages.",
+        "rejected": "The other answer, as messages.",
+    },
+    "kto": {
+        "prompt": "The messages before the answer.",
+        "completion": "The answer, as messages.",
+        "label": "Whether the answer is a desired one.",
+    },
+}
+
+FIELDS = "fields"
+"""Form of rows that a template with named fields renders."""
+
+CONTRACTS = {
+    form: contract(
+        f"One row in the form `{form}`.",
+        {ROW: row_column(), **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()}},
+        _MESSAGE_CHECKS if MESSAGES in columns.values() else _CHECKS,
+    )
+    for form, columns in FORMS.items()
+}
+CONTRACTS[FIELDS] = contract(
+    f"One row in the form `{FIELDS}`: a string column for each field of `prompt_template.template`.",
+    {ROW: row_column()},
+    {"one canonical form": _has_text_columns, "nothing is null": lambda table: not _null_count(table), **_CHECKS},
+    open=True,
+)
+"""The contract of each form, by name."""
+
+
+def _null_count(table: pa.Table) -> int:
+    return sum(column.null_count for column in table.columns)
+
+
+def form_of(columns: pa.Schema) -> str:
+    """Return the form that has exactly these columns and types, else `fields`."""
+    types = {field.name: field.type for field in columns if field.name != ROW}
+    return next((form for form, expected in FORMS.items() if types == dict(expected)), FIELDS)
