@@ -10,7 +10,7 @@ import pyarrow as pa
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import REJECTS, ROW
 from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.sides import sides
+from tokenloom.resources.tables.preference_pairs import sides
 
 
 def validate(stage: Stage, table: pa.Table) -> None:

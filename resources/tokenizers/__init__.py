@@ -1,15 +1,15 @@
 """Tokenizers as their files tell: tokenizer.json, SentencePiece models, tiktoken ranks; local, from the hub, or to be
 trained."""
 
-from tokenloom.resources.tokenizers.files import CONFIG, TEMPLATE, TOKENIZER
-from tokenloom.resources.tokenizers.spec import (
+from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER
+from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, vocab_size
+from tokenloom.resources.tokenizers.tokenizer_spec import (
     SPECIAL_ROLES,
     TokenizerSpec,
     declared_tokenizer,
     export_config,
     resolve_tokenizer,
 )
-from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, vocab_size
 
 __all__ = [
     "CONFIG",

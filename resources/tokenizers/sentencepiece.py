@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tokenloom.resources.tokenizers.merges import LONGEST, recover_merges
+from tokenloom.resources.tokenizers.bpe_merges import LONGEST, recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token, is_charsmap
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from tokenloom.resources.tokenizers.merges import LONGEST, recover_merges
+from tokenloom.resources.tokenizers.bpe_merges import LONGEST, recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token
 
 MAX_RESERVED = 10_000

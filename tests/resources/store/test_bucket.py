@@ -32,7 +32,7 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs import s3 as requests
 from tokenloom.resources.store.blobs.bucket import Bucket
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.objects import object_digest
+from tokenloom.resources.store.blobs.object_names import object_digest
 
 FAULTS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
 PER_CHUNK, PER_STAGE = 4, 16
@@ -245,9 +245,9 @@ def test_refused_credentials_are_told_with_their_remedy(service: ObjectService) 
 def test_a_missing_bucket_is_told(service: ObjectService, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StoreUnavailableError) as raised:
         ArtifactStore("s3://nosuchbucket/store")
-    told(raised.value, "there is no bucket 'nosuchbucket'")
+    told(raised.value, "bucket 'nosuchbucket' does not exist")
     assert main(["build", str(config), "--store", "s3://nosuchbucket/store"]) == 1
-    assert "there is no bucket 'nosuchbucket'" in capsys.readouterr().err
+    assert "bucket 'nosuchbucket' does not exist" in capsys.readouterr().err
 
 
 def test_missing_credentials_are_told(service: ObjectService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

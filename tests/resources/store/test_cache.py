@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 from tokenloom.errors import ConfigError, StoreError
-from tokenloom.resources.store.blobs.cache import STALE_SECONDS, FileCache, parse_size
+from tokenloom.resources.store.blobs.file_cache import STALE_SECONDS, FileCache, parse_size
 
 
 def digest_of(data: bytes) -> str:

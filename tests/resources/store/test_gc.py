@@ -162,7 +162,7 @@ def test_a_damaged_root_is_named_and_nothing_is_removed(tmp_path: Path, tokenize
     flip(manifest, 500)
     assert verify(ArtifactStore(store)).findings
     gc(store, keep=1)
-    with pytest.raises(StoreAddressError, match="there is no store"):
+    with pytest.raises(StoreAddressError, match="no store found"):
         gc(tmp_path / "elsewhere")
 
 

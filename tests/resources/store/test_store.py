@@ -132,7 +132,7 @@ def test_a_manifest_comes_back_whole(store: ArtifactStore) -> None:
 def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
     table = Manifest("d", "raw", ()).to_table()
     head = table.schema.metadata[b"tokenloom"].replace(b'"version": 3', b'"version": 9')
-    with pytest.raises(StoreError, match="manifest version 9"):
+    with pytest.raises(StoreError, match="has version 9"):
         Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
 
 
@@ -144,7 +144,7 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_dataset_that_is_not_there_is_answered_with_those_that_are(store: ArtifactStore) -> None:
     store.put_manifest(Manifest("alpaca", "raw", ()))
-    with pytest.raises(DatasetNotFoundError, match="did you mean 'alpaca'"):
+    with pytest.raises(DatasetNotFoundError, match="did you mean alpaca"):
         store.manifest("alpacca")
     with pytest.raises(DatasetNotFoundError, match="has no sequences yet"):
         store.manifest("alpaca")

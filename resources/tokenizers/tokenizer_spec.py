@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.sources.resolve import local_path
-from tokenloom.resources.tokenizers.converted import ConvertedTokenizer, convert
-from tokenloom.resources.tokenizers.files import CONFIG, TOKENIZER, find_files
+from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert
+from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TOKENIZER, find_files
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")

@@ -11,17 +11,6 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.tokenizers.files import (
-    ADDED_TOKENS,
-    CONFIG,
-    MODEL_CONFIG,
-    MORE_TEMPLATES,
-    SETTING,
-    SPECIAL_TOKENS_MAP,
-    TEMPLATE,
-    TOKENIZER,
-    TokenizerFiles,
-)
 from tokenloom.resources.tokenizers.sentencepiece import parse_sentencepiece, sentencepiece_json
 from tokenloom.resources.tokenizers.special_tokens import FAMILIES, SpecialTokens, read_special_tokens
 from tokenloom.resources.tokenizers.tiktoken import (
@@ -31,6 +20,17 @@ from tokenloom.resources.tokenizers.tiktoken import (
     is_ranks,
     parse_ranks,
     tiktoken_json,
+)
+from tokenloom.resources.tokenizers.tokenizer_files import (
+    ADDED_TOKENS,
+    CONFIG,
+    MODEL_CONFIG,
+    MORE_TEMPLATES,
+    SETTING,
+    SPECIAL_TOKENS_MAP,
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerFiles,
 )
 from tokenloom.resources.tokenizers.tokenizer_json import (
     load_tokenizer,
