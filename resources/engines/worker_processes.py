@@ -1,8 +1,8 @@
 """Worker processes that run a pure function, for work that holds the GIL.
 
 Workers are plain child processes that exchange pickles with this process through pipes; tables are pickled as Arrow
-IPC. They do not import the program's main module, so scripts need no `if __name__ == "__main__"`. They inherit no state,
-and exit when the pipe closes, so no worker outlives its parent, even one that is killed.
+IPC. They do not import the program's main module, so scripts need no `if __name__ == "__main__"`. They inherit no
+state, and exit when the pipe closes, so no worker outlives its parent, even one that is killed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ An entry stores a local file's stamp (size, modification times, inode) and its c
 file is not read. If it changed, the unchanged prefix is only checked against the stored chunk digests.
 
 Entries are not part of any cache key: a chunk found through an entry is treated like one that was read. A file modified
-shortly before it was read gets no entry, because a later change could leave the same times (git calls such files "racily
-clean").
+shortly before it was read gets no entry, because a later change could leave the same times (git calls such files
+"racily clean").
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nested paths into the columns of a table, such as `instances[0].output` or `answers.text`.
 
-`.field` selects a field of a struct, or of every struct in a list, giving the list of that field. `[0]` and `[-1]` select
-an item of a list. If a column has exactly the path's text as its name, the path means that column. A name in backticks
-is always taken literally.
+`.field` selects a field of a struct, or of every struct in a list, giving the list of that field. `[0]` and `[-1]`
+select an item of a list. If a column has exactly the path's text as its name, the path means that column. A name in
+backticks is always taken literally.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.loaders import TokenDataset, TokenLoader
 from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.blobs import s3 as requests
 from tokenloom.resources.store.blobs.bucket import Bucket
 from tokenloom.resources.store.blobs.folder import Folder
@@ -54,8 +54,11 @@ def service(shared: ObjectService, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("config"))
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A dataset whose file is recorded in `files/` by every build, however soon after it was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known_files, "SETTLED_SECONDS", 0.0)
+        yield write_dataset(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +113,7 @@ def test_a_build_in_a_bucket_is_the_build_in_a_folder(service: ObjectService, co
     def lasting(names: Any) -> list[str]:
         return sorted(name for name in names if not name.startswith(("versions/", "scratch/")))
 
+    assert any(name.startswith("files/") for name in made)
     assert lasting(made) == lasting(files)
     assert all(made[name] == files[name].read_bytes() for name in lasting(made))
     empty_cache()

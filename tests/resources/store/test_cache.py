@@ -113,9 +113,9 @@ def test_what_is_mapped_stays_readable_when_it_goes(tmp_path: Path) -> None:
 
 def test_files_not_named_by_their_bytes_lie_apart_and_are_replaced(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 10)
-    one, two = (cache.lay(place, "tokenizers/ab/a.json", place.encode()) for place in ("s3://a/b", "s3://a/c"))
+    one, two = (cache.put_named(place, "tokenizers/ab/a.json", place.encode()) for place in ("s3://a/b", "s3://a/c"))
     assert (one.read_bytes(), two.read_bytes()) == (b"s3://a/b", b"s3://a/c")
-    assert cache.lay("s3://a/b", "tokenizers/ab/a.json", b"new").read_bytes() == b"new" == one.read_bytes()
+    assert cache.put_named("s3://a/b", "tokenizers/ab/a.json", b"new").read_bytes() == b"new" == one.read_bytes()
 
 
 def test_half_written_files_go_after_a_day(tmp_path: Path) -> None:
