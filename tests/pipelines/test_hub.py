@@ -29,8 +29,8 @@ BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
-SAVE = "where transformers loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
-SPELLING = "check its spelling, or HF_TOKEN where it is private"
+SAVE = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
+SPELLING = "check its spelling, or set HF_TOKEN if it is private"
 TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
 SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
 SEVERAL = {
@@ -196,24 +196,24 @@ def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
     ("dataset", "message"),
     [
         ({"splits": ["test", "dev"]}, "3: dataset.splits: no dev; there are train, test"),
-        ({"name": "org/several"}, "1: dataset.config: org/several has several: small, tiny; name one"),
-        ({"name": "org/several", "config": "a"}, "3: dataset.config: org/several has no a; there are small, tiny"),
-        ({"config": "a"}, "3: dataset.config: org/rows has no a; there are default"),
+        ({"name": "org/several"}, "1: dataset.config: org/several has several subsets; set it to one of small, tiny"),
+        ({"name": "org/several", "config": "a"}, "3: dataset.config: org/several has no subset 'a' (subsets: small, tiny)"),
+        ({"config": "a"}, "3: dataset.config: org/rows has no subset 'a' (subsets: default)"),
         ({"revision": "v2"}, "3: dataset.revision: org/rows has no revision v2 on the hub"),
         ({"revision": "0" * 40}, f"3: dataset.revision: org/rows has no revision {'0' * 40} on the hub"),
         (
             {"name": "org/none"},
-            "2: dataset.name: org/none is no local file, and on the hub: Dataset 'org/none' doesn't exist on the Hub "
+            "2: dataset.name: org/none is not a local file, and not found on the hub: Dataset 'org/none' doesn't exist on the Hub "
             f"or cannot be accessed; {SPELLING}",
         ),
         (
             {"name": "org/gated"},
-            "2: dataset.name: org/gated is no local file, and on the hub: Dataset 'org/gated' is a gated dataset on "
+            "2: dataset.name: org/gated is not a local file, and not found on the hub: Dataset 'org/gated' is a gated dataset on "
             f"the Hub. You must be authenticated to access it; {SPELLING}",
         ),
         (
             {"name": "org/a..b"},
-            "2: dataset.name: org/a..b is no local file, and on the hub: Cannot have -- or .. in repo_id: 'org/a..b'",
+            "2: dataset.name: org/a..b is not a local file, and not found on the hub: Cannot have -- or .. in repo_id: 'org/a..b'",
         ),
     ],
 )
@@ -224,19 +224,19 @@ def test_what_the_hub_does_not_have_is_told_at_its_line(build: BuildCommand, dat
 
 def test_a_dataset_whose_files_are_broken_is_told_as_data(build: BuildCommand) -> None:
     told = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
-    assert told.startswith("error: org/broken: datasets cannot load it: JSON parse error")
-    assert told.endswith("; download its files and name them, then only bad rows are rejected")
+    assert told.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
+    assert told.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
 
 
 def test_a_hub_that_gives_no_answer_is_told_apart_from_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
     refused = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_TOKEN": "hf_wrong"})
     assert _error(refused, 1) == (
-        f"error: org/rows is not here, and the hub at {hub.url} answers 401; check HF_TOKEN, or name a local copy"
+        f"error: org/rows is not available locally, and the hub at {hub.url} returned 401; "
+        "check HF_TOKEN, or use a local copy"
     )
     offline = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_HUB_OFFLINE": "1"})
     assert _error(offline, 1) == (
-        f"error: org/rows is not here, and the hub at {hub.url} is not asked; "
-        "unset HF_HUB_OFFLINE, or name a local copy"
+        "error: org/rows is not available locally, and HF_HUB_OFFLINE is set; unset it, or use a local copy"
     )
 
 
@@ -246,7 +246,7 @@ def test_a_hub_that_refuses_connections_is_told(build: BuildCommand, tmp_path: P
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     done = build(url=url, dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": "org/tok"})
     assert _error(done, 1) == (
-        f"error: org/tok is not here, and the hub at {url} cannot be reached; try again, or name a local copy"
+        f"error: org/tok is not available locally, and the hub at {url} is unreachable; try again, or use a local copy"
     )
 
 
@@ -286,10 +286,10 @@ def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/none", f"is no local folder, and not on the hub; {SPELLING}"),
-        ("org/a..b", f"is no local folder, and not on the hub; {SPELLING}"),
-        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token that may read it"),
-        ("org/weights", f"holds no tokenizer.json, SentencePiece model or tiktoken ranks; {SAVE}"),
+        ("org/none", f"is not a local folder, and not found on the hub; {SPELLING}"),
+        ("org/a..b", f"is not a local folder, and not found on the hub; {SPELLING}"),
+        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token with access to it"),
+        ("org/weights", f"contains no tokenizer.json, SentencePiece model or tiktoken ranks; if transformers can load it, {SAVE}"),
     ],
 )
 def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
