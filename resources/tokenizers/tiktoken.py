@@ -157,9 +157,7 @@ def onig_pattern(pattern: str) -> str:
             parts[index] = r"\z"
         elif part.endswith("}+"):
             if parts[index + 1 : index + 2] not in ([], ["|"]):
-                raise ValueError(
-                    f"{part} in the split pattern is only supported at the end of an alternative; remove the +"
-                )
+                raise ValueError(f"the split pattern has {part} before the end of an alternative; remove its +")
             parts[index] = part[:-1]
     return "".join(parts)
 

@@ -70,7 +70,7 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
     if not all(type(id) is int and 0 <= id < MAX_ID for id in ids.values()):
         token = next(token for token, id in ids.items() if type(id) is not int or not 0 <= id < MAX_ID)
         raise TokenizerError(
-            f"tokenizer.json: the token {token!r} has the id {ids[token]!r}; ids must be integers from 0 to {MAX_ID - 1:,}"
+            f"tokenizer.json: the token {token!r} has the id {ids[token]!r}, but ids must be integers below {MAX_ID:,}"
         )
     if len(set(ids.values())) != len(ids):
         by_id: dict[int, str] = {}

@@ -14,8 +14,8 @@ from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
 KEPT = ("clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side", "truncation_side")
-"""Settings of tokenizer_config.json that are exported. The others are in tokenizer.json already, or name a class, a path
-or code."""
+"""Settings of tokenizer_config.json that are exported. Others are in tokenizer.json already, or name a class, a path or
+code."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class TokenizerSpec:
     """A tokenizer as declared by its files, not loaded yet.
 
     Args:
-        files: tokenizer.json, with every token that other files add, and tokenizer_config.json as exported; empty if the
-            tokenizer is still to be trained.
+        files: tokenizer.json, with every token that other files add, and tokenizer_config.json as exported; empty if
+            the tokenizer is still to be trained.
         bos, eos, pad, unk: special tokens, or None.
         control: all control tokens, longest first.
         chat_template: its text, or None.
@@ -109,7 +109,7 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
 
 
 def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
-    """Return the YAML's settings of name, special tokens and chat template, by dotted name, without reading any file."""
+    """Return the YAML's name, special tokens and chat template by dotted setting, without reading any file."""
     names = {"name_or_path", "special_tokens", "chat_template"}
     settings = config.tokenizer.model_dump(mode="json", include=names)
     return {f"tokenizer.{name}": value for name, value in settings.items()}

@@ -217,7 +217,7 @@ def test_a_service_that_stays_away_is_given_up_in_one_sentence(service: ObjectSe
 
 def test_a_service_that_falls_silent_is_asked_again(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "READ_SECONDS", 0.3)
-    monkeypatch.setattr("fault_proxy.SLOW_SECONDS", 0.5)
+    monkeypatch.setattr("support.fault_proxy.SLOW_SECONDS", 0.5)
     blobs, content = Bucket(service.address()), os.urandom(1000)
     blobs.write("a", content)
     service.proxy.plan(share=1, kinds=["slow"], in_a_row=1)

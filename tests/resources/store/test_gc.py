@@ -185,13 +185,13 @@ def test_nothing_outside_the_store_is_touched(tmp_path: Path, tokenizer_folder: 
     assert snapshot(outside) == before
     for link, target in (("objects/zz", outside / "ab"), ("datasets/away", outside), ("versions/away", outside)):
         (store / link).symlink_to(target)
-        with pytest.raises(StoreError, match=f"{link} of the store .* is a symbolic link"):
+        with pytest.raises(StoreError, match=f"{link} in the store .* is a symbolic link"):
             gc(store, keep=1)
         (store / link).unlink()
     shutil.move(store / "datasets", outside / "datasets")
     (store / "datasets").symlink_to(outside / "datasets")
     before = snapshot(tmp_path)
-    with pytest.raises(StoreError, match=r"datasets of the store .* is a symbolic link"):
+    with pytest.raises(StoreError, match=r"datasets in the store .* is a symbolic link"):
         gc(store, keep=1)
     assert snapshot(tmp_path) == before
 

@@ -78,7 +78,7 @@ def test_a_damaged_or_missing_object_is_named(store: ArtifactStore, damage: byte
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "A" * 64, "", "0" * 63])
 def test_only_digests_name_objects(store: ArtifactStore, name: str) -> None:
-    with pytest.raises(StoreError, match="not an object's name"):
+    with pytest.raises(StoreError, match="not a valid object digest"):
         store.objects.path(name)
 
 

@@ -155,7 +155,9 @@ def test_settings_beside_ranks_explain_them(tmp_path: Path, file: str, whole: bo
 
 
 def test_ranks_that_nothing_explains_are_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"not how texts are split.*r50k_base.*tokenizer_config\.json.*\"pat_str\""):
+    with pytest.raises(
+        ConfigError, match=r"ranks without a split pattern.*r50k_base.*tokenizer_config\.json.*\"pat_str\""
+    ):
         resolve(TOKENIZER_MODELS / "trained.tiktoken")
 
 
@@ -198,7 +200,7 @@ def test_t5_ends_texts_and_has_its_sentinels(tmp_path: Path) -> None:
 def test_a_class_whose_ids_are_not_the_model_s_is_refused(tmp_path: Path) -> None:
     shutil.copy(TOKENIZER_MODELS / "unigram.model", tmp_path / "sentencepiece.bpe.model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
-    with pytest.raises(ConfigError, match=r"XLMRobertaTokenizer may differ.*save_pretrained"):
+    with pytest.raises(ConfigError, match=r"XLMRobertaTokenizer can differ.*save_pretrained"):
         resolve(tmp_path)
 
 
