@@ -197,23 +197,27 @@ def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
     [
         ({"splits": ["test", "dev"]}, "3: dataset.splits: no dev; there are train, test"),
         ({"name": "org/several"}, "1: dataset.config: org/several has several subsets; set it to one of small, tiny"),
-        ({"name": "org/several", "config": "a"}, "3: dataset.config: org/several has no subset 'a' (subsets: small, tiny)"),
+        (
+            {"name": "org/several", "config": "a"},
+            "3: dataset.config: org/several has no subset 'a' (subsets: small, tiny)",
+        ),
         ({"config": "a"}, "3: dataset.config: org/rows has no subset 'a' (subsets: default)"),
         ({"revision": "v2"}, "3: dataset.revision: org/rows has no revision v2 on the hub"),
         ({"revision": "0" * 40}, f"3: dataset.revision: org/rows has no revision {'0' * 40} on the hub"),
         (
             {"name": "org/none"},
-            "2: dataset.name: org/none is not a local file, and not found on the hub: Dataset 'org/none' doesn't exist on the Hub "
-            f"or cannot be accessed; {SPELLING}",
+            "2: dataset.name: org/none is not a local file, and not found on the hub: Dataset 'org/none' "
+            f"doesn't exist on the Hub or cannot be accessed; {SPELLING}",
         ),
         (
             {"name": "org/gated"},
-            "2: dataset.name: org/gated is not a local file, and not found on the hub: Dataset 'org/gated' is a gated dataset on "
-            f"the Hub. You must be authenticated to access it; {SPELLING}",
+            "2: dataset.name: org/gated is not a local file, and not found on the hub: Dataset 'org/gated' "
+            f"is a gated dataset on the Hub. You must be authenticated to access it; {SPELLING}",
         ),
         (
             {"name": "org/a..b"},
-            "2: dataset.name: org/a..b is not a local file, and not found on the hub: Cannot have -- or .. in repo_id: 'org/a..b'",
+            "2: dataset.name: org/a..b is not a local file, and not found on the hub: Cannot have -- or .. "
+            "in repo_id: 'org/a..b'",
         ),
     ],
 )
@@ -289,7 +293,10 @@ def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
         ("org/none", f"is not a local folder, and not found on the hub; {SPELLING}"),
         ("org/a..b", f"is not a local folder, and not found on the hub; {SPELLING}"),
         ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token with access to it"),
-        ("org/weights", f"contains no tokenizer.json, SentencePiece model or tiktoken ranks; if transformers can load it, {SAVE}"),
+        (
+            "org/weights",
+            f"contains no tokenizer.json, SentencePiece model or tiktoken ranks; if transformers can load it, {SAVE}",
+        ),
     ],
 )
 def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(

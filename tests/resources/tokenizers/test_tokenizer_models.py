@@ -155,9 +155,7 @@ def test_settings_beside_ranks_explain_them(tmp_path: Path, file: str, whole: bo
 
 
 def test_ranks_that_nothing_explains_are_refused_with_a_remedy() -> None:
-    with pytest.raises(
-        ConfigError, match=r"ranks without a split pattern.*r50k_base.*tokenizer_config\.json.*\"pat_str\""
-    ):
+    with pytest.raises(ConfigError, match=r"without a split pattern.*r50k_base.*tokenizer_config\.json.*\"pat_str\""):
         resolve(TOKENIZER_MODELS / "trained.tiktoken")
 
 
