@@ -1,4 +1,4 @@
-"""Datasets and tokenizers from the hub, through its real clients, which a hub on this machine answers."""
+"""Datasets and tokenizers from the hub, loaded by its real clients from a local server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Iterator[HubServer]:
-    """A hub with datasets, one of them on two branches, one with subsets, one gated; and with tokenizers."""
+    """A hub with tokenizers and datasets: one with two branches, one with subsets, one gated."""
     root = tmp_path_factory.mktemp("hub")
     found = root / "datasets" / "org"
     _write_rows(found / "rows" / "train.jsonl", TRAIN)
@@ -96,7 +96,7 @@ def _write_rows(path: Path, found: list[dict[str, str]], end: str = "") -> None:
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> Path:
-    """A tokenizer with a chat template in its own file, and weights, which nobody needs."""
+    """Write a tokenizer with a chat template in a separate file, and weights, which are not needed."""
     folder.mkdir(parents=True)
     for path in source.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -107,7 +107,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
-    """Runs `tokenloom build NAME.yaml`, the hub's clients asking `url`; sections are the YAML's."""
+    """Runs `tokenloom build NAME.yaml` with the hub at `url`; keyword arguments are sections of the YAML."""
 
     def run(
         *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
@@ -124,7 +124,7 @@ def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCom
 
 
 def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
-    """The rows of a built dataset as found, by split."""
+    """Return the raw rows of a built dataset by split."""
     opened = ArtifactStore(store)
     found: dict[str, list[Row]] = {}
     for chunk in opened.manifest(name, "raw").chunks:
@@ -133,13 +133,13 @@ def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
 
 
 def _stages(done: subprocess.CompletedProcess[str]) -> dict[str, Row]:
-    """What `--json` tells of a build that came to its end, by stage."""
+    """Return what `--json` prints for a successful build, by stage."""
     assert done.returncode == 0, done.stderr
     return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
 
 
 def _error(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line that a build ended with."""
+    """Return the one error line of a failed build."""
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False), done.stderr
     return done.stderr.strip().splitlines()[-1]
 
@@ -164,7 +164,7 @@ def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: BuildComma
         ({"name": "org/chosen"}, {"train": BRANCH}),
     ],
 )
-def test_splits_revisions_and_subsets_are_picked(
+def test_splits_revisions_and_subsets_are_selected(
     build: BuildCommand, hub: HubServer, tmp_path: Path, dataset: Row, found: dict[str, list[Row]]
 ) -> None:
     if dataset.get("revision") == "COMMIT":
@@ -175,7 +175,7 @@ def test_splits_revisions_and_subsets_are_picked(
     assert ArtifactStore(tmp_path / "store").manifest("data", "raw").notes["commit"] == commit
 
 
-def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
+def test_a_hub_dataset_streams_the_rows_of_a_build(
     build: BuildCommand, hub: HubServer, tmp_path: Path, write_config: WriteConfig
 ) -> None:
     sections = SECTIONS | {"tokenizer": {"name_or_path": "org/tok"}}
@@ -221,18 +221,20 @@ def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
         ),
     ],
 )
-def test_what_the_hub_does_not_have_is_told_at_its_line(build: BuildCommand, dataset: Row, message: str) -> None:
+def test_missing_datasets_revisions_and_subsets_are_reported_with_the_line(
+    build: BuildCommand, dataset: Row, message: str
+) -> None:
     told = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
     assert told == f"data.yaml:{message}"
 
 
-def test_a_dataset_whose_files_are_broken_is_told_as_data(build: BuildCommand) -> None:
+def test_broken_files_are_reported_as_a_data_error(build: BuildCommand) -> None:
     told = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
     assert told.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
     assert told.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
 
 
-def test_a_hub_that_gives_no_answer_is_told_apart_from_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
+def test_a_refused_or_disabled_hub_is_not_reported_as_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
     refused = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_TOKEN": "hf_wrong"})
     assert _error(refused, 1) == (
         f"error: org/rows is not available locally, and the hub at {hub.url} returned 401; "
@@ -244,7 +246,7 @@ def test_a_hub_that_gives_no_answer_is_told_apart_from_a_wrong_name(build: Build
     )
 
 
-def test_a_hub_that_refuses_connections_is_told(build: BuildCommand, tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported(build: BuildCommand, tmp_path: Path) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -270,7 +272,7 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     }
 
 
-def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
+def test_a_hub_tokenizer_without_tokenizer_json_downloads_its_model_at_one_commit(
     build: BuildCommand, hub: HubServer, tmp_path: Path
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
@@ -299,7 +301,7 @@ def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
         ),
     ],
 )
-def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
+def test_a_missing_tokenizer_is_reported_with_the_line(
     build: BuildCommand, tmp_path: Path, name: str, message: str
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
@@ -307,7 +309,7 @@ def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
     assert told == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
 
 
-def test_a_second_build_computes_nothing_and_no_token_is_kept(build: BuildCommand, tmp_path: Path) -> None:
+def test_a_second_build_computes_nothing_and_no_secret_is_stored(build: BuildCommand, tmp_path: Path) -> None:
     sections = {"dataset": {"name": "org/gated"}, "tokenizer": {"name_or_path": "org/gated-tok"}}
     cold = build(env={"HF_TOKEN": TOKEN}, **sections)
     warm = build(env={"HF_TOKEN": TOKEN}, **sections)

@@ -1,4 +1,4 @@
-"""`gc` frees what no kept state needs, and nothing else."""
+"""`gc` removes what no kept version needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(config: Path, **sections: Any) -> None:
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | sections))
 
 
-def test_what_is_reached_stays_and_everything_else_goes(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_only_unreachable_blobs_are_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
     store = tmp_path / "store"
     *earlier, config = states(tmp_path, tokenizer_folder, 4)
     for one in earlier:
@@ -48,7 +48,7 @@ def test_what_is_reached_stays_and_everything_else_goes(tmp_path: Path, tokenize
     assert verify(ArtifactStore(store)).findings == []
 
 
-def test_a_rebuild_of_what_was_collected_equals_a_cold_one(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_rebuild_after_gc_equals_a_cold_build(tmp_path: Path, tokenizer_folder: Path) -> None:
     first, second = states(tmp_path, tokenizer_folder, 2)
     store = tmp_path / "store"
     cold = build(first, store)
@@ -59,10 +59,10 @@ def test_a_rebuild_of_what_was_collected_equals_a_cold_one(tmp_path: Path, token
     reused = {name: report.chunks_reused == report.chunks for name, report in again.items()}
     assert reused == {
         name: name in ("raw", "schema", "columns", "tokenizer") for name in cold
-    }  # what both states need was kept
+    }  # kept, because both states need it
 
 
-def test_tokenizers_go_with_the_last_state_that_names_them(tmp_path: Path) -> None:
+def test_tokenizers_are_removed_with_the_last_state_that_names_them(tmp_path: Path) -> None:
     store = tmp_path / "store"
     config = write_dataset(tmp_path, 100)
     build(config, store)
@@ -77,7 +77,7 @@ def test_tokenizers_go_with_the_last_state_that_names_them(tmp_path: Path) -> No
     assert Path(open_dataset("small", store=store).tokenizer_path, "tokenizer.json").exists()
 
 
-def test_without_delete_nothing_changes_and_the_same_is_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_without_delete_the_same_is_reported_and_nothing_changes(tmp_path: Path, tokenizer_folder: Path) -> None:
     for config in states(tmp_path, tokenizer_folder, 3):
         build(config, tmp_path / "store")
     before = snapshot(tmp_path / "store")
@@ -102,14 +102,14 @@ def test_a_wrong_command_is_refused(tmp_path: Path, arguments: list[str]) -> Non
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
-def test_what_is_young_stays_with_what_it_names(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_recent_blobs_and_what_they_name_are_kept(tmp_path: Path, tokenizer_folder: Path) -> None:
     first, second = states(tmp_path, tokenizer_folder, 2)
     store = tmp_path / "store"
     build(first, store)
     age(store)
     own = stems(store, "actions")
     build(second, store)
-    # With no manifest that names them, the first state's old objects hang on two young actions alone.
+    # No manifest names the first state's old objects any more: only two recent actions keep them.
     only = sorted(own - reachable(store, keep=1)[1])
     for key in only[:2]:
         os.utime(store / "actions" / key[:2] / f"{key}.json")
@@ -123,7 +123,7 @@ def test_what_is_young_stays_with_what_it_names(tmp_path: Path, tokenizer_folder
     assert all(opened.find_action(key) for key in only[:2])
 
 
-def test_an_unchanged_build_touches_what_is_old_and_only_that(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_an_unchanged_build_touches_only_old_blobs(tmp_path: Path, tokenizer_folder: Path) -> None:
     (config,) = states(tmp_path, tokenizer_folder, 1)
     store = tmp_path / "store"
     build(config, store)
@@ -140,7 +140,7 @@ def test_an_unchanged_build_touches_what_is_old_and_only_that(tmp_path: Path, to
     assert all(path.stat().st_mtime > limit for path in store.glob("tokenizers/*/*"))
 
 
-def test_a_damaged_root_is_named_and_nothing_is_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_damaged_root_is_reported_and_nothing_is_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
     store = tmp_path / "store"
     for config in states(tmp_path, tokenizer_folder, 3):
         build(config, store)
@@ -196,11 +196,11 @@ def test_nothing_outside_the_store_is_touched(tmp_path: Path, tokenizer_folder: 
     assert snapshot(tmp_path) == before
 
 
-# Whatever is built, collected and read, in any order.
+# Builds, collections and reads in any order.
 
 
 @pytest.mark.parametrize("seed", range(SEQUENCES))
-def test_any_order_of_builds_and_collections_keeps_the_last_states(
+def test_the_last_states_survive_any_order_of_builds_and_collections(
     tmp_path: Path, tokenizer_folder: Path, seed: int
 ) -> None:
     draw, store, cold = random.Random(seed), tmp_path / "store", tmp_path / "cold"

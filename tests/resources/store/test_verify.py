@@ -1,4 +1,4 @@
-"""`verify` finds every damaged or missing byte, and the next build makes anew just what was lost."""
+"""`verify` finds every damaged or missing byte, and the next build recomputes only what was lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Built = tuple[Path, Path, dict[str, str]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A YAML, a store in which it is built with rejects of raw and columns, and the digests."""
+    """A YAML, a store with its build, which has rejects in raw and columns, and the digests."""
     folder = tmp_path_factory.mktemp("whole")
     config = write_dataset(folder, 400, validation={"max_reject_fraction": 0.1})
     data = folder / "small.jsonl"
@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture
 def built(whole: Built, tmp_path: Path) -> Built:
-    """The same in a store of its own."""
+    """The same, in a separate copy of the store."""
     shutil.copytree(whole[1], tmp_path / "store")
     return whole[0], tmp_path / "store", whole[2]
 
@@ -50,13 +50,13 @@ def check(store: Path, dataset: str | None = None, remove: bool = True) -> Verif
 
 
 def made(reports: dict[str, StageReport]) -> dict[str, int]:
-    """Chunks computed, of the stages that computed any."""
+    """Number of chunks computed by each stage that computed any."""
     found = {name: report.chunks - report.chunks_reused for name, report in reports.items()}
     return {name: count for name, count in found.items() if count}
 
 
 @pytest.mark.parametrize("dataset", [None, "small"])
-def test_a_whole_store_has_no_finding_and_every_object_is_read(built: Built, dataset: str | None) -> None:
+def test_an_intact_store_has_no_findings_and_every_object_is_read(built: Built, dataset: str | None) -> None:
     _, store, _ = built
     found = check(store, dataset)
     sizes = [path.stat().st_size for path in store.glob("objects/*/*")]
@@ -81,7 +81,7 @@ def test_any_flipped_byte_of_any_object_is_found(built: Built, dataset: str | No
 @pytest.mark.parametrize(
     ("stage", "kind"), [*((stage, "output") for stage in STAGES), ("raw", "rejects"), ("columns", "rejects")]
 )
-def test_the_next_build_makes_just_that_chunk_anew(built: Built, stage: str, kind: str, lost: str) -> None:
+def test_the_next_build_recomputes_only_that_chunk(built: Built, stage: str, kind: str, lost: str) -> None:
     config, store, expected = built
     chunk = [one for one in chunks(store, latest(store, "small")[stage]) if one[kind]][-1]
     path = object_path(store, chunk[kind])
@@ -112,7 +112,7 @@ def test_a_lost_manifest_is_published_again(built: Built, stage: str, lost: str)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"manifest": 5}', '{"manifest": "../../x"}'])
-def test_a_damaged_pointer_is_found_and_healed(built: Built, content: str) -> None:
+def test_a_damaged_pointer_is_found_and_repaired(built: Built, content: str) -> None:
     config, store, expected = built
     (store / "datasets" / "small" / "tokens.json").write_text(content)
     (finding,) = check(store, "small").findings
@@ -132,7 +132,7 @@ def test_a_pointer_to_another_stages_manifest_is_found(built: Built) -> None:
     assert len(open_dataset("small", store=store)) > 0
 
 
-def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_made_anew(built: Built) -> None:
+def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_recomputed(built: Built) -> None:
     config, store, expected = built
     draw = random.Random(3)
     key = chunks(store, latest(store, "small")["columns"])[0]["key"]
@@ -148,7 +148,7 @@ def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_made_anew(built: B
 
 
 @pytest.mark.parametrize("lost", ["damaged", "missing"])
-def test_tokenizer_files_are_laid_out_again_from_their_object(built: Built, lost: str) -> None:
+def test_tokenizer_files_are_restored_from_their_object(built: Built, lost: str) -> None:
     _, store, _ = built
     (path,) = store.glob("tokenizers/*/tokenizer.json")
     content = path.read_bytes()
@@ -176,7 +176,7 @@ def test_an_earlier_version_keeps_what_can_still_be_opened(built: Built, tmp_pat
     assert check(store).findings == []
 
 
-def test_a_damaged_version_is_found_and_the_next_build_notes_it_again(built: Built) -> None:
+def test_a_damaged_version_is_found_and_recorded_by_the_next_build(built: Built) -> None:
     config, store, _ = built
     (path,) = store.glob("versions/small/*.json")
     content = path.read_bytes()
@@ -191,7 +191,7 @@ def test_a_damaged_version_is_found_and_the_next_build_notes_it_again(built: Bui
     assert check(store).findings == []
 
 
-def test_an_object_that_nothing_names_is_checked_with_the_store(built: Built) -> None:
+def test_objects_that_nothing_names_are_checked_with_the_whole_store(built: Built) -> None:
     _, store, _ = built
     stray = object_path(store, "ab" * 32)
     stray.parent.mkdir(exist_ok=True)
@@ -201,14 +201,14 @@ def test_an_object_that_nothing_names_is_checked_with_the_store(built: Built) ->
     assert "ab" * 32 not in stems(store, "objects")
 
 
-def test_what_is_not_there_is_named(built: Built, tmp_path: Path) -> None:
+def test_a_missing_dataset_or_store_is_reported(built: Built, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="did you mean small"):
         check(built[1], "smal")
     with pytest.raises(StoreAddressError, match="no store found"):
         check(tmp_path / "elsewhere")
 
 
-def test_the_terminal_tells_what_is_wrong_and_what_to_do(built: Built, tmp_path: Path) -> None:
+def test_the_command_prints_findings_and_remedies(built: Built, tmp_path: Path) -> None:
     config, store, _ = built
     done = run("verify", config, folder=tmp_path)
     assert done.returncode == 0
