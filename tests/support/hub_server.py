@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, found: re.Match[str]) -> None:
-        """Answer `/<repo>/resolve/<revision>/<path>` (with a prefix `/datasets` for datasets): a file or a range of it."""
+        """Answer `/<repo>/resolve/<revision>/<path>` (prefixed with `/datasets` for datasets): a file, or a range."""
         kind = "datasets" if found["kind"] else "models"
         snapshot = self._snapshot(kind, found["repo"], unquote(found["revision"]))
         if found["repo"] in self.hub.gated and "Authorization" not in self.headers:

@@ -129,7 +129,7 @@ def test_gc_keeps_a_version_that_a_process_has_open(tmp_path: Path, tokenizer_fo
         assert versions(store, "small")[0]["digest"] == version["digest"]
         for record in (store / "versions" / "small").glob(
             "*.json"
-        ):  # the lock also works if no version names the manifest
+        ):  # the lock works without a version
             record.unlink()
         gc(store, keep=1)
         assert ask(reading, "read") == expected

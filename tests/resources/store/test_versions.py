@@ -129,7 +129,7 @@ def rewrite(folder: Path, count: int, seed: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Version], list[datetime], list[list[Any]]]:
-    """A dataset built as A (twice), B, A: its folder, versions, the times between builds, and the rows of each state."""
+    """A dataset built as A (twice), B, A: its folder, versions, times between builds, and the rows of each state."""
     folder = tmp_path_factory.mktemp("history")
     config = write_dataset(folder, 120)
     times, found = [], []
