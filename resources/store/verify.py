@@ -265,7 +265,9 @@ class _Run:
         """Compare a tokenizer's files with the object that stores them, and restore them if they differ."""
         table = self._store.objects.get(digest)
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
-        problems = {name: self._check_file(digest, name, content) for name, content in files.items()}
+        problems: dict[str, Problem | None] = {
+            name: self._check_file(digest, name, content) for name, content in files.items()
+        }
         for name, problem in problems.items():
             if problem is not None:
                 blob, dataset = f"tokenizers/{digest}/{name}", self._tokenizers[digest]
