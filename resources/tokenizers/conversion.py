@@ -102,8 +102,8 @@ def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
     ids = vocabulary(parsed)
     if not is_json:
         added = [role for role in ("bos", "eos") if settings.get(f"add_{role}_token") is True or role in base.ends]
-        begin, end = (tokens.named.get(f"{role}_token") if role in added else None for role in ("bos", "eos"))
-        parsed = with_ends(parsed, begin, end, ids)
+        start, end = (tokens.named.get(f"{role}_token") if role in added else None for role in ("bos", "eos"))
+        parsed = with_ends(parsed, start, end, ids)
         content = json.dumps(parsed, ensure_ascii=False).encode()
     return ConvertedTokenizer(content, parsed, settings, tokens, ids, _chat_template(files, settings))
 

@@ -144,21 +144,21 @@ def _flags(token: dict[str, Any]) -> dict[str, bool]:
     return {flag: token.get(flag, False) for flag in FLAGS}
 
 
-def with_ends(parsed: dict[str, Any], begin: str | None, end: str | None, ids: dict[str, int]) -> dict[str, Any]:
+def with_ends(parsed: dict[str, Any], start: str | None, end: str | None, ids: dict[str, int]) -> dict[str, Any]:
     """Return a parsed tokenizer.json with a post-processor that puts special tokens before and after each text.
 
     Args:
-        begin, end: the special tokens, or None.
+        start, end: the special tokens, or None.
         ids: id of each token.
     """
-    around = [begin, None, end]
+    around = [start, None, end]
     template = [
         {"SpecialToken": {"id": token, "type_id": 0}} if token else {"Sequence": {"id": "A", "type_id": 0}}
         for position, token in enumerate(around)
         if token or position == 1
     ]
     second = json.loads(json.dumps(template).replace('"type_id": 0', '"type_id": 1').replace('"A"', '"B"'))
-    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (begin, end) if token}
+    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (start, end) if token}
     processor = {"type": "TemplateProcessing", "single": template, "pair": template + second, "special_tokens": special}
     return {**parsed, "post_processor": processor}
 

@@ -224,14 +224,14 @@ def test_a_hub_dataset_streams_the_rows_of_a_build(
 def test_missing_datasets_revisions_and_subsets_are_reported_with_the_line(
     build: BuildCommand, dataset: Row, message: str
 ) -> None:
-    told = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
-    assert told == f"data.yaml:{message}"
+    error = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
+    assert error == f"data.yaml:{message}"
 
 
 def test_broken_files_are_reported_as_a_data_error(build: BuildCommand) -> None:
-    told = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
-    assert told.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
-    assert told.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
+    error = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
+    assert error.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
+    assert error.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
 
 
 def test_a_refused_or_disabled_hub_is_not_reported_as_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
@@ -262,8 +262,11 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     sections = {"dataset": dataset, "prompt_template": {"format_type": "chat"}}
     before = len(hub.requests)
     there = _stages(build(tokenizer={"name_or_path": "org/tok"}, **sections))
-    fetched = {asked.rpartition("/")[2] for asked in hub.requests[before:] if asked.startswith("GET /org/tok/resolve/")}
-    assert fetched == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    fetched = {
+        request.rpartition("/")[2] for request in hub.requests[before:] if request.startswith("GET /org/tok/resolve/")
+    }
+    files = {request.rpartition("/")[2] for request in downloads}
+    assert files == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     folder = str(hub.root / "models" / "org" / "tok")
     here = _stages(build("--store", "elsewhere", tokenizer={"name_or_path": folder}, **sections))
     assert here["sequences"]["rows_out"] == len(SMALL)
@@ -280,11 +283,11 @@ def test_a_hub_tokenizer_without_tokenizer_json_downloads_its_model_at_one_commi
     before = len(hub.requests)
     found = _stages(build(**sections))
     assert found["sequences"]["rows_out"] == len(SMALL)
-    asked = [
+    downloads = [
         request.split("/resolve/")[1] for request in hub.requests[before:] if "GET /org/pieces/resolve/" in request
     ]
     commit = hub.snapshot("models", "org/pieces").commit
-    assert sorted(asked) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
+    assert sorted(downloads) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
     offline = _stages(build(env={"HF_HUB_OFFLINE": "1"}, **sections))
     assert all(stage["chunks_reused"] == stage["chunks"] for stage in offline.values())
 
@@ -305,8 +308,8 @@ def test_a_missing_tokenizer_is_reported_with_the_line(
     build: BuildCommand, tmp_path: Path, name: str, message: str
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
-    told = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
-    assert told == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
+    error = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
+    assert error == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
 
 
 def test_a_second_build_computes_nothing_and_no_secret_is_stored(build: BuildCommand, tmp_path: Path) -> None:
@@ -317,9 +320,9 @@ def test_a_second_build_computes_nothing_and_no_secret_is_stored(build: BuildCom
     assert [stage["digest"] for stage in _stages(warm).values()] == [
         stage["digest"] for stage in _stages(cold).values()
     ]
-    told = "".join(done.stdout + done.stderr for done in (cold, warm))
+    output = "".join(done.stdout + done.stderr for done in (cold, warm))
     kept = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
-    assert kept and not any(TOKEN.encode() in content for content in [told.encode(), *kept])
+    assert kept and not any(TOKEN.encode() in content for content in [output.encode(), *kept])
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["Dataset", "DatasetDict"])

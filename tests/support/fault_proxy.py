@@ -156,8 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "slow":
             sent = head + content
             step = len(sent) // 8 + 1
-            for begin in range(0, len(sent), step):
-                self.wfile.write(sent[begin : begin + step])
+            for start in range(0, len(sent), step):
+                self.wfile.write(sent[start : start + step])
                 self.wfile.flush()
                 time.sleep(SLOW_SECONDS)
         else:

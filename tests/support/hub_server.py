@@ -182,8 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found", snapshot.commit)
         headers = {"X-Repo-Commit": snapshot.commit, "ETag": f'"{blob_id(content)}"', "Accept-Ranges": "bytes"}
-        if asked := _RANGE.fullmatch(self.headers.get("Range", "")):
-            start, end = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
+        if part := _RANGE.fullmatch(self.headers.get("Range", "")):
+            start, end = int(part[1]), min(int(part[2] or len(content)) + 1, len(content))
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
             self._send(HTTPStatus.PARTIAL_CONTENT, content[start:end], headers)
         else:

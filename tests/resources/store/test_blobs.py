@@ -100,11 +100,11 @@ def test_a_listing_has_all_pages(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_deleting_a_blob_keeps_its_neighbours(blobs: Blobs) -> None:
-    held = object_name(b"held")
-    for name, content in ((held, b"held"), ("a/b", b"1"), ("a/bc", b"2")):
+    kept = object_name(b"kept")
+    for name, content in ((kept, b"kept"), ("a/b", b"1"), ("a/bc", b"2")):
         blobs.create(name, content)
         blobs.local(name)
-    for name in ("a/b", held):
+    for name in ("a/b", kept):
         blobs.delete(name)
         assert blobs.size(name) is None
         with pytest.raises(FileNotFoundError):

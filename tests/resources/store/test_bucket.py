@@ -145,12 +145,12 @@ def test_an_unchanged_build_makes_few_requests(service: ObjectService, config: P
         name: report.digest for name, report in cold.items()
     }
     chunks = sum(report.chunks for report in warm.values())
-    asked = Counter(service.proxy.requests)
-    assert asked.total() <= PER_CHUNK * chunks + PER_STAGE * len(STAGES), asked
+    sent = Counter(service.proxy.requests)
+    assert sent.total() <= PER_CHUNK * chunks + PER_STAGE * len(STAGES), sent
     for stage, report in warm.items():
         for chunk in ArtifactStore(address).manifest("small", stage).chunks:
             named = (chunk.key, f"{chunk.output}.arrow")
-            about = [request for request in asked.elements() if any(name in request for name in named)]
+            about = [request for request in sent.elements() if any(name in request for name in named)]
             assert len(about) <= PER_CHUNK, (stage, about)
         assert report.chunks_reused == report.chunks
 
@@ -211,8 +211,8 @@ def test_retries_end_with_an_error_of_one_sentence(service: ObjectService, kind:
     with pytest.raises(StoreUnavailableError, match="try again") as raised:
         Bucket(address).read("a")
     assert_message(raised.value, address, "a: ")
-    asked = len(service.proxy.requests)  # aiohttp itself retries once on a kept connection that was closed
-    assert asked == requests.ATTEMPTS or (kind == "drop" and asked <= 2 * requests.ATTEMPTS)
+    sent = len(service.proxy.requests)  # aiohttp itself retries once on a kept connection that was closed
+    assert sent == requests.ATTEMPTS or (kind == "drop" and sent <= 2 * requests.ATTEMPTS)
 
 
 def test_a_silent_connection_is_retried(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,8 +388,8 @@ def test_a_dataset_larger_than_the_cache_can_be_read(
     address = service.address()
     build(config, address)
     assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
-    held = [path.stat().st_size for path in Path(os.environ["TOKENLOOM_CACHE"]).glob("objects/*/*")]
-    assert sum(held) <= 20_000 or len(held) == 1
+    sizes = [path.stat().st_size for path in Path(os.environ["TOKENLOOM_CACHE"]).glob("objects/*/*")]
+    assert sum(sizes) <= 20_000 or len(sizes) == 1
 
 
 def test_a_damaged_object_in_the_bucket_is_reported_and_recomputed(

@@ -19,7 +19,7 @@ def digest_of(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def held(cache: FileCache) -> dict[str, int]:
+def cached_sizes(cache: FileCache) -> dict[str, int]:
     """Sizes of the objects on disk, by digest."""
     return {path.stem: path.stat().st_size for path in cache.root.glob("objects/*/*")}
 
@@ -76,18 +76,18 @@ def test_the_least_recently_used_objects_are_evicted(tmp_path: Path) -> None:
         for path in tmp_path.glob("objects/*/*"):
             age(path, 10)
         cache.find(digest)
-        used = [one for one in used if one != digest] + [digest]
-        there = held(cache)
-        assert sum(there.values()) <= 100_000, number
-        assert [one for one in used if one in there] == used[len(used) - len(there) :], number
-    assert 0 < len(held(cache)) < len(used)
+        used = [recent for recent in used if recent != digest] + [digest]
+        cached = cached_sizes(cache)
+        assert sum(cached.values()) <= 100_000, number
+        assert [recent for recent in used if recent in cached] == used[len(used) - len(cached) :], number
+    assert 0 < len(cached_sizes(cache)) < len(used)
 
 
 def test_an_object_larger_than_the_limit_is_kept_alone(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 1000)
     for data in (b"a" * 900, b"b" * 5000, b"c" * 6000):
         assert cache.add(digest_of(data), data).read_bytes() == data
-    assert list(held(cache)) == [digest_of(b"c" * 6000)]
+    assert list(cached_sizes(cache)) == [digest_of(b"c" * 6000)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"X" * 1000, b"longer" * 1000])

@@ -81,12 +81,12 @@ def test_without_delete_the_same_is_reported_and_nothing_changes(tmp_path: Path,
     for config in states(tmp_path, tokenizer_folder, 3):
         build(config, tmp_path / "store")
     before = snapshot(tmp_path / "store")
-    wanted = ["gc", "--keep", 1, "--older-than", "0s", "--json"]
-    dry = json.loads(run(*wanted, folder=tmp_path).stdout)
+    command = ["gc", "--keep", 1, "--older-than", "0s", "--json"]
+    dry = json.loads(run(*command, folder=tmp_path).stdout)
     assert snapshot(tmp_path / "store") == before
-    told = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
-    assert "nothing was removed; run with --delete to remove it" in told.stdout
-    done = json.loads(run(*wanted, "--delete", folder=tmp_path).stdout)
+    printed = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
+    assert "nothing was removed; run with --delete to remove it" in printed.stdout
+    done = json.loads(run(*command, "--delete", folder=tmp_path).stdout)
     assert {**done, "deleted": False} == dry
     freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())
     assert freed == sum(done[kind]["bytes"] for kind in ("versions", "actions", "objects", "tokenizers"))
@@ -218,7 +218,7 @@ def test_the_last_states_survive_any_order_of_builds_and_collections(
             age(store, draw.choice([0.5, 2.0]))
         elif step == "gc" and store.exists():
             keep, older_than = draw.randint(1, 3), draw.choice([NOW, DAY])
-            dropping = tuple(one for one in "ab" if _drops(store, one))
+            dropping = tuple(name for name in "ab" if _drops(store, name))
             objects, actions = reachable(store, keep, dropping)
             before = stems(store, "objects")
             gc(store, keep, older_than)

@@ -127,9 +127,7 @@ def test_gc_keeps_a_version_that_a_process_has_open(tmp_path: Path, tokenizer_fo
             build(config, store)
         gc(store, keep=1)
         assert versions(store, "small")[0]["digest"] == version["digest"]
-        for record in (store / "versions" / "small").glob(
-            "*.json"
-        ):  # the lock works without a version
+        for record in (store / "versions" / "small").glob("*.json"):  # the lock works without a version
             record.unlink()
         gc(store, keep=1)
         assert ask(reading, "read") == expected

@@ -27,9 +27,9 @@ COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 0
 
 @pytest.fixture
 def store(tmp_path: Path) -> ArtifactStore:
-    made = ArtifactStore(tmp_path / "store")
-    made.prepare()
-    return made
+    opened = ArtifactStore(tmp_path / "store")
+    opened.prepare()
+    return opened
 
 
 def chunk(output: str, split: str = "train") -> ManifestChunk:
@@ -121,11 +121,11 @@ def test_canonical_json_sorts_keys_and_refuses_nan() -> None:
 
 def test_a_manifest_is_read_back(store: ArtifactStore) -> None:
     digest = store.objects.put(encode_table(TABLE, False))
-    made = Manifest("d", "sequences", (chunk(digest), chunk(digest, "validation")), {"pad_token_id": 3}, {"n": 2})
-    store.put_manifest(made)
+    manifest = Manifest("d", "sequences", (chunk(digest), chunk(digest, "validation")), {"pad_token_id": 3}, {"n": 2})
+    store.put_manifest(manifest)
     found = store.manifest("d")
-    assert found == made
-    assert found.digest == made.digest
+    assert found == manifest
+    assert found.digest == manifest.digest
     assert (found.splits, found.total("rows_out")) == (["train", "validation"], 6)
 
 

@@ -49,7 +49,7 @@ def check(store: Path, dataset: str | None = None, remove: bool = True) -> Verif
     return verify(ArtifactStore(store), dataset, ComputeEngine(2), remove)
 
 
-def made(reports: dict[str, StageReport]) -> dict[str, int]:
+def computed(reports: dict[str, StageReport]) -> dict[str, int]:
     """Number of chunks computed by each stage that computed any."""
     found = {name: report.chunks - report.chunks_reused for name, report in reports.items()}
     return {name: count for name, count in found.items() if count}
@@ -91,9 +91,9 @@ def test_the_next_build_recomputes_only_that_chunk(built: Built, stage: str, kin
     place = f"{chunk['source']}:{chunk['offset'] + 1}" if chunk["offset"] >= 0 else chunk["source"]
     assert (finding.place, finding.digest) == (place, chunk[kind])
     assert not path.exists()
-    healed = build(config, store)
-    assert digests(healed) == expected
-    assert made(healed) == {stage: 1}
+    rebuilt = build(config, store)
+    assert digests(rebuilt) == expected
+    assert computed(rebuilt) == {stage: 1}
     assert check(store).findings == []
 
 
@@ -105,8 +105,8 @@ def test_a_lost_manifest_is_published_again(built: Built, stage: str, lost: str)
     flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
     (finding,) = check(store).findings
     assert (finding.kind, finding.problem, finding.stage, finding.digest) == ("manifest", lost, stage, path.stem)
-    healed = build(config, store)
-    assert (digests(healed), made(healed)) == (expected, {})
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {})
     assert check(store).findings == []
     assert len(versions(store, "small")) == 1
 
@@ -117,8 +117,8 @@ def test_a_damaged_pointer_is_found_and_repaired(built: Built, content: str) -> 
     (store / "datasets" / "small" / "tokens.json").write_text(content)
     (finding,) = check(store, "small").findings
     assert (finding.kind, finding.blob) == ("pointer", "datasets/small/tokens.json")
-    healed = build(config, store)
-    assert (digests(healed), made(healed)) == (expected, {})
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {})
     assert check(store).findings == []
 
 
@@ -143,8 +143,8 @@ def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_recomputed(built: 
         flip(path, position)
     flip(path, 100)
     assert [one.kind for one in check(store, "small").findings] == ["action"]
-    healed = build(config, store)
-    assert (digests(healed), made(healed)) == (expected, {"columns": 1})
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {"columns": 1})
 
 
 @pytest.mark.parametrize("lost", ["damaged", "missing"])
@@ -220,11 +220,11 @@ def test_the_command_prints_findings_and_remedies(built: Built, tmp_path: Path) 
     assert (kept.returncode, path.exists()) == (4, True)
     place = f"{chunk['source']}:{chunk['offset'] + 1}"
     assert f"small/tokens: output of {place} is damaged: {chunk['output']}" in kept.stdout
-    told = run("verify", "--json", folder=tmp_path)
-    assert told.returncode == 4
-    (finding,) = json.loads(told.stdout)["findings"]
+    printed = run("verify", "--json", folder=tmp_path)
+    assert printed.returncode == 4
+    (finding,) = json.loads(printed.stdout)["findings"]
     assert (finding["dataset"], finding["stage"], finding["digest"]) == ("small", "tokens", chunk["output"])
-    assert "build small" in told.stderr
+    assert "build small" in printed.stderr
     again = run("verify", folder=tmp_path)
     assert "is missing" in again.stdout
     assert run("verify", "smal", folder=tmp_path).returncode == 2

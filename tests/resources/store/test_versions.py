@@ -41,7 +41,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> VersionStore:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("requested", "found"),
     [
         ("ab12", 0),
         ("AB12AB12", 0),
@@ -62,18 +62,18 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> VersionStore:
         ("2026-03-01T03:00-05:00", 0),
     ],
 )
-def test_a_version_is_found_by_digest_or_date(three: VersionStore, wanted: str, found: int) -> None:
-    assert three.find("d", wanted).digest == DIGESTS[found]
+def test_a_version_is_found_by_digest_or_date(three: VersionStore, requested: str, found: int) -> None:
+    assert three.find("d", requested).digest == DIGESTS[found]
 
 
 @pytest.mark.parametrize(
-    "wanted", ["ab1", "", "ef01", "2026-02-28", "2026-03-01T08:59+01:00", "yesterday", "2026-13-01"]
+    "requested", ["ab1", "", "ef01", "2026-02-28", "2026-03-01T08:59+01:00", "yesterday", "2026-13-01"]
 )
-def test_an_unknown_version_is_reported_with_the_latest_ones(three: VersionStore, wanted: str) -> None:
+def test_an_unknown_version_is_reported_with_the_latest_ones(three: VersionStore, requested: str) -> None:
     with pytest.raises(DatasetNotFoundError) as caught:
-        three.find("d", wanted)
+        three.find("d", requested)
     message = str(caught.value)
-    assert message.startswith(f"dataset 'd' has no version {wanted!r}; ")
+    assert message.startswith(f"dataset 'd' has no version {requested!r}; ")
     assert all(f"{digest[:12]} of 2026-03-" in message for digest in DIGESTS)
     assert caught.value.exit_code == 2
 
@@ -108,13 +108,13 @@ def test_an_unreadable_version_is_skipped(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=8), st.integers(-5, 10**6 + 5), st.sampled_from(OFFSETS))
 def test_a_moment_finds_the_last_version_until_then(
-    tmp_path_factory: pytest.TempPathFactory, seconds: list[int], asked: int, zone: timedelta
+    tmp_path_factory: pytest.TempPathFactory, seconds: list[int], limit: int, zone: timedelta
 ) -> None:
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-    states = [((begin + timedelta(seconds=at)).strftime("%Y%m%dT%H%M%S.%fZ"), f"{at:064x}") for at in seconds]
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    states = [((start + timedelta(seconds=at)).strftime("%Y%m%dT%H%M%S.%fZ"), f"{at:064x}") for at in seconds]
     store = published(tmp_path_factory.mktemp("moments"), states)
-    moment = (begin + timedelta(seconds=asked)).astimezone(timezone(zone))
-    expected = max((at for at in seconds if at <= asked), default=None)
+    moment = (start + timedelta(seconds=limit)).astimezone(timezone(zone))
+    expected = max((at for at in seconds if at <= limit), default=None)
     if expected is None:
         with pytest.raises(DatasetNotFoundError):
             store.find("d", moment.isoformat())
@@ -192,11 +192,11 @@ def test_the_command_lists_every_version(history: Any, capsys: pytest.CaptureFix
     folder, versions, _, found = history
     name = str(folder / "small.yaml") if by_config else "small"
     assert main(["versions", name, "--store", str(folder / "store"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["dataset"] == "small"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["dataset"] == "small"
     lengths = [len(found[0]), len(found[2]), len(found[0])]
     tokens = [sum(map(len, found[0])), sum(map(len, found[2])), sum(map(len, found[0]))]
-    for entry, version, length, count in zip(told["versions"], versions, lengths, tokens, strict=True):
+    for entry, version, length, count in zip(printed["versions"], versions, lengths, tokens, strict=True):
         assert entry == {
             "published": version.published.isoformat(),
             "digest": version.digest,

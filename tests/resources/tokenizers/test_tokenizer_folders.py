@@ -50,8 +50,8 @@ def test_a_folder_is_read_as_by_transformers(tmp_path_factory: pytest.TempPathFa
                 assert getattr(ids, "ids", ids) == reference.encode(text, add_special_tokens=special)
     assert spec.tokens() == reference.special_tokens_map
     assert spec.chat_template == reference.chat_template
-    begin = reference.encode("a")[:1] if len(reference.encode("a")) > 1 else None
-    assert spec.adds_bos == (begin is not None and begin == [reference.bos_token_id])
+    first = reference.encode("a")[:1] if len(reference.encode("a")) > 1 else None
+    assert spec.adds_bos == (first is not None and first == [reference.bos_token_id])
     assert set(spec.control) >= set(reference.all_special_tokens)
 
 

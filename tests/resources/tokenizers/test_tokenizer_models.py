@@ -216,5 +216,5 @@ def test_the_exported_folder_encodes_the_same(tmp_path: Path, name: str) -> None
     assert {name: read.convert_tokens_to_ids(token) for name, token in spec.tokens().items()} == {
         name: plain.token_to_id(token) for name, token in spec.tokens().items()
     }
-    said = read.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
-    assert said == "hello" + (spec.eos or "")
+    text = read.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert text == "hello" + (spec.eos or "")
