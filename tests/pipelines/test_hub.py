@@ -262,9 +262,7 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     sections = {"dataset": dataset, "prompt_template": {"format_type": "chat"}}
     before = len(hub.requests)
     there = _stages(build(tokenizer={"name_or_path": "org/tok"}, **sections))
-    fetched = {
-        request.rpartition("/")[2] for request in hub.requests[before:] if request.startswith("GET /org/tok/resolve/")
-    }
+    downloads = [request for request in hub.requests[before:] if request.startswith("GET /org/tok/resolve/")]
     files = {request.rpartition("/")[2] for request in downloads}
     assert files == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     folder = str(hub.root / "models" / "org" / "tok")
