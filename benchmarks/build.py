@@ -22,6 +22,8 @@ from pathlib import Path
 import yaml
 from alpaca import source, write_rows
 
+from tokenloom.resources.engines.cpu_count import cpu_count
+
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
@@ -75,7 +77,7 @@ def main() -> None:
             if not options.alone:
                 found["datasets.map"].append(timed(peer))
     median = {what: statistics.median(seconds for seconds, _ in runs) for what, runs in found.items()}
-    print(f"{options.rows:,} rows, {options.runs} runs, {os.cpu_count()} cores; whole processes, medians")
+    print(f"{options.rows:,} rows, {options.runs} runs, {cpu_count()} cores; whole processes, medians")
     last = [*median][-1]
     for what, runs in found.items():
         head = f"{what:14} {median[what]:7.2f} s, {max(peak for _, peak in runs):5} MB"

@@ -33,6 +33,8 @@ from environments import interpreter, make_environments
 from peers import CONTENDERS
 from workloads import make_workloads
 
+from tokenloom.resources.engines.cpu_count import cpu_count
+
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LITDATA_DISABLE_VERSION_CHECK": "1"}
 FLOOR, OWN, GLOBAL, FAULTS = "floor", "tokenloom", 0.95, ("missing", "repeated", "unknown")
 """What all are measured by, how tokenloom's names begin, and what part of the data a global shuffle spans at least."""
@@ -183,7 +185,7 @@ def main() -> None:
         done = timed(ready, asked.runs, asked.seconds)
         floor = next((trial for trial in done if trial.kind == FLOOR), None)
         others = [trial for trial in done if trial.other]
-        print(f"\n{workload}: {os.cpu_count()} cores, {asked.runs} runs of {asked.seconds:g} s, medians\n")
+        print(f"\n{workload}: {cpu_count()} cores, {asked.runs} runs of {asked.seconds:g} s, medians\n")
         print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
         for trial in sorted(done, key=lambda trial: -statistics.median(trial.speeds)):
             print(f"| {' | '.join(trial.cells(floor, others))} |")

@@ -10,7 +10,6 @@ all that the stage computes of a chunk of tokens.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from timing import median_seconds
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.sequences.from_tokens import LAYOUTS, to_sequences
 from tokenloom.config import LengthConfig, PipelineConfig
+from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import list_parts
 
@@ -50,7 +50,7 @@ def main() -> None:
         tables = [chunk.load() for chunk in build.input_chunks("tokens")]
     lengths = [np.minimum(np.diff(list_parts(table["input_ids"])[0]), longest) for table in tables]
     tokens, count = sum(int(found.sum()) for found in lengths), sum(map(len, lengths))
-    print(f"{count:,} rows, {tokens:,} tokens in {len(tables)} chunks, {os.cpu_count()} cores, one used")
+    print(f"{count:,} rows, {tokens:,} tokens in {len(tables)} chunks, {cpu_count()} cores, one used")
     for packing, pack in LAYOUTS.items():
         length = LengthConfig.model_validate({"packing": packing})
         sequences = sum(len(pack(found, longest).pieces) for found in lengths)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -25,6 +24,7 @@ from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
 CHUNK = 10_000
@@ -82,7 +82,7 @@ def main() -> None:
     parsed = parser.parse_args()
     tables, some = chunks(parsed.rows), chunks(20_000)
     engine = ComputeEngine()
-    print(f"{parsed.rows:,} rows, {os.cpu_count()} cores, medians of {parsed.runs} runs")
+    print(f"{parsed.rows:,} rows, {cpu_count()} cores, medians of {parsed.runs} runs")
     for path in map(Path, parsed.templates):
         source = path.read_text(encoding="utf-8")
         prompt = PromptTemplateConfig(format_type="chat")

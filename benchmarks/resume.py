@@ -34,6 +34,7 @@ from build import BIN, write
 from tokenloom.loaders import MixedDataset, PaddingPolicy, TokenDataset, TokenLoader, open_dataset
 from tokenloom.loaders.collation.batch import Batch
 from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.tables.ragged import Ints
 
 SIMULATED = 10**12
@@ -188,7 +189,7 @@ def main() -> None:
             build = [str(BIN / "tokenloom"), "build", str(config), "--store", str(store)]
             subprocess.run(build, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         rows, runs, place = len(open_dataset("rows", store=store)), range(options.runs), str(store)
-        print(f"{options.runs} runs, {os.cpu_count()} cores, batches of 8 rows")
+        print(f"{options.runs} runs, {cpu_count()} cores, batches of 8 rows")
         print(f"{'':50}{'first batch':>12}{'memory':>12}{'mapped':>12}{'from disk':>12}")
         for kind in KINDS:
             for position in (0, 10**6, 10**9):

@@ -10,7 +10,6 @@ batch, and how much longer steps are, within the run, with batches made in the c
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ import torch
 from reading import CHUNK, LENGTH, write
 
 from tokenloom.loaders import TokenLoader, open_dataset
+from tokenloom.resources.engines.cpu_count import cpu_count
 
 Batch = dict[str, Any]
 Step = Callable[[Batch], object]
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=50_000_000)
     asked = parser.parse_args()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))
+    torch.set_num_threads(max(1, cpu_count() - 1))
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as folder:
         write(Path(folder), max(asked.tokens // LENGTH // CHUNK, 1))
         dataset = open_dataset("random", store=folder)
@@ -81,9 +81,7 @@ def main() -> None:
         batches = {"ready batch": repeat(ready)}
         batches |= {name: chain.from_iterable(repeat(loader)) for name, loader in loaders.items()}
         seconds = asked.milliseconds / 1000
-        print(
-            f"{asked.runs} runs of {asked.steps} steps, batches of {BATCH} × {LENGTH}, {os.cpu_count()} cores, medians"
-        )
+        print(f"{asked.runs} runs of {asked.steps} steps, batches of {BATCH} × {LENGTH}, {cpu_count()} cores, medians")
         for kind, step in {"sleeping": sleeping(seconds), "training": training(seconds, ready)}.items():
             found: dict[str, list[float]] = {name: [] for name in batches}
             for _ in range(asked.runs):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import os
 import pstats
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from tokenloom.assets.prompts.segments import segments
 from tokenloom.assets.tokens.engines import Gigatoken, Reference
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import text_parts
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=520_020)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--workers", type=int, default=cpu_count())
     parsed = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as name:
         build = Build(
@@ -132,7 +132,7 @@ def main() -> None:
     )
     print(
         f"{parsed.rows:,} rows, {megabytes:.0f} MB of text, {len(chunks)} chunks, {parsed.workers} workers on "
-        f"{os.cpu_count()} cores, medians of {parsed.runs} runs"
+        f"{cpu_count()} cores, medians of {parsed.runs} runs"
     )
     print(f"tokenizers {text_parts(some)[0][-1] / 1e6 / slow:7.1f} MB/s")
     for what in runs:

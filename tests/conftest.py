@@ -12,10 +12,13 @@ import yaml
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, processors
 
+from support.masked_platform import MASKED, mask
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level
 
 pytest.register_assert_rewrite("canonical_rows", "rendered_prompts", "raw_rows", "loaded_rows")
 
+if MASKED:
+    mask()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -19,8 +19,8 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.tables.sides import SIDES
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SourceError
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.engines.ahead import ahead
+from tokenloom.resources.engines.prefetch import prefetch
 from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
-from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, stands
+from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, file_stamp
 from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
@@ -75,7 +75,7 @@ class Known:
             yield from (_known_chunk(chunk, file, read) for chunk in there)
             return
         seen: list[KnownChunk] = []
-        before = stands(file.path)
+        before = file_stamp(file.path)
         for chunk in read(there):
             seen.append(KnownChunk(chunk.digest, chunk.split, chunk.offset, chunk.unit, chunk.size))
             yield chunk
@@ -195,7 +195,7 @@ def _record_chunks(
         if rest.known:
             place = known[rest.known * parts].offset
     behind = rest.size
-    for block in cut_blocks(ahead(records.blocks(rest.text, place), attrgetter("hashes")), size, rest.before):
+    for block in cut_blocks(prefetch(records.blocks(rest.text, place), attrgetter("hashes")), size, rest.before):
         digest = _chunk_digest(records, digest_bytes(block.data.data))
         lines = records.line_ends(block.data) if records.line_ends else None
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.stage import token_weights
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of
-from tokenloom.resources.tables.sides import sides
 
 
 def row_lengths(table: pa.Table) -> Ints:

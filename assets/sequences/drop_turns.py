@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import (
     Ints,
     list_array,
@@ -26,7 +27,6 @@ from tokenloom.resources.tables.ragged import (
     row_of,
     sum_rows,
 )
-from tokenloom.resources.tables.sides import sides
 
 Encode = Callable[[pa.Table], ChunkOutput]
 """From rows in canonical form to their tokens."""

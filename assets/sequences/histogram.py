@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts
-from tokenloom.resources.tables.sides import sides
 
 BEFORE, AFTER = "rows_of_length", "sequences_of_length"
 MORE = "more"

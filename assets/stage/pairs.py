@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.resources.tables import sequence_schema
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
-from tokenloom.resources.tables.sides import sides
 
 LABEL = sequence_schema.LABEL
 """Column that says whether a completion is the desired one, bool."""

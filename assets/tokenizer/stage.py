@@ -12,7 +12,7 @@ from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, 
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.tables.sides import sides
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import (
     CONFIG,
     TEMPLATE,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.resources.engines.cpu_count import cpu_count
 
 MOST_WORKERS = 4
 """Worker processes that are chosen for the hardware, at most."""
@@ -58,4 +59,4 @@ class DataLoaderConfig:
 
 def workers_for_hardware() -> int:
     """Worker processes: without a GPU they cost more than they bring."""
-    return min(MOST_WORKERS, (os.cpu_count() or 1) // 2) if torch.cuda.is_available() else 0
+    return min(MOST_WORKERS, cpu_count() // 2) if torch.cuda.is_available() else 0

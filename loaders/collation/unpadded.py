@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from tokenloom.loaders.collation.batch import Batch
+from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints
-from tokenloom.resources.tables.sides import SIDES
 
 Row = dict[str, torch.Tensor]
 

@@ -22,8 +22,8 @@ from tokenloom.loaders.reading.chunk import DEFERRED
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
-from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.store.read_lock import ReadLock
 
 
 class TokenDataset(Dataset[dict[str, torch.Tensor]]):
@@ -42,7 +42,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     """
 
     def __init__(
-        self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True, hold: Hold | None = None
+        self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True, hold: ReadLock | None = None
     ):
         self._hold = hold  # as long as this lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
@@ -166,7 +166,7 @@ def open_split(store: ArtifactStore, digest: str, split: str, verify: bool = Tru
         DatasetNotFoundError: there is no such split; the message lists those there are.
         StoreError: the store is damaged.
     """
-    hold = store.hold(digest)
+    hold = store.read_lock(digest)
     manifest = store.manifest_at(digest)
     if split not in manifest.splits:
         close = difflib.get_close_matches(split, manifest.splits, n=1)

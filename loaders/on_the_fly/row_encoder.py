@@ -14,8 +14,8 @@ from tokenloom.loaders.collation.batch import IGNORED, Batch, PaddingPolicy
 from tokenloom.loaders.on_the_fly.raw_rows import Rows, to_table
 from tokenloom.loaders.reading.chunk import InMemory
 from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts
-from tokenloom.resources.tables.sides import sides
 
 ROW = "_row"
 FILTERED = "filtered"

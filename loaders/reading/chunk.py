@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints
-from tokenloom.resources.tables.sides import SIDES
 
 DEFERRED = tuple(
     f"{side}{name}" for side in ("", *(f"{side}_" for side in SIDES)) for name in ("input_ids", "trained", "weights")

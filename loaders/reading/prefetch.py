@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tokenloom.resources.engines.ahead import ahead
+from tokenloom.resources.engines.prefetch import prefetch
 
 Tensors = dict[str, Any]
 
@@ -59,8 +59,8 @@ def prefetched(
 ) -> Iterator[tuple[Any, Tensors]]:
     """Batches with what belongs to them, `depth` of them made ahead in a thread, and copied where there is a `copy`."""
     if copy is None:
-        yield from ahead(batches, lambda made: None, depth) if depth else batches
+        yield from prefetch(batches, lambda made: None, depth) if depth else batches
         return
     begun = ((key, copy.begin(batch)) for key, batch in batches)
-    for key, moving in ahead(begun, lambda made: None, max(depth, 1)):
+    for key, moving in prefetch(begun, lambda made: None, max(depth, 1)):
         yield key, copy.end(moving)

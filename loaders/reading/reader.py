@@ -16,8 +16,8 @@ from tokenloom.loaders.reading.address_space import FlatValues
 from tokenloom.loaders.reading.chunk import Chunk, InMemory
 from tokenloom.loaders.reading.rectangles import Flags
 from tokenloom.loaders.reading.sequences import SequenceBatches, SequenceColumns
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, offsets_of
-from tokenloom.resources.tables.sides import sides
 
 
 class SequenceReader:

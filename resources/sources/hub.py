@@ -1,13 +1,13 @@
-"""Datasets on the hub, through `datasets`; and what the hub's failures mean for the one who named a dataset."""
+"""Datasets on the Hugging Face Hub, loaded with `datasets`, and its failures as errors that name the cause."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError
+from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError, did_you_mean
+from tokenloom.resources.exceptions import causes, first_line
 
 
 @dataclass(frozen=True)
@@ -19,30 +19,30 @@ class HubDataset:
 
 @dataclass(frozen=True)
 class OpenedHubDataset:
-    """A hub dataset's splits by name, and the commit that its revision stood for (None where the hub does not say)."""
+    """A hub dataset's splits by name, and the commit that its revision resolved to (None if unknown)."""
 
     splits: dict[str, Any]
     commit: str | None
 
 
 def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDataset:
-    """Splits of a hub dataset as `datasets.Dataset`, or with `streaming: true` as `datasets.IterableDataset`.
+    """Open a hub dataset: its splits as `datasets.Dataset`, or with `streaming: true` as `datasets.IterableDataset`.
 
     Raises:
-        ConfigError: no such dataset, revision or subset exists, or it has several subsets and the YAML names none.
-        SourceUnavailableError: the hub does not answer.
+        ConfigError: the dataset, revision or subset does not exist, or it has several subsets and the YAML names none.
+        SourceUnavailableError: the hub is unreachable or refuses access.
         SourceError: its files cannot be read.
     """
     import datasets
 
-    name, wanted = source.name, config.dataset.config
+    name, subset = source.name, config.dataset.config
     commit = _commit(name, config.dataset.revision)
     revision = commit or config.dataset.revision
     try:
-        if wanted is None and (wanted := datasets.get_dataset_default_config_name(name, revision=revision)) is None:
-            names = ", ".join(datasets.get_dataset_config_names(name, revision=revision))
-            raise config.fault("dataset.config", f"dataset.config: {name} has several: {names}; name one")
-        loaded: Any = datasets.load_dataset(name, wanted, revision=revision, streaming=config.dataset.streaming)
+        if subset is None and (subset := datasets.get_dataset_default_config_name(name, revision=revision)) is None:
+            subsets = ", ".join(datasets.get_dataset_config_names(name, revision=revision))
+            raise config.fault("dataset.config", f"{name} has several subsets; set it to one of {subsets}")
+        loaded: Any = datasets.load_dataset(name, subset, revision=revision, streaming=config.dataset.streaming)
     except TokenloomError:
         raise
     except Exception as error:
@@ -51,7 +51,7 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDat
 
 
 def _commit(name: str, revision: str | None) -> str | None:
-    """The commit that a revision stands for now; None where the hub gives no answer: loading then says why."""
+    """Return the commit that a revision resolves to now, or None if the hub cannot be asked; loading reports why."""
     from huggingface_hub import HfApi
 
     try:
@@ -61,73 +61,63 @@ def _commit(name: str, revision: str | None) -> str | None:
 
 
 def _hub_error(config: PipelineConfig, name: str, error: Exception) -> TokenloomError:
-    """What `datasets` met on the hub, as the error that names the YAML's line, the hub, or the data."""
+    """Convert an error of `datasets` to one that names the line of the YAML, the hub, or the data."""
     import datasets
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
 
-    wanted, revision = config.dataset.config, config.dataset.revision
-    told = _first_line(error).rstrip(".")
+    subset, revision = config.dataset.config, config.dataset.revision
+    reason = first_line(error).rstrip(".")
     if isinstance(error.__cause__, RevisionNotFoundError):
-        return config.fault("dataset.revision", f"dataset.revision: {name} has no revision {revision} on the hub")
+        return config.fault("dataset.revision", f"{name} has no revision {revision} on the hub")
     if _is_hub_failure(error):
         return hub_unavailable(name, error)
     if isinstance(error, FileNotFoundError | HFValidationError):
         if isinstance(error, DatasetNotFoundError):
-            told += "; check its spelling, or HF_TOKEN where it is private"
-        return config.fault("dataset.name", f"dataset.name: {name} is no local file, and on the hub: {told}")
+            reason += "; check its spelling, or set HF_TOKEN if it is private"
+        return config.fault("dataset.name", f"{name} is not a local file, and not found on the hub: {reason}")
     if isinstance(error, OSError):
         return hub_unavailable(name, error)
-    if wanted is not None and isinstance(error, ValueError):
-        names = datasets.get_dataset_config_names(name, revision=revision)
-        if wanted not in names:
-            there = ", ".join(names)
-            return config.fault("dataset.config", f"dataset.config: {name} has no {wanted}; there are {there}")
-    told = _first_line(error.__cause__ or error).rstrip(".")
+    if subset is not None and isinstance(error, ValueError):
+        subsets = datasets.get_dataset_config_names(name, revision=revision)
+        if subset not in subsets:
+            hint = did_you_mean(subset, subsets)
+            message = f"{name} has no subset {subset!r} (subsets: {', '.join(subsets)}){hint}"
+            return config.fault("dataset.config", message)
+    reason = first_line(error.__cause__ or error).rstrip(".")
     return SourceError(
-        f"{name}: datasets cannot load it: {told}; download its files and name them, then only bad rows are rejected"
+        f"{name}: `datasets` cannot load it: {reason}; download its files and use them as dataset.name, so that only "
+        "bad rows are rejected"
     )
 
 
 def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
-    """The error for a name that is not here, and that for no fault of the YAML's cannot be had from the hub."""
+    """Return the error for a name that is not available locally and that the hub does not deliver, through no fault of
+    the YAML."""
     from huggingface_hub import constants
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
     if not _is_hub_failure(error):
-        return SourceUnavailableError(f"{name} cannot be fetched from the hub: {_first_line(error)}")
-    refusals = [cause for cause in _causes(error) if isinstance(cause, HfHubHTTPError)]
+        return SourceUnavailableError(f"{name} cannot be downloaded from the hub: {first_line(error)}")
+    refusals = [cause for cause in causes(error) if isinstance(cause, HfHubHTTPError)]
     statuses = [cause.response.status_code for cause in refusals if not isinstance(cause, EntryNotFoundError)]
+    hub = f"the hub at {constants.ENDPOINT}"
     if constants.HF_HUB_OFFLINE:
-        told, remedy = "is not asked", "unset HF_HUB_OFFLINE"
+        reason, remedy = "HF_HUB_OFFLINE is set", "unset it"
     elif not statuses:
-        told, remedy = "cannot be reached", "try again"
+        reason, remedy = f"{hub} is unreachable", "try again"
     else:
-        told, remedy = f"answers {statuses[0]}", "check HF_TOKEN" if statuses[0] in (401, 403) else "try again"
-    return SourceUnavailableError(
-        f"{name} is not here, and the hub at {constants.ENDPOINT} {told}; {remedy}, or name a local copy"
-    )
+        reason, remedy = f"{hub} returned {statuses[0]}", "check HF_TOKEN" if statuses[0] in (401, 403) else "try again"
+    return SourceUnavailableError(f"{name} is not available locally, and {reason}; {remedy}, or use a local copy")
 
 
 def _is_hub_failure(error: BaseException) -> bool:
-    """Whether the hub gave no answer, or one that says nothing of what was asked for."""
+    """Return whether the hub was unreachable, or its response says nothing about the requested repository."""
     from huggingface_hub.errors import (
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # of whichever HTTP client the hub's own uses
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # from the HTTP client that huggingface_hub uses
         LocalEntryNotFoundError,
     )
 
     if isinstance(error, HTTPError | ConnectionError | TimeoutError):
         return True
-    return any(isinstance(cause, LocalEntryNotFoundError) for cause in _causes(error))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _first_line(error: BaseException) -> str:
-    """What an exception says first, or its type where it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return any(isinstance(cause, LocalEntryNotFoundError) for cause in causes(error))

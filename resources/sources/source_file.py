@@ -1,4 +1,4 @@
-"""One file of a dataset's source: opened through fsspec, decompressed, read in blocks."""
+"""A source file: opened with fsspec, decompressed, and read in blocks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from typing import IO, Any, cast
 import pyarrow as pa
 
 from tokenloom.errors import SourceError, SourceUnavailableError
+from tokenloom.resources.exceptions import causes, first_line
 
 BLOCK_BYTES = 4 << 20
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-"""File endings, and what fsspec calls their compression."""
+"""fsspec's name of the compression of each file extension."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file: `path` as fsspec opens it, `name` as messages and manifests show it, `format` a key of readers."""
+    """One file of a dataset's source.
+
+    Args:
+        path: path or URL, as fsspec opens it.
+        name: its name in messages and manifests.
+        format: name of its format, such as `jsonl`.
+    """
 
     path: str
     name: str
@@ -33,10 +40,11 @@ class SourceFile:
         return any(self.name.lower().endswith(suffix) for suffix in COMPRESSIONS)
 
     def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-        """The decompressed content in blocks of `size` bytes, the last one shorter; none of them is empty.
+        """Yield the decompressed content in blocks of `size` bytes; the last one can be shorter, and none is empty.
 
         Raises:
-            SourceError: it cannot be read, for example a truncated archive; the message says how far reading got.
+            SourceError: the file cannot be read, for example a truncated archive. The message says how many bytes were
+                read.
         """
         done = 0
         with self._named_errors(lambda: f" after byte {done}"), self._open() as file:
@@ -46,14 +54,14 @@ class SourceFile:
 
     @contextmanager
     def seekable(self) -> Iterator[Any]:
-        """The decompressed content as a file that can be read at any position.
+        """Open the decompressed content as a seekable file.
 
         Raises:
-            SourceError: it cannot be read.
+            SourceError: the file cannot be read.
         """
         with self._named_errors():
             if "://" not in self.path and not self.compressed:
-                with pa.OSFile(self.path) as file:  # not a map: a file that shrinks meanwhile would end the process
+                with pa.OSFile(self.path) as file:  # not a memory map: truncating a mapped file kills the process
                     yield file
             elif not self.compressed:
                 with self._open() as file:
@@ -69,7 +77,7 @@ class SourceFile:
         import fsspec
 
         compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
-        if compression == "zstd":  # Arrow's decompressor, unlike fsspec's, refuses a truncated file
+        if compression == "zstd":  # unlike fsspec's, Arrow's decompressor detects truncated files
             return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()
 
@@ -78,27 +86,21 @@ class SourceFile:
         try:
             yield
         except FileNotFoundError as error:
-            if "://" in self.path and any(isinstance(cause, OSError) for cause in _causes(error)):
-                raise SourceUnavailableError(f"{self.name}: its server cannot be reached; try again") from error
-            raise SourceError(f"{self.name}: there is no such file at its address") from error
+            reason = error.__cause__ or error.__context__
+            if "://" in self.path and any(isinstance(cause, OSError) for cause in causes(reason)):
+                raise SourceUnavailableError(f"{self.name}: the server is unreachable; try again") from error
+            raise SourceError(f"{self.name}: no such file") from error
         except SourceError:
             raise
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            reason = str(error).replace(self.path, self.name).splitlines() or [type(error).__name__]
-            raise SourceError(f"{self.name}: cannot be read{where()}: {reason[0]}") from error
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """What an exception was raised from."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        yield cause
-        error = cause
+            reason = first_line(error).replace(self.path, self.name)
+            raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
 
 
 def _read(file: IO[bytes], size: int) -> bytes:
-    """`size` bytes, or what is left: some streams return less at a time."""
-    parts, room = [], size
-    while room and (part := file.read(room)):
+    """Read `size` bytes, or the rest of the file. Some streams return fewer bytes per call."""
+    parts, missing = [], size
+    while missing and (part := file.read(missing)):
         parts.append(part)
-        room -= len(part)
+        missing -= len(part)
     return b"".join(parts) if len(parts) != 1 else parts[0]

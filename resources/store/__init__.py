@@ -1,7 +1,20 @@
-"""A build cache for data: content-named objects, keyed actions, manifests, published atomically."""
+"""The artifact store: a content-addressed build cache in a folder or a bucket.
 
-from tokenloom.resources.store.actions import Action, KeyParts
+Modules, from the bottom up:
+
+- `blobs/`: named bytes in a folder or an S3 bucket.
+- `objects`, `cache_key`, `actions`: immutable tables named by their digest, and the result of a stage on one chunk,
+  stored under its cache key.
+- `manifest`, `versions`: the chunks of a stage's output, and the published states of a dataset.
+- `certificates`, `probes`, `known_files`: what was found out about tokenizer engines, libraries and source files.
+- `read_lock`: keeps an open manifest from `gc`.
+- `artifact_store`: `ArtifactStore`, which brings these together.
+- `gc` and `verify`: the commands `tokenloom gc` and `tokenloom verify`.
+"""
+
+from tokenloom.resources.store.actions import Action
 from tokenloom.resources.store.artifact_store import ArtifactStore, Missed, default_store
+from tokenloom.resources.store.cache_key import KeyParts
 from tokenloom.resources.store.manifest import Manifest, ManifestChunk
 from tokenloom.resources.store.versions import Version
 

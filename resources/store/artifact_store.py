@@ -1,20 +1,19 @@
-"""The artifact store: blobs in a folder or a bucket.
+"""The artifact store: a folder or bucket with everything that builds compute.
 
-FORMAT                              the version of this layout
+FORMAT                              version of this layout
 objects/<ab>/<digest>.arrow         immutable Arrow IPC files, named by the BLAKE3 of their bytes
-actions/<ab>/<key>.json             what a stage made of one chunk
-certificates/<key>/<digest>.json    where two tokenizer engines agree
-datasets/<name>/<stage>.json        the digest of the latest manifest, itself an object; of mixtures, `mixture.json`
-probes/<stage>-<digest>.json        what a stage makes of fixed rows, as a digest
-versions/<name>/<time>-<…>.json     the manifests of every state that was published
+actions/<ab>/<key>.json             result of a stage on one chunk, named by its cache key
+certificates/<key>/<digest>.json    code points on which two tokenizer engines agree
+datasets/<name>/<stage>.json        digest of the latest manifest, which is an object (`mixture.json` for mixtures)
+probes/<stage>-<digest>.json        digest of a stage's output for fixed rows
+versions/<name>/<time>-<…>.json     manifests of each published state of a dataset
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
-files/<…>.json                      the chunks of source files as they stood when they were read
+files/<…>.json                      chunks and stamps of source files that were read
 scratch/                            files being written
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -24,17 +23,17 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
+from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError, did_you_mean
 from tokenloom.resources.digest import block_digests, canonical_json
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.read_only import ReadOnly
 from tokenloom.resources.store.certificates import CertificateStore
-from tokenloom.resources.store.hold import Hold
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
 from tokenloom.resources.store.probes import ProbeStore
+from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import VersionStore
 
 FORMAT = "tokenloom store 2\n"
@@ -42,46 +41,47 @@ DEFAULT_STORE = ".tokenloom"
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
 Missed = Literal["new", "lost", "void"]
-"""Why an action does not count: there is none, its objects are missing, or the certificate it relies on is void."""
+"""Why an action is a cache miss: it does not exist, its objects are missing, or its certificate was withdrawn."""
 
 
 def default_store() -> str:
-    """`$TOKENLOOM_STORE`, else `.tokenloom` in the working directory."""
+    """Return the default store: `$TOKENLOOM_STORE`, else `.tokenloom` in the working directory."""
     return os.environ.get("TOKENLOOM_STORE") or DEFAULT_STORE
 
 
 def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
-    """The place that an address names: a folder, or a bucket's prefix as `s3://bucket/prefix`.
+    """Open an address: a folder, or a prefix in a bucket as `s3://bucket/prefix`.
 
     Raises:
-        StoreAddressError: it is a URL of another kind, or none that a bucket has.
+        StoreAddressError: the address is a URL of another kind, or not a valid S3 address.
     """
-    named = os.fspath(address or default_store())
-    if kind := _URL.match(named):
-        if kind[1] != "s3" or kind[2] != "//":  # `Path` makes one slash of two
-            known = "name a folder, or as text s3://bucket/prefix"
-            raise StoreAddressError(f"{kind[1]}:{kind[2]} is no address of a store; {known}")
+    location = os.fspath(address or default_store())
+    if url := _URL.match(location):
+        if url[1] != "s3" or url[2] != "//":  # `pathlib.Path` turns `//` into `/`
+            raise StoreAddressError(
+                f"{url[1]}:{url[2]} is not a supported store address; use a folder, or s3://bucket/prefix as a string"
+            )
         from tokenloom.resources.store.blobs.bucket import Bucket
 
-        return Bucket(named)
-    return Folder(Path(named).expanduser().resolve())
+        return Bucket(location)
+    return Folder(Path(location).expanduser().resolve())
 
 
 class ArtifactStore:
-    """One store. Reading never writes; the place is made a store by the first write.
+    """One store. Reading never writes to it; `prepare` creates it.
 
     Args:
-        address: a folder; default: `default_store()`.
-        read_only: what would write to it does nothing.
+        address: a folder or `s3://bucket/prefix`. Default: `default_store()`.
+        read_only: ignore all writes and deletions.
 
     Raises:
-        StoreError: it is a store of another format.
-        StoreAddressError: its address cannot be opened.
+        StoreError: the store has another format.
+        StoreAddressError: the address cannot be opened.
     """
 
     def __init__(self, address: str | os.PathLike[str] | None = None, read_only: bool = False):
-        opened = open_blobs(address)
-        self.blobs: Blobs = ReadOnly(opened) if read_only else opened
+        blobs = open_blobs(address)
+        self.blobs: Blobs = ReadOnly(blobs) if read_only else blobs
         self.objects = ObjectStore(self.blobs)
         self.actions = ActionStore(self.blobs)
         self.certificates = CertificateStore(self.blobs)
@@ -91,32 +91,34 @@ class ArtifactStore:
 
     @property
     def address(self) -> str:
-        """What opens the same store again."""
+        """The address that opens the same store again."""
         return self.blobs.address
 
     def _check_format(self) -> None:
         try:
-            found = self.blobs.read("FORMAT").decode(errors="replace")
+            stored = self.blobs.read("FORMAT").decode(errors="replace")
         except FileNotFoundError:
             return
-        if found != FORMAT:
+        if stored != FORMAT:
             raise StoreError(
-                f"{self.address} is a {found.strip()[:60]!r}; this version reads {FORMAT.strip()!r}: "
-                "name another place, and build there"
+                f"{self.address} has the format {stored.strip()[:60]!r}, but this version of tokenloom reads "
+                f"{FORMAT.strip()!r}; build in another store"
             )
 
     def prepare(self) -> None:
-        """Make the place a store, and sweep what killed processes left half-written."""
+        """Create the store if it does not exist, and delete what killed processes left half-written."""
         if self.blobs.size("FORMAT") is None:
             self.blobs.write("FORMAT", FORMAT.encode())
         self.blobs.sweep()
 
     def find_action(self, key: str, dropped: bool = False) -> Action | None:
-        """The action under `key` if all its objects are there and whole, and its engine still trusted; None means:
-        compute it. What is found `gc` leaves for a day.
+        """Return the action under `key` on a cache hit, or None on a miss.
+
+        It is a hit if the action's objects exist with the right size and its certificate was not withdrawn. `gc` keeps
+        an action that was a hit, and its objects, for a day.
 
         Args:
-            dropped: the action counts without its output as well.
+            dropped: a missing output is a hit too.
         """
         action = self.actions.get(key)
         if action is None or self.voids([action]):
@@ -128,14 +130,14 @@ class ArtifactStore:
         return action if renew(self.blobs, self.actions.blob(key)) else None
 
     def why_missed(self, key: str) -> Missed:
-        """Why there is no action under `key` that counts."""
+        """Return why `key` is a cache miss."""
         action = self.actions.get(key)
         if action is None:
             return "new"
         return "void" if self.voids([action]) else "lost"
 
     def voids(self, actions: Iterable[Action]) -> bool:
-        """Whether a certificate that one of the actions relied on was withdrawn."""
+        """Return whether a certificate that one of the actions relies on was withdrawn."""
         return any(map(self.certificates.is_void, {action.engine for action in actions if action.engine}))
 
     def put_action(
@@ -149,20 +151,23 @@ class ArtifactStore:
         blocks: bool = False,
         engine: str = "",
     ) -> Action:
-        """Store a result: objects first, then the action that names them.
+        """Store the result of a stage on one chunk: objects first, then the action that names them.
 
         Args:
+            table: the output.
+            rejects: the rejected rows.
             counts: rows_in, rows_out, rejected, filtered and tokens.
-            compressed: whether `table` is stored compressed.
-            blocks: whether loaders read `table`, and check its blocks.
+            counters: further counts of the stage.
+            compressed: store `table` compressed.
+            blocks: store the block digests of `table`, for loaders to check.
             engine: key of the certificate that the result relies on, or "".
         """
         data = encode_table(table, compressed)
-        rejected = self.objects.put(encode_table(rejects, compressed=True)) if rejects.num_rows else None
+        rejects_digest = self.objects.put(encode_table(rejects, compressed=True)) if rejects.num_rows else None
         action = Action(
             output=self.objects.put(data),
             bytes=data.size,
-            rejects=rejected,
+            rejects=rejects_digest,
             **counts,
             table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",
@@ -173,27 +178,30 @@ class ArtifactStore:
         return action
 
     def put_manifest(self, manifest: Manifest) -> str:
-        """Store a manifest and make it the dataset's latest for its stage; returns the manifest object's digest."""
+        """Store a manifest as the latest of its dataset and stage; returns the digest of its object."""
         digest = self.objects.put(encode_table(manifest.to_table(), compressed=False))
         if self.latest(manifest.dataset, manifest.stage) != digest:
             self.blobs.write(self._pointer(manifest.dataset, manifest.stage), canonical_json({"manifest": digest}))
         return digest
 
     def latest(self, dataset: str, stage: str) -> str | None:
-        """The object digest of a stage's latest manifest, or None where there is none, or none that can be read."""
-        return self._pointed(self._pointer(dataset, stage), strict=False)
+        """Return the object digest of a stage's latest manifest, or None if its pointer is missing or damaged."""
+        return self._read_pointer(self._pointer(dataset, stage), strict=False)
 
     def manifest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> Manifest:
-        """A manifest of a dataset's stage: the latest, or that of a version (see `VersionStore.find`).
+        """Return a manifest of a dataset's stage.
+
+        Args:
+            version: a digest prefix or a date, see `VersionStore.find`. Default: the latest version.
 
         Raises:
-            DatasetNotFoundError: there is none; the message lists what there is.
-            StoreError: it is damaged.
+            DatasetNotFoundError: no such dataset, stage or version exists; the message lists the existing ones.
+            StoreError: the manifest is damaged.
         """
         return self.manifest_at(self.manifest_digest(dataset, stage, version))
 
     def manifest_at(self, digest: str) -> Manifest:
-        """The manifest whose object has that digest.
+        """Return the manifest whose object has that digest.
 
         Raises:
             StoreError: it is missing or damaged.
@@ -201,52 +209,54 @@ class ArtifactStore:
         return Manifest.from_table(self.objects.get_intact(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
-        """The object digest of a manifest.
+        """Return the object digest of a manifest. Takes the same arguments as `manifest`.
 
         Raises:
-            DatasetNotFoundError: there is none; the message lists what there is.
+            DatasetNotFoundError: no such dataset, stage or version exists; the message lists the existing ones.
         """
         pointer = self._pointer(dataset, stage)
         if version is not None and dataset in self.datasets():
-            found = self.versions.find(dataset, version)
-            if stage not in found.stages:
-                raise DatasetNotFoundError(f"version {found} of dataset {dataset!r} has no {stage}")
-            return found.stages[stage]
-        digest = self._pointed(pointer)
+            published = self.versions.find(dataset, version)
+            if stage not in published.stages:
+                raise DatasetNotFoundError(f"version {published} of dataset {dataset!r} has no {stage}")
+            return published.stages[stage]
+        digest = self._read_pointer(pointer)
         if digest is None:
             raise DatasetNotFoundError(self._not_found(dataset, stage))
         return digest
 
     def datasets(self) -> list[str]:
-        """Names of the datasets that the store holds, sorted."""
+        """Return the names of all datasets and mixtures in the store, sorted."""
         return sorted({blob.name.split("/")[1] for blob in self.blobs.below("datasets")})
 
     def stages(self, dataset: str) -> list[str]:
-        """Names of the stages that have a latest manifest, or should."""
+        """Return the names of the stages of a dataset that have a pointer to a latest manifest, even a damaged one."""
         names = (blob.name.rpartition("/")[2] for blob in self.blobs.below(f"datasets/{dataset}"))
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
-    def hold(self, digest: str) -> Hold | None:
-        """What keeps `gc` from a manifest, and from all that it names, as long as it lives; only folders have holds.
+    def read_lock(self, digest: str) -> ReadLock | None:
+        """Lock a manifest, so that `gc` keeps it and everything it names as long as the returned object exists.
+
+        Returns None for a store in a bucket, which has no locks.
 
         Raises:
-            StoreError: the manifest is gone.
+            StoreError: the manifest has been removed.
         """
-        return Hold(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
+        return ReadLock(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
 
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
-        """Lay a tokenizer's files side by side, for `from_pretrained`."""
+        """Write a tokenizer's files into one folder, for `from_pretrained`. Intact files are kept."""
         for name, content in files.items():
             blob = f"tokenizers/{digest}/{name}"
             try:
-                held = self.blobs.read(blob) == content and renew(self.blobs, blob) is not None
+                intact = self.blobs.read(blob) == content and renew(self.blobs, blob) is not None
             except FileNotFoundError:
-                held = False
-            if not held:
+                intact = False
+            if not intact:
                 self.blobs.write(blob, content)
 
     def tokenizer_folder(self, digest: str) -> Path:
-        """A local folder with a tokenizer's files.
+        """Return a local folder with a tokenizer's files.
 
         Raises:
             StoreError: they are missing.
@@ -259,11 +269,11 @@ class ArtifactStore:
     @staticmethod
     def _pointer(dataset: str, stage: str) -> str:
         if dataset in ("", ".", "..") or "/" in dataset or "\\" in dataset:
-            raise DatasetNotFoundError(f"{dataset!r} is not a dataset's name")
+            raise DatasetNotFoundError(f"{dataset!r} is not a valid dataset name")
         return f"datasets/{dataset}/{stage}.json"
 
-    def _pointed(self, pointer: str, strict: bool = True) -> str | None:
-        """The digest that a pointer holds, or None where there is none (or, unless `strict`, a damaged one)."""
+    def _read_pointer(self, pointer: str, strict: bool = True) -> str | None:
+        """Return the digest in a pointer; None if the pointer is missing or, unless `strict`, damaged."""
         try:
             digest = json.loads(self.blobs.read(pointer))["manifest"]
             if isinstance(digest, str):
@@ -280,11 +290,11 @@ class ArtifactStore:
         names = self.datasets()
         if dataset in names and stage != MIXTURE and self.latest(dataset, MIXTURE):
             mixed = ", ".join(self.manifest(dataset, MIXTURE).pinned)
-            return f"{dataset!r} is a mixture, which `open_mixture` opens; its datasets are {mixed}"
+            return f"{dataset!r} is a mixture; open it with `open_mixture`, or one of its datasets: {mixed}"
         if dataset in names and stage == MIXTURE:
-            return f"{dataset!r} is one dataset, which `open_dataset` opens, and no mixture"
+            return f"{dataset!r} is a dataset, not a mixture; open it with `open_dataset`"
         if dataset in names:
-            return f"dataset {dataset!r} has no {stage} yet: run `tokenloom build` on its YAML"
-        close = difflib.get_close_matches(dataset, names, n=1)
-        hint = f"did you mean {close[0]!r}? It holds" if close else "it holds"
-        return f"no dataset {dataset!r} in the store {self.address}; {hint}: {', '.join(names) or 'nothing yet'}"
+            return f"dataset {dataset!r} has no {stage} yet; run `tokenloom build` on its YAML"
+        known = ", ".join(names) or "none"
+        hint = did_you_mean(dataset, names)
+        return f"no dataset {dataset!r} in the store {self.address} (datasets: {known}){hint}"

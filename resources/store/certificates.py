@@ -1,7 +1,7 @@
-"""Certificates: what was found when two engines were compared, as facts that only grow.
+"""Certificates: on which code points two tokenizer engines were found to agree.
 
-A certificate is a group of small immutable blobs whose union counts, so that builds that add to it at the same time
-lose nothing. Whoever adds replaces the blobs that it has read by one that holds them all.
+A certificate is the union of several small immutable blobs, so that concurrent builds can add to it without losing
+facts. Each addition writes one blob with everything known and deletes the blobs that it has read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Certificate:
     """What is known about one pair of engines.
 
     Args:
-        agreed, disputed: ranges of code points, each its first and last, ascending.
+        agreed, disputed: ascending ranges of code points, each (first, last).
         refused: why the second engine is not used at all, or "".
     """
 
@@ -33,7 +33,7 @@ class Certificate:
 
 
 def to_ranges(points: Ints) -> tuple[tuple[int, int], ...]:
-    """Ascending distinct numbers as ranges."""
+    """Convert ascending distinct numbers to inclusive ranges."""
     if not len(points):
         return ()
     cut = np.flatnonzero(np.diff(points) > 1)
@@ -41,17 +41,18 @@ def to_ranges(points: Ints) -> tuple[tuple[int, int], ...]:
     return tuple(zip(first.tolist(), last.tolist(), strict=True))
 
 
-def from_ranges(found: tuple[tuple[int, int], ...]) -> Ints:
-    """The numbers in ranges, ascending."""
-    pairs = np.array(found, np.int64).reshape(-1, 2)
+def from_ranges(inclusive: tuple[tuple[int, int], ...]) -> Ints:
+    """Return the numbers in inclusive ranges, ascending."""
+    pairs = np.array(inclusive, np.int64).reshape(-1, 2)
     return ranges(pairs[:, 0], pairs[:, 1] - pairs[:, 0] + 1)
 
 
-def merge(found: list[Certificate]) -> Certificate:
-    """The union of what is known; what one disputes no other can agree to."""
-    disputed = np.unique(np.concatenate([from_ranges(one.disputed) for one in found] or [np.zeros(0, np.int64)]))
-    agreed = np.unique(np.concatenate([from_ranges(one.agreed) for one in found] or [np.zeros(0, np.int64)]))
-    refused = min((one.refused for one in found if one.refused), default="")
+def merge(certificates: list[Certificate]) -> Certificate:
+    """Return the union of certificates. A code point disputed in one of them is disputed."""
+    none = np.zeros(0, np.int64)
+    disputed = np.unique(np.concatenate([none, *(from_ranges(one.disputed) for one in certificates)]))
+    agreed = np.unique(np.concatenate([none, *(from_ranges(one.agreed) for one in certificates)]))
+    refused = min((one.refused for one in certificates if one.refused), default="")
     return Certificate(to_ranges(np.setdiff1d(agreed, disputed)), to_ranges(disputed), refused)
 
 
@@ -62,21 +63,21 @@ class CertificateStore:
         self._blobs = blobs
 
     def read(self, key: str) -> Certificate:
-        """All that is known under `key`."""
+        """Return everything known under `key`."""
         return merge(list(self._facts(key).values()))
 
-    def add(self, key: str, found: Certificate) -> None:
+    def add(self, key: str, certificate: Certificate) -> None:
         """Add to what is known under `key`."""
         known = self._facts(key)
-        data = canonical_json(asdict(merge([*known.values(), found])))
+        data = canonical_json(asdict(merge([*known.values(), certificate])))
         name = f"{CERTIFICATES}/{key}/{digest_bytes(data)[:32]}.json"
         self._blobs.write(name, data)
-        for held in known:
-            if held != name:
-                self._blobs.delete(held)
+        for merged in known:
+            if merged != name:
+                self._blobs.delete(merged)
 
     def void(self, key: str, reason: str) -> None:
-        """Withdraw everything that was made on the strength of `key`."""
+        """Withdraw a certificate: results that rely on it are computed again."""
         self._blobs.write(self._void(key), canonical_json({"reason": reason}))
 
     def is_void(self, key: str) -> bool:
@@ -87,20 +88,21 @@ class CertificateStore:
         return f"{CERTIFICATES}/{key}/void.json"
 
     def _facts(self, key: str) -> dict[str, Certificate]:
-        """Each blob's content; blobs that vanish meanwhile are held by one that has appeared, so look again."""
+        """Return the certificate in each blob. If a blob disappears while reading, another process has merged it into a
+        new one: read all of them again."""
         while True:
-            found: dict[str, Certificate] = {}
+            facts: dict[str, Certificate] = {}
             try:
                 for blob in self._blobs.below(f"{CERTIFICATES}/{key}"):
-                    if blob.name != self._void(key) and (facts := _parsed(self._blobs.read(blob.name))):
-                        found[blob.name] = facts
-                return found
+                    if blob.name != self._void(key) and (certificate := _parse(self._blobs.read(blob.name))):
+                        facts[blob.name] = certificate
+                return facts
             except FileNotFoundError:
                 continue
 
 
-def _parsed(data: bytes) -> Certificate | None:
-    """A blob's content, or None where it is damaged: what it held is then found anew."""
+def _parse(data: bytes) -> Certificate | None:
+    """Return a blob's content, or None if it is damaged; the engines are then compared again."""
     try:
         facts = json.loads(data)
         ranges_of = {name: tuple((int(a), int(b)) for a, b in facts[name]) for name in ("agreed", "disputed")}

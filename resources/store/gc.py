@@ -1,9 +1,11 @@
-"""Garbage: what no published state that is kept reaches.
+"""Garbage collection (`tokenloom gc`): finds and removes what no kept version of a dataset needs.
 
-Roots are, for each dataset, the latest manifests and those of its latest versions, those that mixtures read, and those
-that a process has open. They keep their chunks' actions, outputs and rejects, and tokenizers; outputs of a stage that
-the dataset's latest build lets go (`keep: sequences`) are not kept. What was written or touched lately stays, and what
-a young action names. What is removed goes in such an order that no version or action is left that names what is gone.
+Roots are, for each dataset, its latest manifests and those of its latest versions, the manifests that mixtures read,
+and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their chunks, and
+tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
+
+Recently written or touched blobs are never removed, nor what a recent action names. Blobs are removed in an order in
+which no remaining version or action ever names a removed object.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tokenloom.errors import StoreAddressError, StoreError
+from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.blobs import Blob
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.hold import claimed
+from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
 from tokenloom.resources.store.manifest import Manifest
-from tokenloom.resources.store.objects import OBJECTS, ObjectStore, object_digest
+from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
 
 _TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
@@ -30,11 +33,12 @@ _TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
 
 @dataclass
 class Garbage:
-    """What is removed, or would be.
+    """Blobs that were removed, or would be.
 
     Attributes:
-        versions, actions, objects, tokenizers: blobs, by kind.
-        owners: for an object that a dataset let go, the dataset; others were never published, or by nobody known.
+        versions, actions, objects, tokenizers: the blobs, by kind.
+        owners: by object digest, the dataset whose removed version or dropped stage names the object. An object without
+            an owner was, as far as is known, never published.
     """
 
     versions: list[Blob] = field(default_factory=list)
@@ -46,19 +50,16 @@ class Garbage:
 
 @dataclass
 class _States:
-    """A dataset's manifests by stage, its versions by blob that are kept, and those that are not."""
+    """A dataset's latest manifests by stage, and its versions that are kept and that are to be removed, by blob."""
 
     latest: dict[str, str]
     kept: dict[Blob, Version]
-    beyond: dict[Blob, Version]
+    removed: dict[Blob, Version]
 
     def manifests(self) -> set[str]:
-        """Digests of the manifests that are kept."""
-        return {
-            digest
-            for stages in (self.latest, *(one.stages for one in self.kept.values()))
-            for digest in stages.values()
-        }
+        """Return the digests of the manifests that are kept."""
+        kept = (self.latest, *(version.stages for version in self.kept.values()))
+        return {digest for stages in kept for digest in stages.values()}
 
 
 def collect(
@@ -68,16 +69,17 @@ def collect(
     delete: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> Garbage:
-    """Find what nothing needs, and with `delete` remove it.
+    """Find garbage, and with `delete` remove it.
 
     Args:
-        keep: so many of a dataset's latest states stay, told apart by their content.
-        older_than: what was written or touched more lately stays.
-        on_step: told what is done next.
+        keep: number of versions with different content to keep per dataset, latest first.
+        older_than: blobs written or touched more recently than this are kept.
+        delete: remove the garbage; by default it is only listed.
+        on_step: called with a description of each step before it starts.
 
     Raises:
-        StoreAddressError: there is no store.
-        StoreError: a root cannot be read, so that what it needs is not known; nothing has been removed then.
+        StoreAddressError: no store exists at the address.
+        StoreError: a root cannot be read, so what it needs is unknown. Nothing has been removed.
     """
     return _Collection(store, keep, older_than, delete, on_step).run()
 
@@ -86,7 +88,7 @@ class _Collection:
     def __init__(
         self, store: ArtifactStore, keep: int, older_than: timedelta, delete: bool, on_step: Callable[[str], None]
     ):
-        self._store, self._keep, self._delete, self._tell = store, keep, delete, on_step
+        self._store, self._keep, self._delete, self._on_step = store, keep, delete, on_step
         self._since = time.time() - older_than.total_seconds()
         self._garbage = Garbage()
         self._objects: set[str] = set()
@@ -94,61 +96,67 @@ class _Collection:
 
     def run(self) -> Garbage:
         if self._store.blobs.size("FORMAT") is None:
-            raise StoreAddressError(f"there is no store at {self._store.address}")
-        self._tell("reading manifests")
+            raise StoreAddressError(f"no store found at {self._store.address}")
+        self._on_step("reading manifests")
         names = {blob.name.split("/")[1] for kind in ("datasets", VERSIONS) for blob in self._store.blobs.below(kind)}
         states = {name: self._states(name) for name in sorted(names)}
         for name, state in states.items():
-            self._reach(name, state)
-        self._release(states)
-        self._tell("listing actions")
+            self._mark_dataset(name, state)
+        self._remove_versions(states)
+        self._on_step("listing actions")
         self._sweep_actions()
-        self._tell("listing objects")
+        self._on_step("listing objects")
         self._sweep_objects()
         return self._garbage
 
     def _states(self, name: str) -> _States:
         latest = {stage: self._store.manifest_digest(name, stage) for stage in self._store.stages(name)}
         kept: dict[Blob, Version] = {}
-        beyond: dict[Blob, Version] = {}
+        removed: dict[Blob, Version] = {}
         digests: set[str] = set()
         for blob in reversed(self._store.versions.blobs(name)):
             if (version := self._store.versions.read(blob.name)) is None:
                 raise StoreError(
-                    f"{blob.name} cannot be read; `tokenloom verify {name}` removes it, then collect again"
+                    f"{blob.name} cannot be read; `tokenloom verify {name}` removes it, then run `tokenloom gc` again"
                 )
             if len(digests) < self._keep or version.digest in digests:
                 digests.add(version.digest)
                 kept[blob] = version
-            elif self._is_held(version):
+            elif self._is_locked(version):
                 kept[blob] = version
             else:
-                beyond[blob] = version
-        return _States(latest, kept, beyond)
+                removed[blob] = version
+        return _States(latest, kept, removed)
 
-    def _is_held(self, version: Version) -> bool:
-        with self._unheld(version.stages.get(LOADED)) as free:
+    def _is_locked(self, version: Version) -> bool:
+        with self._lock(version.stages.get(LOADED)) as free:
             return not free
 
-    def _reach(self, name: str, state: _States) -> None:
+    def _mark_dataset(self, name: str, state: _States) -> None:
         """Mark everything that a dataset's kept manifests need."""
-        found = {digest: self._manifest(digest, name) for digest in state.manifests()}
-        dropped = {stage for stage, digest in state.latest.items() if found[digest].droppable}
-        for digest, manifest in found.items():
+        manifests = {digest: self._manifest(digest, name) for digest in state.manifests()}
+        dropped = {stage for stage, digest in state.latest.items() if manifests[digest].droppable}
+        for digest, manifest in manifests.items():
             self._mark(digest, manifest, name if manifest.stage in dropped else None)
-        for digest in {digest for manifest in found.values() for digest in manifest.pinned.values()}:
+        for digest in {digest for manifest in manifests.values() for digest in manifest.pinned.values()}:
             self._mark(digest, self._manifest(digest, name))
 
-    def _mark(self, digest: str, manifest: Manifest, drops: str | None = None) -> None:
+    def _mark(self, digest: str, manifest: Manifest, dropped_by: str | None = None) -> None:
+        """Mark a manifest and what it names as needed.
+
+        Args:
+            dropped_by: the dataset that drops the outputs of this stage: they are not marked.
+        """
         self._objects.add(digest)
         self._actions.update(chunk.key for chunk in manifest.chunks)
         self._objects.update(chunk.rejects for chunk in manifest.chunks if chunk.rejects)
         outputs = {chunk.output for chunk in manifest.chunks}
-        if drops is None:
+        if dropped_by is None:
             self._objects |= outputs
         else:
-            self._garbage.owners |= dict.fromkeys(outputs, drops)
-        self._objects |= {named for named in [manifest.facts.get("tokenizer")] if isinstance(named, str)}
+            self._garbage.owners |= dict.fromkeys(outputs, dropped_by)
+        if isinstance(tokenizer := manifest.facts.get("tokenizer"), str):
+            self._objects.add(tokenizer)
 
     def _manifest(self, digest: str, name: str) -> Manifest:
         try:
@@ -159,20 +167,21 @@ class _Collection:
         else:
             problem = f"object {digest} is damaged"
         raise StoreError(
-            f"a manifest of {name} cannot be read, so that what it needs is not known: {problem}; "
-            f"run `tokenloom verify {name}`, build it, and collect again"
+            f"a manifest of {name} cannot be read, so what it needs is unknown: {problem}; "
+            f"run `tokenloom verify {name}`, build the dataset, then run `tokenloom gc` again"
         )
 
-    def _release(self, states: dict[str, _States]) -> None:
-        """Let versions go, each with the manifest that a loader would hold, while none can take hold of it."""
+    def _remove_versions(self, states: dict[str, _States]) -> None:
+        """Remove old versions. The manifest that a loader would lock is removed together with its version, under an
+        exclusive lock, so that no loader can open it in between."""
         for name, state in states.items():
-            for blob, version in state.beyond.items():
+            for blob, version in state.removed.items():
                 self._garbage.owners |= dict.fromkeys(self._named_by(version), name)
                 digest = version.stages.get(LOADED)
-                with self._unheld(digest) as free:
-                    if not free:  # since a moment ago
+                with self._lock(digest) as free:
+                    if not free:  # a process has opened it in the meantime
                         state.kept[blob] = version
-                        self._reach(name, state)
+                        self._mark_dataset(name, state)
                         continue
                     self._garbage.versions.append(blob)
                     if self._delete:
@@ -181,7 +190,7 @@ class _Collection:
                             self._remove(ObjectStore.blob(digest), self._garbage.objects)
 
     def _named_by(self, version: Version) -> Iterator[str]:
-        """Digests of the objects of a version that goes, as far as it can be read."""
+        """Yield the digests of all objects that a version names, as far as its manifests are readable."""
         for digest in version.stages.values():
             yield digest
             try:
@@ -196,12 +205,11 @@ class _Collection:
             key = action_key(blob.name)
             if key is None or key in self._actions:
                 continue
-            young = self._is_young(blob)
-            if young or not self._remove(blob.name, self._garbage.actions):
-                self._spare(blob.name)
+            if self._is_recent(blob) or not self._remove(blob.name, self._garbage.actions):
+                self._mark_action(blob.name)
 
-    def _spare(self, name: str) -> None:
-        """Mark what an action names that stays."""
+    def _mark_action(self, name: str) -> None:
+        """Mark the objects of an action that stays."""
         try:
             action = read_action(self._store.blobs.read(name))
         except FileNotFoundError:
@@ -210,52 +218,55 @@ class _Collection:
             self._objects |= {action.output, *([action.rejects] if action.rejects else [])}
 
     def _sweep_objects(self) -> None:
-        unreached: dict[str, Blob] = {}
+        unmarked: dict[str, Blob] = {}
         for blob in self._store.blobs.below(OBJECTS):
             digest = object_digest(blob.name)
-            if digest is not None and digest not in self._objects and not self._is_young(blob):
-                unreached[digest] = blob
-        for digest in unreached:
-            with self._unheld(digest) as free:
-                if not free:  # a manifest that no version names
-                    self._mark(digest, self._manifest(digest, "a process that runs"))
+            if digest is not None and digest not in self._objects and not self._is_recent(blob):
+                unmarked[digest] = blob
+        for digest in unmarked:
+            with self._lock(digest) as free:
+                if not free:  # an open manifest that no version names any more
+                    self._mark(digest, self._manifest(digest, "a running process"))
         folders: dict[str, list[Blob]] = {}
         for blob in self._store.blobs.below("tokenizers"):
-            if found := _TOKENIZER_FILE.fullmatch(blob.name):
-                folders.setdefault(found[1], []).append(blob)
+            if file := _TOKENIZER_FILE.fullmatch(blob.name):
+                folders.setdefault(file[1], []).append(blob)
         for digest, files in folders.items():
-            if digest not in self._objects and not any(map(self._is_young, files)):
+            if digest not in self._objects and not any(map(self._is_recent, files)):
                 for blob in files:
                     self._remove(blob.name, self._garbage.tokenizers)
-        doomed = [blob for digest, blob in unreached.items() if digest not in self._objects]
+        garbage = [blob for digest, blob in unmarked.items() if digest not in self._objects]
         if self._delete:
-            self._tell(f"removing {len(doomed):,} objects")
-        for blob in doomed:
+            self._on_step(f"removing {len(garbage):,} objects")
+        for blob in garbage:
             self._remove(blob.name, self._garbage.objects)
 
     def _remove(self, name: str, removed: list[Blob]) -> bool:
-        """Remove a blob, or without `delete` count it, unless somebody relies on it since it was listed."""
+        """Remove a blob (without `delete`, only record it); False if a build has touched it since it was listed."""
         blob = self._store.blobs.stat(name)
-        if blob is None or self._is_young(blob):
+        if blob is None or self._is_recent(blob):
             return False
         if self._delete:
             self._store.blobs.delete(name)
         removed.append(blob)
         return True
 
-    def _is_young(self, blob: Blob) -> bool:
+    def _is_recent(self, blob: Blob) -> bool:
         return blob.modified > self._since
 
     @contextmanager
-    def _unheld(self, digest: str | None) -> Iterator[bool]:
-        """Whether no process holds a manifest; none can while the context lasts. Only folders have holds."""
+    def _lock(self, digest: str | None) -> Iterator[bool]:
+        """Lock a manifest exclusively while the context lasts; yields False if a process has it open.
+
+        A bucket has no locks: there, only the age of a blob protects it.
+        """
         if digest is None or not isinstance(self._store.blobs, Folder):
             yield True
             return
-        with claimed(self._store.blobs.root / ObjectStore.blob(digest)) as free:
+        with lock_exclusive(self._store.blobs.root / ObjectStore.blob(digest)) as free:
             yield free
 
 
 def total(blobs: Iterable[Blob]) -> int:
-    """Bytes of some blobs."""
+    """Return the total size of blobs in bytes."""
     return sum(blob.size for blob in blobs)

@@ -1,9 +1,11 @@
-"""Files whose chunks are known: a local file that has not been touched since it was read is not read again, and of one
-that has changed the begin that has not is only held against its chunks' digests.
+"""Known files: source files that were read before, so that unchanged ones need not be read again.
 
-An entry says how a file stood when it was read (size, times of change, inode) and which chunks it held. It enters no
-key: a chunk that is found through it goes the same way as one that was read. A file that changed shortly before it was
-read makes no entry, since a later change might leave the same times.
+An entry stores a local file's stamp (size, modification times, inode) and its chunks. If the stamp is unchanged, the
+file is not read. If it changed, the unchanged prefix is only checked against the stored chunk digests.
+
+Entries are not part of any cache key: a chunk found through an entry is treated like one that was read. A file modified
+shortly before it was read gets no entry, because a later change could leave the same times (git calls such files
+"racily clean").
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from tokenloom.resources.store.blobs.blobs import Blobs
 
 FILES = "files"
 SETTLED_SECONDS = 2.0
-"""Younger files are read each time: clocks of file systems are coarse."""
+"""A file modified within this many seconds gets no entry: clocks of file systems are coarse."""
 
 
 class KnownChunk(NamedTuple):
-    """A chunk of a file: its digest and split, where it began, and how many bytes of the file's text it was cut from,
-    or -1 where it was not cut from text."""
+    """A chunk of a file: its digest, split and start, and the size in bytes of the text that it was cut from (-1 if the
+    file is not text)."""
 
     digest: str
     split: str
@@ -34,7 +36,7 @@ class KnownChunk(NamedTuple):
 
 
 class KnownFile(NamedTuple):
-    """A file as it was read: its chunks, what was found out about it, and whether it has not been touched since."""
+    """A file that was read: its chunks, what was found out about it, and whether its stamp is unchanged."""
 
     chunks: list[KnownChunk]
     found: dict[str, str]
@@ -42,33 +44,33 @@ class KnownFile(NamedTuple):
 
 
 class KnownFiles:
-    """Reads and adds to what is known of files.
+    """Reads and adds entries.
 
     Args:
-        reading: what the chunks depend on besides the bytes, as JSON: settings and versions.
+        reading: what the chunks depend on in addition to the bytes, as JSON: settings and versions.
     """
 
     def __init__(self, blobs: Blobs, reading: Any):
         self._blobs, self._reading = blobs, reading
 
     def find(self, path: str) -> KnownFile | None:
-        """What is known of a file, if anything."""
+        """Return the entry of a file, or None if it is missing or damaged."""
         try:
             digest, entry = json.loads(self._blobs.read(self._blob(path)))
             if digest_json(entry) == digest:
                 chunks = [KnownChunk(*chunk) for chunk in entry["chunks"]]
-                return KnownFile(chunks, entry["found"], entry["stands"] == stands(path))
+                return KnownFile(chunks, entry["found"], entry["stands"] == file_stamp(path))
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
 
     def note(self, path: str, before: list[int] | None, chunks: list[KnownChunk], found: dict[str, str]) -> None:
-        """Note what a file held, unless it may have changed meanwhile.
+        """Add an entry, unless the file can have changed while it was read.
 
         Args:
-            before: how it stood before it was read.
+            before: the file's stamp before it was read.
         """
-        if before is None or before != stands(path) or time.time() - max(before[1:3]) / 1e9 < SETTLED_SECONDS:
+        if before is None or before != file_stamp(path) or time.time() - max(before[1:3]) / 1e9 < SETTLED_SECONDS:
             return
         entry = {"stands": before, "chunks": chunks, "found": found}
         self._blobs.write(self._blob(path), canonical_json([digest_json(entry), entry]))
@@ -77,10 +79,11 @@ class KnownFiles:
         return f"{FILES}/{digest_json([str(Path(path).resolve()), self._reading])}.json"
 
 
-def stands(path: str) -> list[int] | None:
-    """Size, times of the content's and the entry's last change (ns), inode and device of a local file, or None."""
+def file_stamp(path: str) -> list[int] | None:
+    """Return a file's size, modification and status change times (ns), inode and device; None if it is not a local
+    file."""
     try:
-        found = os.stat(path)  # noqa: PTH116  # URLs are no paths
+        found = os.stat(path)  # noqa: PTH116  # `Path` would change URLs
     except OSError:
         return None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]

@@ -1,4 +1,4 @@
-"""Manifests: one stage's output as a table of chunks, in order, with what a reader needs to know about them."""
+"""Manifests: a stage's output as a table of its chunks, in order, with facts that readers need."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tokenloom.resources.store.actions import Outcome
 MANIFEST_VERSION = 3
 
 WEIGHTED = "weighted_chunks"
-"""Counter of `sequences`: chunks that hold weights."""
+"""Counter of `sequences`: chunks that have weights."""
 
 TRAINED = "tokens_trained"
-"""Counter of `sequences`: tokens that are trained, at whatever weight."""
+"""Counter of `sequences`: trained tokens, at any weight."""
 
 MIXTURE = "mixture"
-"""Stands for the stage of what mixes datasets: its facts name them, its notes the manifests that they had."""
+"""Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
 
 _SCHEMA = pa.schema(
     [
@@ -49,10 +49,15 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestChunk(Outcome):
-    """One chunk of a stage's output: its outcome, where its raw rows stand, the digest of its input, its action's key.
+    """One chunk of a stage's output.
 
-    `source` is the raw file, or the split of a dataset; the chunk begins `offset` lines or rows (`unit`) behind its
-    begin, or at an unknown place where that is -1.
+    Args:
+        split: the split that it belongs to.
+        source: the raw file, or the split of a hub dataset, that its rows come from.
+        offset: position of its first raw row in the source, in units of `unit`; -1 if unknown.
+        unit: "line" or "row".
+        input: digest of the input chunk.
+        key: key of its action.
     """
 
     split: str
@@ -63,22 +68,31 @@ class ManifestChunk(Outcome):
     key: str
 
     def place(self, position: int) -> str:
-        """Where the raw row at a position within the chunk stands, such as `train.jsonl:17` or `train.parquet row 16`.
+        """Return the source position of a raw row of the chunk, such as `train.jsonl:17` or `train.parquet row 16`.
 
-        Lines are counted from 1, as editors do, rows from 0.
+        Lines are counted from 1, as in editors, rows from 0.
+
+        Args:
+            position: the row's position within the chunk.
         """
         if self.offset < 0:
             return self.source
-        at = self.offset + position
-        return f"{self.source}:{at + 1}" if self.unit == "line" else f"{self.source} row {at}"
+        row = self.offset + position
+        return f"{self.source}:{row + 1}" if self.unit == "line" else f"{self.source} row {row}"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A stage's output: chunks in order, and `facts` about it (JSON), such as the pad id of sequences.
+    """A stage's output.
 
-    `parts`, `counters` and `notes` (JSON) tell of how it was made and are no part of its digest: what the keys of its
-    chunks have in common, counts, and what else is worth telling.
+    Only `chunks` and `facts` are covered by its digest; the other fields (JSON) record how it was computed.
+
+    Args:
+        chunks: its chunks, in order.
+        facts: what readers need to know (JSON), such as the pad id of sequences.
+        counters: counts over all chunks.
+        notes: anything else worth reporting.
+        parts: the `KeyParts` that the keys of its chunks share.
     """
 
     dataset: str
@@ -91,32 +105,34 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Hex BLAKE3 of the content: the splits and object digests in order, and the facts."""
+        """Hex BLAKE3 of the content: splits and object digests in order, and facts."""
         return digest_json({"chunks": [(chunk.split, chunk.output) for chunk in self.chunks], "facts": self.facts})
 
     def total(self, count: str) -> int:
-        """The sum over all chunks of `rows_in`, `rows_out`, `rejected`, `filtered` or `tokens`."""
+        """Return the sum of a count (`rows_in`, `rows_out`, `rejected`, `filtered` or `tokens`) over all chunks."""
         return sum(getattr(chunk, count) for chunk in self.chunks)
 
     @property
     def droppable(self) -> bool:
-        """Whether `gc` may drop the outputs, since they can be made anew where they are needed."""
+        """Whether `gc` can drop the outputs, because a build recomputes them when they are needed."""
         return self.notes.get("keep") == "sequences"
 
     @property
     def pinned(self) -> dict[str, str]:
-        """By dataset, the object digest of the manifest that a mixture reads."""
+        """For a mixture: the object digest of each dataset's manifest, by the dataset's name."""
         return self.notes.get("manifests", {})
 
     @property
     def splits(self) -> list[str]:
-        """The splits, in the order in which they first occur."""
+        """Names of the splits, in order of first occurrence."""
         return list(dict.fromkeys(chunk.split for chunk in self.chunks))
 
     def of_split(self, split: str) -> list[ManifestChunk]:
+        """Return the chunks of a split, in order."""
         return [chunk for chunk in self.chunks if chunk.split == split]
 
     def to_table(self) -> pa.Table:
+        """Encode the manifest as a table: one row per chunk, everything else as JSON in the schema's metadata."""
         head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
         head |= {"facts": self.facts, "counters": self.counters, "notes": self.notes, "parts": self.parts}
         table = pa.Table.from_pylist([asdict(chunk) for chunk in self.chunks], _SCHEMA)
@@ -124,21 +140,24 @@ class Manifest:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Manifest:
-        """
+        """Decode a manifest.
+
         Raises:
             StoreError: the table is not a manifest of this version.
         """
         head = json.loads((table.schema.metadata or {}).get(b"tokenloom", b"{}"))
         if head.get("version") != MANIFEST_VERSION:
             raise StoreError(
-                f"manifest version {head.get('version')} is not the {MANIFEST_VERSION} that this version reads"
+                f"the manifest has version {head.get('version')}, but this version of tokenloom reads version "
+                f"{MANIFEST_VERSION}; build the dataset again"
             )
-        chunks: Sequence[dict[str, Any]] = table.to_pylist()
+        rows: Sequence[dict[str, Any]] = table.to_pylist()
         try:
-            found = tuple(ManifestChunk(**chunk) for chunk in chunks)
-            told = (head[name] for name in ("facts", "counters", "notes", "parts"))
-            return cls(head["dataset"], head["stage"], found, *told)
+            chunks = tuple(ManifestChunk(**row) for row in rows)
+            rest = (head[name] for name in ("facts", "counters", "notes", "parts"))
+            return cls(head["dataset"], head["stage"], chunks, *rest)
         except (TypeError, KeyError) as error:
             raise StoreError(
-                f"a manifest has another layout than this version's: {error}; build the dataset"
+                f"the manifest does not have the fields that this version of tokenloom expects ({error}); "
+                "build the dataset again"
             ) from error

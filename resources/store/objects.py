@@ -1,8 +1,7 @@
-"""Objects: immutable Arrow IPC files named by the BLAKE3 of their bytes."""
+"""Objects: immutable Arrow IPC files, named by the BLAKE3 of their bytes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,27 +11,14 @@ import pyarrow as pa
 from tokenloom.errors import DamagedObjectError, StoreError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
-
-OBJECTS = "objects"
+from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest
 
 MAP_ATTEMPTS = 5
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
-
-
-def is_digest(text: str) -> bool:
-    """Whether an object could have that name."""
-    return _DIGEST.fullmatch(text) is not None
-
-
-def object_digest(blob: str) -> str | None:
-    """The digest of the object that a blob's name stands for, or None where it stands for none."""
-    return found[2] if (found := _BLOB.fullmatch(blob)) else None
+RECOMPUTED = "`tokenloom verify` removes it and the next build recomputes it"
 
 
 def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
-    """The bytes of a table as an Arrow IPC file with one record batch; equal tables give equal bytes."""
+    """Encode a table as an Arrow IPC file with one record batch. Equal tables give equal bytes."""
     table = table.combine_chunks()
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None, use_threads=False)
@@ -49,20 +35,20 @@ class ObjectStore:
 
     @staticmethod
     def blob(digest: str) -> str:
-        """The name of an object's blob.
+        """Return the name of an object's blob.
 
         Raises:
-            StoreError: `digest` is not the name of an object.
+            StoreError: `digest` is not a valid object digest.
         """
         if not is_digest(digest):
-            raise StoreError(f"{digest[:80]!r} is not an object's name")
+            raise StoreError(f"{digest[:80]!r} is not a valid object digest")
         return f"{OBJECTS}/{digest[:2]}/{digest}.arrow"
 
     def path(self, digest: str) -> Path:
-        """A local file with the object's bytes.
+        """Return a local file with the object's bytes.
 
         Raises:
-            StoreError: it is missing.
+            StoreError: the object is missing.
         """
         try:
             return self._blobs.local(self.blob(digest))
@@ -70,29 +56,29 @@ class ObjectStore:
             raise StoreError(f"object {digest} is missing; the next build recomputes it") from None
 
     def size(self, digest: str) -> int | None:
-        """Bytes of an object, or None where it is missing."""
+        """Return the size of an object in bytes, or None if it is missing."""
         return self._blobs.size(self.blob(digest))
 
     def put(self, data: pa.Buffer) -> str:
-        """Store the bytes of a table, as `encode_table` gives them; returns their digest. An object that is there but
-        damaged is replaced."""
-        content = memoryview(data).cast("B")  # of signed bytes it equals no `bytes`
+        """Store the bytes of a table, as `encode_table` returns them, and return their digest. An existing but damaged
+        object is replaced."""
+        content = memoryview(data).cast("B")  # a memoryview of signed bytes never equals `bytes`
         digest = digest_bytes(content)
         self._blobs.create(self.blob(digest), content)
-        if self.renew(digest) is None:  # gc was quicker
+        if self.renew(digest) is None:  # gc removed an old copy in the meantime
             self._blobs.write(self.blob(digest), content)
         return digest
 
     def fetch(self, digests: Iterable[str]) -> None:
-        """Make opening these quick: from an object store, several are fetched at a time."""
+        """Download objects of a bucket in parallel, so that opening them is fast. Does nothing for a folder."""
         self._blobs.fetch(map(self.blob, digests))
 
     def renew(self, digest: str) -> int | None:
-        """Bytes of an object that is to be relied on, so that `gc` leaves it, or None where it is missing."""
+        """Keep an object from `gc` for a day; returns its size in bytes, or None if it is missing."""
         return found.size if (found := renew(self._blobs, self.blob(digest))) else None
 
     def get(self, digest: str) -> pa.Table:
-        """Open an object from the memory map.
+        """Open an object as a memory map, without checking its bytes.
 
         Raises:
             StoreError: it is missing, or not an Arrow file.
@@ -101,10 +87,10 @@ class ObjectStore:
             with self._map(digest) as source:
                 return pa.ipc.open_file(source).read_all()
         except (pa.ArrowInvalid, OSError) as error:
-            raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; build the dataset") from error
+            raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; {RECOMPUTED}") from error
 
     def is_intact(self, digest: str) -> bool:
-        """Whether an object's bytes are what its name says.
+        """Return whether an object's bytes match its digest.
 
         Raises:
             StoreError: it is missing.
@@ -116,33 +102,31 @@ class ObjectStore:
             return False
 
     def get_intact(self, digest: str) -> pa.Table:
-        """Open an object whose bytes are checked first, for kernels may crash on a damaged table.
+        """Open an object after checking its bytes: Arrow kernels can crash on a damaged table.
 
         Raises:
             StoreError: it is missing or damaged.
         """
         if not self.is_intact(digest):
-            raise StoreError(
-                f"object {digest} is damaged; `tokenloom verify` removes it, and the next build makes it again"
-            )
+            raise StoreError(f"object {digest} is damaged; {RECOMPUTED}")
         return self.get(digest)
 
     def get_verified(self, digest: str) -> pa.Table:
-        """Open an object whose bytes are checked first. A damaged one is removed, so that the next build makes it anew.
+        """Open an object after checking its bytes. A damaged one is removed, so that the next build recomputes it.
 
         Raises:
             StoreError: it is missing or damaged.
         """
         if not self.is_intact(digest):
             self.delete(digest)
-            raise StoreError(f"object {digest} was damaged and has been removed; build again to make it anew")
+            raise StoreError(f"object {digest} was damaged and has been removed; build again to recompute it")
         return self.get(digest)
 
     def _map(self, digest: str) -> pa.MemoryMappedFile:
         for _ in range(MAP_ATTEMPTS):
-            with suppress(FileNotFoundError):  # it made room for another before it was mapped
+            with suppress(FileNotFoundError):  # evicted from the cache before it was mapped
                 return pa.memory_map(str(self.path(digest)))
-        raise StoreError(f"object {digest} leaves the cache as soon as it comes; set TOKENLOOM_CACHE_SIZE to more")
+        raise StoreError(f"object {digest} is evicted from the cache before it can be read; raise TOKENLOOM_CACHE_SIZE")
 
     def delete(self, digest: str) -> None:
         self._blobs.delete(self.blob(digest))

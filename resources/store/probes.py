@@ -1,4 +1,7 @@
-"""Probes: what each stage makes of fixed rows under a set of library versions, as a digest."""
+"""Probes: the digest of a stage's output for fixed rows, per set of library versions.
+
+The digest is part of every cache key. It is stored so that a build does not run the probe each time.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ PROBES = "probes"
 
 
 class ProbeStore:
-    """Reads and writes probes, one small JSON blob for each stage, its version, and a set of library versions."""
+    """Reads and writes probe digests: one small JSON blob per stage, stage version and set of library versions."""
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
 
     @staticmethod
     def blob(stage: str, version: int, libraries: Mapping[str, str]) -> str:
-        """The name of a probe's blob."""
+        """Return the name of a probe's blob."""
         return f"{PROBES}/{stage}-{digest_json([version, dict(libraries)])[:32]}.json"
 
     def get(self, stage: str, version: int, libraries: Mapping[str, str]) -> str | None:
-        """The digest, or None where there is none, or none that can be read."""
+        """Return the digest, or None if it is missing or unreadable."""
         try:
-            found = json.loads(self._blobs.read(self.blob(stage, version, libraries)))["probe"]
+            probe = json.loads(self._blobs.read(self.blob(stage, version, libraries)))["probe"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return found if isinstance(found, str) else None
+        return probe if isinstance(probe, str) else None
 
     def put(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None:
         content = {"probe": probe, "version": version, "libraries": dict(libraries)}

@@ -1,7 +1,7 @@
-"""Rereads what a dataset, or the whole store, consists of, and finds what is damaged or missing.
+"""Verification (`tokenloom verify`): rereads a dataset or the whole store and finds damaged or missing blobs.
 
-What is damaged is removed, so that the next build makes just that anew; tokenizer files are laid out again from their
-object, and a version's record is left with the stages that can still be opened.
+Damaged blobs are removed, so that the next build recomputes only those. Damaged tokenizer files are restored from their
+object. Stages that can no longer be opened are removed from a version's record.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store.actions import ACTIONS, ActionStore, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
+from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest, object_digest
 from tokenloom.resources.store.manifest import Manifest, ManifestChunk
-from tokenloom.resources.store.objects import OBJECTS, ObjectStore, is_digest, object_digest
+from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
 
 Kind = Literal["output", "rejects", "manifest", "object", "action", "pointer", "version", "tokenizer"]
@@ -25,16 +26,16 @@ Problem = Literal["damaged", "missing"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be.
+    """A damaged or missing blob.
 
     Args:
-        kind: what it is; `object` is one that no manifest names.
+        kind: kind of the blob; `object` is an object that no manifest names.
         problem: what is wrong with it.
         blob: its name in the store.
-        dataset, stage: whose it is, as far as that is known; of several, the first.
-        place: of a chunk, where its rows begin; of a tokenizer, the file; of a version's, the version.
-        digest: of an object, its name; of an action, its key.
-        latest: whether the next build makes it anew; an earlier version's rows may not be there any more.
+        dataset, stage: the first dataset and stage that it belongs to; "" if unknown.
+        place: for a chunk, the source position of its first row; for a tokenizer, the file; for a version, the version.
+        digest: the digest of an object, or the key of an action.
+        latest: whether the next build recomputes it. Rows of an earlier version may no longer exist in the source.
     """
 
     kind: Kind
@@ -49,12 +50,12 @@ class Finding:
 
 @dataclass
 class Verification:
-    """What was reread.
+    """The result of a verification.
 
     Attributes:
-        objects, bytes: how many, and their size.
-        dropped: outputs that are gone as `keep: sequences` lets them.
-        findings: what is wrong.
+        objects, bytes: number of objects read, and their size.
+        dropped: outputs that are missing because of `keep: sequences`, which is not a fault.
+        findings: the damaged and missing blobs.
     """
 
     objects: int = 0
@@ -65,7 +66,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Expected:
-    """An object that should be there with the bytes that its name says, or may be gone."""
+    """An object that should exist with bytes that match its digest; `may_be_gone` allows it to be missing."""
 
     digest: str
     kind: Kind
@@ -91,58 +92,59 @@ def verify(
     """Reread everything that a dataset's latest manifests and its versions name, or everything in the store.
 
     Args:
-        dataset: its name, or that of a mixture; None: everything.
-        engine: what rereads several at a time.
-        remove: whether what is damaged is removed, and mended where that takes no build.
-        on_progress: told how many objects are done, and of how many.
+        dataset: name of a dataset or mixture; None: the whole store.
+        engine: reads several objects in parallel; default: one per CPU core.
+        remove: remove damaged blobs, and repair what can be repaired without a build.
+        on_progress: called with the number of objects checked and their total.
 
     Raises:
-        StoreAddressError: there is no store.
-        DatasetNotFoundError: there is no such dataset.
+        StoreAddressError: no store exists at the address.
+        DatasetNotFoundError: the dataset does not exist.
     """
-    return _Reading(store, engine or ComputeEngine(), remove, on_progress).run(dataset)
+    return _Run(store, engine or ComputeEngine(), remove, on_progress).run(dataset)
 
 
-class _Reading:
+class _Run:
     def __init__(
         self, store: ArtifactStore, engine: ComputeEngine, remove: bool, on_progress: Callable[[int, int], None]
     ):
         self._store, self._engine, self._remove, self._on_progress = store, engine, remove, on_progress
-        self._done = Verification()
+        self._result = Verification()
         self._expected: dict[str, _Expected] = {}
         self._manifests: set[str] = set()
         self._tokenizers: dict[str, str] = {}
         self._keys: set[str] = set()
-        self._named: set[str] = set()
+        self._visited: set[str] = set()
 
     def run(self, dataset: str | None) -> Verification:
         store = self._store
         if store.blobs.size("FORMAT") is None:
-            raise StoreAddressError(f"there is no store at {store.address}")
+            raise StoreAddressError(f"no store found at {store.address}")
         if dataset is not None and not store.stages(dataset) and not store.versions.blobs(dataset):
-            store.manifest_digest(dataset)  # says which datasets there are
+            store.manifest_digest(dataset)  # raises DatasetNotFoundError, which lists the datasets
         every = (blob.name.split("/")[1] for kind in ("datasets", VERSIONS) for blob in store.blobs.below(kind))
         for name in [dataset] if dataset is not None else sorted(set(every)):
-            if name not in self._named:
-                self._dataset(name)
+            if name not in self._visited:
+                self._check_dataset(name)
         if dataset is None:
-            found = [object_digest(blob.name) for blob in store.blobs.below(OBJECTS)]
+            digests = [object_digest(blob.name) for blob in store.blobs.below(OBJECTS)]
             known = self._expected.keys() | self._manifests
             self._expected |= {
-                digest: _Expected(digest, "object") for digest in found if digest and digest not in known
+                digest: _Expected(digest, "object") for digest in digests if digest and digest not in known
             }
             self._keys |= {key for blob in store.blobs.below(ACTIONS) if (key := action_key(blob.name))}
-        damaged = self._objects(list(self._expected.values()))
-        for digest in self._tokenizers.keys() - damaged:
-            self._tokenizer(digest)
-        for finding in self._engine.map(self._action, sorted(self._keys)):
+        faulty = self._check_objects(list(self._expected.values()))
+        for digest in self._tokenizers.keys() - faulty:
+            self._check_tokenizer(digest)
+        for finding in self._engine.map(self._check_action, sorted(self._keys)):
             if finding:
                 self._report(finding)
-        return self._done
+        return self._result
 
-    def _dataset(self, name: str) -> None:
-        """Check a dataset's pointers, versions and manifests, and expect what they name; of a mixture, its datasets."""
-        self._named.add(name)
+    def _check_dataset(self, name: str) -> None:
+        """Check a dataset's pointers, versions and manifests, and collect what they name in `_expected`. For a mixture,
+        check its datasets too."""
+        self._visited.add(name)
         store, latest, versions = self._store, set[tuple[str, str]](), dict[str, Version]()
         for stage in store.stages(name):
             if (digest := store.latest(name, stage)) is None:
@@ -155,88 +157,92 @@ class _Reading:
             else:
                 versions[blob.name] = version
         named = latest.union(*(version.stages.items() for version in versions.values()))
-        whole: dict[tuple[str, str], Manifest] = {}
+        intact: dict[tuple[str, str], Manifest] = {}
         mixed: dict[str, str] = {}
-        for stage, digest in sorted(named, key=lambda one: (one not in latest, one)):
+        for stage, digest in sorted(named, key=lambda item: (item not in latest, item)):
             is_latest = (stage, digest) in latest
-            if manifest := self._manifest(_Expected(digest, "manifest", name, stage, latest=is_latest)):
-                whole[stage, digest] = manifest
+            if manifest := self._read_manifest(_Expected(digest, "manifest", name, stage, latest=is_latest)):
+                intact[stage, digest] = manifest
                 self._expect(manifest, is_latest)
                 mixed |= manifest.pinned
         for blob, version in versions.items():
-            self._version(name, blob, version, whole, latest)
-        for dataset in mixed.keys() - self._named:
-            self._dataset(dataset)
+            self._check_version(name, blob, version, intact, latest)
+        for dataset in mixed.keys() - self._visited:
+            self._check_dataset(dataset)
 
-    def _manifest(self, expected: _Expected) -> Manifest | None:
-        """A manifest, where the bytes are those of its name, and it is the dataset's and the stage's."""
+    def _read_manifest(self, expected: _Expected) -> Manifest | None:
+        """Return a manifest, or report it and return None if its bytes do not match its digest, or if it belongs to
+        another dataset or stage."""
         pointer = f"datasets/{expected.dataset}/{expected.stage}.json" if expected.latest else ""
-        misled = Finding("pointer", "damaged", pointer, expected.dataset, expected.stage, "", "", expected.latest)
+        wrong_pointer = Finding("pointer", "damaged", pointer, expected.dataset, expected.stage, latest=expected.latest)
         self._manifests.add(expected.digest)
         if not is_digest(expected.digest):
-            return self._report(misled)
-        problem, size = self._problem(expected)
+            return self._report(wrong_pointer)
+        problem, size = self._check_object(expected)
         self._count(size)
         if problem is not None:
             return self._report(expected.finding(problem))
         manifest = Manifest.from_table(self._store.objects.get(expected.digest))
         if (manifest.dataset, manifest.stage) != (expected.dataset, expected.stage):
-            return self._report(misled)
+            return self._report(wrong_pointer)
         return manifest
 
-    def _version(
+    def _check_version(
         self,
         name: str,
         blob: str,
         version: Version,
-        whole: dict[tuple[str, str], Manifest],
+        intact: dict[tuple[str, str], Manifest],
         latest: set[tuple[str, str]],
     ) -> None:
-        """Leave a version with the stages that can be opened, or will be after the next build."""
-        kept = {
-            stage: digest for stage, digest in version.stages.items() if {(stage, digest)} & (whole.keys() | latest)
-        }
-        last = whole.get((LOADED, kept.get(LOADED, "")))
-        if LOADED not in kept or (last is not None and last.digest != version.digest):
+        """Report a version that can no longer be opened. Otherwise remove the stages from its record that cannot be
+        opened now and will not be after the next build."""
+        usable = intact.keys() | latest
+        kept = {stage: digest for stage, digest in version.stages.items() if (stage, digest) in usable}
+        loaded = intact.get((LOADED, kept.get(LOADED, "")))
+        if LOADED not in kept or (loaded is not None and loaded.digest != version.digest):
             self._report(Finding("version", "damaged", blob, name, place=str(version), latest=False))
         elif len(kept) < len(version.stages) and self._remove:
             self._store.versions.put(blob, replace(version, stages=kept))
 
     def _expect(self, manifest: Manifest, latest: bool) -> None:
-        """Expect what a manifest names; the first who names an object is told of."""
+        """Add what a manifest names to `_expected`. If several manifests name an object, the first one is reported,
+        unless a later one is stricter about it."""
+        stage = manifest.stage
         for chunk in manifest.chunks:
-            needed = not manifest.droppable if latest else manifest.stage in (LOADED, "tokenizer")
+            needed = not manifest.droppable if latest else stage in (LOADED, "tokenizer")
             named: dict[Kind, str | None] = {"output": chunk.output, "rejects": chunk.rejects}
             for kind, digest in named.items():
                 if digest is None:
                     continue
-                gone = kind == "output" and not needed
+                may_be_gone = kind == "output" and not needed
                 known = self._expected.get(digest)
-                if known is None or (known.may_be_gone, not known.latest) > (gone, not latest):
-                    stage = manifest.stage
-                    self._expected[digest] = _Expected(digest, kind, manifest.dataset, stage, chunk, latest, gone)
+                if known is None or (known.may_be_gone, not known.latest) > (may_be_gone, not latest):
+                    self._expected[digest] = _Expected(
+                        digest, kind, manifest.dataset, stage, chunk, latest, may_be_gone
+                    )
             if latest:
                 self._keys.add(chunk.key)
-            if manifest.stage == "tokenizer":
+            if stage == "tokenizer":
                 self._tokenizers.setdefault(chunk.output, manifest.dataset)
 
-    def _objects(self, expected: list[_Expected]) -> set[str]:
+    def _check_objects(self, expected: list[_Expected]) -> set[str]:
         """Reread objects; returns the digests of those that are damaged or missing."""
-        wrong: set[str] = set()
-        checked = self._engine.map(lambda one: (one, *self._problem(one)), expected)
-        for count, (one, problem, size) in enumerate(checked, 1):
+        faulty: set[str] = set()
+        checked = self._engine.map(lambda item: (item, *self._check_object(item)), expected)
+        for count, (item, problem, size) in enumerate(checked, 1):
             self._count(size)
             if problem is not None:
-                wrong.add(one.digest)
-                if problem == "missing" and one.may_be_gone:
-                    self._done.dropped += one.latest
+                faulty.add(item.digest)
+                if problem == "missing" and item.may_be_gone:
+                    self._result.dropped += item.latest
                 else:
-                    self._report(one.finding(problem))
+                    self._report(item.finding(problem))
             self._on_progress(count, len(expected))
-        return wrong
+        return faulty
 
-    def _problem(self, expected: _Expected) -> tuple[Problem | None, int]:
-        """What is wrong with an object, and how many bytes were read."""
+    def _check_object(self, expected: _Expected) -> tuple[Problem | None, int]:
+        """Return what is wrong with an object, and the number of bytes read."""
         try:
             data = self._store.blobs.read(ObjectStore.blob(expected.digest))
         except FileNotFoundError:
@@ -244,38 +250,38 @@ class _Reading:
         return (None if digest_bytes(data) == expected.digest else "damaged"), len(data)
 
     def _count(self, size: int) -> None:
-        self._done.objects += size > 0
-        self._done.bytes += size
+        self._result.objects += size > 0
+        self._result.bytes += size
 
-    def _action(self, key: str) -> Finding | None:
+    def _check_action(self, key: str) -> Finding | None:
         blob = ActionStore.blob(key)
         try:
-            whole = read_action(self._store.blobs.read(blob)) is not None
+            intact = read_action(self._store.blobs.read(blob)) is not None
         except FileNotFoundError:
             return None
-        return None if whole else Finding("action", "damaged", blob, digest=key)
+        return None if intact else Finding("action", "damaged", blob, digest=key)
 
-    def _tokenizer(self, digest: str) -> None:
-        """Compare a tokenizer's files with the object that holds them."""
+    def _check_tokenizer(self, digest: str) -> None:
+        """Compare a tokenizer's files with the object that stores them, and restore them if they differ."""
         table = self._store.objects.get(digest)
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
-        wrong: dict[str, Problem | None] = {
-            name: self._differs(digest, name, content) for name, content in files.items()
+        problems: dict[str, Problem | None] = {
+            name: self._check_file(digest, name, content) for name, content in files.items()
         }
-        for name, problem in wrong.items():
+        for name, problem in problems.items():
             if problem is not None:
                 blob, dataset = f"tokenizers/{digest}/{name}", self._tokenizers[digest]
-                self._done.findings.append(Finding("tokenizer", problem, blob, dataset, "tokenizer", name, digest))
-        if any(wrong.values()) and self._remove:
+                self._result.findings.append(Finding("tokenizer", problem, blob, dataset, "tokenizer", name, digest))
+        if any(problems.values()) and self._remove:
             self._store.publish_tokenizer(digest, files)
 
-    def _differs(self, digest: str, name: str, content: bytes) -> Problem | None:
+    def _check_file(self, digest: str, name: str, content: bytes) -> Problem | None:
         try:
             return None if self._store.blobs.read(f"tokenizers/{digest}/{name}") == content else "damaged"
         except FileNotFoundError:
             return "missing"
 
     def _report(self, finding: Finding) -> None:
-        self._done.findings.append(finding)
+        self._result.findings.append(finding)
         if self._remove and finding.problem == "damaged" and finding.blob:
             self._store.blobs.delete(finding.blob)

@@ -1,4 +1,4 @@
-"""Versions: every state that a dataset was published in, as the manifests of its stages, in order of time."""
+"""Versions: every published state of a dataset, as the manifests of its stages, ordered by time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from tokenloom.resources.store.blobs.blobs import Blob, Blobs
 VERSIONS = "versions"
 
 LOADED = "sequences"
-"""The stage that loaders open; its content gives a version its name."""
+"""The stage that loaders open. Its content digest names a version."""
 
 LISTED = 5
-"""So many versions are named where none fits."""
+"""Maximum number of versions listed in an error message."""
+
+MIN_PREFIX = 4
+"""Shortest digest prefix that names a version."""
 
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 
 
 @dataclass(frozen=True)
 class Version:
-    """One state of a dataset.
+    """One published state of a dataset.
 
     Args:
-        digest: of the content of its last stage.
-        published: when, in UTC.
-        stages: for each stage, the object digest of its manifest.
+        digest: content digest of its last stage.
+        published: time of publication, in UTC.
+        stages: object digest of each stage's manifest.
     """
 
     digest: str
@@ -40,34 +43,34 @@ class Version:
 
 
 class VersionStore:
-    """Reads and adds to the versions of datasets."""
+    """Reads and adds versions of datasets."""
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
 
     def add(self, dataset: str, digest: str, stages: dict[str, str]) -> None:
-        """Note what is published now, unless it is what was published last."""
+        """Record a version published now, unless it equals the latest one."""
         names = [blob.name for blob in self._blobs.below(self.folder(dataset))]
-        last = next(filter(None, map(self.read, reversed(names))), None)
-        if last is not None and (last.digest, last.stages) == (digest, stages):
+        latest = next(filter(None, map(self.read, reversed(names))), None)
+        if latest is not None and (latest.digest, latest.stages) == (digest, stages):
             return
         version = Version(digest, datetime.now(UTC), stages)
         self.put(f"{self.folder(dataset)}/{version.published.strftime(_STAMP)}-{digest[:16]}.json", version)
 
     def put(self, name: str, version: Version) -> None:
-        """Write a version into a blob."""
+        """Write a version to a blob."""
         self._blobs.write(name, canonical_json({"digest": version.digest, "stages": version.stages}))
 
     def of(self, dataset: str) -> list[Version]:
-        """All versions of a dataset, the oldest first; unreadable ones are left out."""
-        return [found for blob in self.blobs(dataset) if (found := self.read(blob.name))]
+        """Return all readable versions of a dataset, oldest first."""
+        return [version for blob in self.blobs(dataset) if (version := self.read(blob.name))]
 
     def blobs(self, dataset: str) -> list[Blob]:
-        """The blobs that hold a dataset's versions, the oldest first."""
+        """Return the blobs of a dataset's versions, oldest first."""
         return [blob for blob in self._blobs.below(self.folder(dataset)) if blob.name.endswith(".json")]
 
     def read(self, name: str) -> Version | None:
-        """The version in a blob, or None where it cannot be read."""
+        """Return the version in a blob, or None if it is missing or unreadable."""
         try:
             entry = json.loads(self._blobs.read(name))
             published = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _STAMP).replace(tzinfo=UTC)
@@ -76,26 +79,29 @@ class VersionStore:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def find(self, dataset: str, wanted: str) -> Version:
-        """The version that is meant by a digest's first characters (at least 4), or the latest one that was published
-        by a date (`2026-03-01`, to the end of that day, or `2026-03-01T12:00`; UTC where no zone is named).
+    def find(self, dataset: str, requested: str) -> Version:
+        """Return the version that a digest prefix or a date names.
+
+        Args:
+            requested: the first characters of a version's digest, at least 4; or a date or time, for the latest version
+                published until then: `2026-03-01` (the end of that day) or `2026-03-01T12:00`, in UTC unless it names a
+                time zone.
 
         Raises:
-            DatasetNotFoundError: there is none, or several; the message lists what there is.
+            DatasetNotFoundError: no version or several versions match; the message lists the latest ones.
         """
         known = self.of(dataset)
-        if (moment := _moment(wanted)) is not None:
-            fitting = [version for version in known if version.published <= moment][-1:]
+        if (moment := _moment(requested)) is not None:
+            matches = [version for version in known if version.published <= moment][-1:]
+        elif len(requested) >= MIN_PREFIX:
+            matches = [version for version in known if version.digest.startswith(requested.lower())]
         else:
-            fitting = (
-                [version for version in known if version.digest.startswith(wanted.lower())] if len(wanted) >= 4 else []
-            )
-        if len({version.digest for version in fitting}) == 1:
-            return fitting[-1]
-        shown = fitting or known
-        listed = ", ".join(map(str, shown[-LISTED:])) or "none"
-        problem = "several versions" if fitting else "no version"
-        raise DatasetNotFoundError(f"dataset {dataset!r} has {problem} {wanted!r}; the latest are: {listed}")
+            matches = []
+        if len({version.digest for version in matches}) == 1:
+            return matches[-1]
+        listed = ", ".join(map(str, (matches or known)[-LISTED:])) or "none"
+        problem = "several versions" if matches else "no version"
+        raise DatasetNotFoundError(f"dataset {dataset!r} has {problem} {requested!r}; the latest are: {listed}")
 
     @staticmethod
     def folder(dataset: str) -> str:
@@ -103,7 +109,7 @@ class VersionStore:
 
 
 def _moment(text: str) -> datetime | None:
-    """The last moment that a date or time names, or None where the text is no date."""
+    """Return the last moment of a date, or a time; None if the text is neither."""
     if "-" not in text:
         return None
     try:

@@ -1,7 +1,8 @@
 """Nested paths into the columns of a table, such as `instances[0].output` or `answers.text`.
 
-`.field` goes into structs, and through lists of structs to the list of that field; `[0]` and `[-1]` take an item of a
-list. A column's exact name wins over this reading of it; a name in backticks is only ever a name.
+`.field` selects a field of a struct, or of every struct in a list, giving the list of that field. `[0]` and `[-1]`
+select an item of a list. If a column has exactly the path's text as its name, the path means that column. A name in
+backticks is always taken literally.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NEEDS_QUOTES = re.compile(r"[`.\[\]{}=:]|^\s|\s\Z|^\Z")
 class Path:
     """A column and the steps into it: field names and list indices.
 
-    `str(path)` is the path's text with backticks where a name needs them, and parses back to the same path.
+    `str(path)` quotes names in backticks where needed and parses back to the same path.
     """
 
     column: str
@@ -40,34 +41,35 @@ class Path:
 
 
 def quoted(name: str) -> str:
-    """A name as it stands in a path: in backticks where it holds a character that a path gives a meaning."""
+    """Return a name as it is written in a path: in backticks if it contains characters that are special in paths."""
     return f"`{name.replace('`', '``')}`" if _NEEDS_QUOTES.search(name) else name
 
 
 def parse_path(text: str, columns: Collection[str] = ()) -> Path:
-    """The path that a text means; any text means one.
+    """Parse a path. Every text is a valid path.
 
     Args:
-        columns: names of columns: the longest one that the text is, or begins with before a step, is the path's column.
+        columns: names of existing columns. The path's column is the longest of them that is the whole text, or a prefix
+            of it that ends where a step begins.
     """
     if text in columns:
         return Path(text)
     first, is_quoted, end = _name(text, 0)
-    found = Path(first)
+    path = Path(first)
     while end < len(text):
         if index := _INDEX.match(text, end):
-            found, end = Path(found.column, (*found.steps, int(index.group(1)))), index.end()
+            path, end = Path(path.column, (*path.steps, int(index.group(1)))), index.end()
         else:
             name, _, end = _name(text, end + 1)
-            found = Path(found.column, (*found.steps, name))
+            path = Path(path.column, (*path.steps, name))
         if not is_quoted and text[:end] in columns:
-            found = Path(text[:end])
-    return found
+            path = Path(text[:end])
+    return path
 
 
-def _name(text: str, at: int) -> tuple[str, bool, int]:
-    """The name that begins there, whether it is quoted, and where it ends."""
-    match = _NAME.match(text, at)
+def _name(text: str, start: int) -> tuple[str, bool, int]:
+    """Return the name that begins at `start`, whether it is quoted, and where it ends."""
+    match = _NAME.match(text, start)
     assert match is not None  # the pattern matches the empty text
     if match.group(1) is not None:
         return match.group(1)[1:-1].replace("``", "`"), True, match.end()
@@ -75,21 +77,21 @@ def _name(text: str, at: int) -> tuple[str, bool, int]:
 
 
 def evaluate(table: pa.Table, path: Path) -> pa.Array:
-    """The values that a path leads to, one a row.
+    """Return the values at a path, one per row.
 
-    Null where anything on the way is null, an index lies outside of its list, or the table has no such column or
-    field. Lists of any kind, and maps as lists of {key, value}, come out as `pa.list_`, dictionaries decoded.
+    The value is null if anything along the path is null, an index is out of range, or the table has no such column or
+    field. Lists of any layout are returned as `pa.list_`, maps as lists of {key, value}, dictionaries decoded.
     """
     if path.column not in table.column_names:
         return pa.nulls(table.num_rows)
-    found = plain(one_array(table[path.column]))
+    values = plain(one_array(table[path.column]))
     for step in path.steps:
-        found = plain(_item(found, step) if isinstance(step, int) else _field(found, step))
-    return found
+        values = plain(_item(values, step) if isinstance(step, int) else _field(values, step))
+    return values
 
 
 def leads_somewhere(schema: pa.Schema, path: Path) -> bool:
-    """Whether tables of a schema have the column and fields of a path; a type of nulls may have any."""
+    """Return whether a schema has the column and fields of a path. A null type is assumed to have any field."""
     index = schema.get_all_field_indices(path.column)
     if not index:
         return False
@@ -109,9 +111,8 @@ def leads_somewhere(schema: pa.Schema, path: Path) -> bool:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The same values in Arrow's ordinary layout: storage of extensions, decoded dictionaries, `pa.list_`, `pa.string`.
-
-    Only the outermost type changes.
+    """Return the same values in Arrow's basic layouts: extension types as their storage, dictionaries and run-end
+    encoding decoded, strings as `pa.string`, lists and maps as `pa.list_`. Only the outermost type changes.
     """
     if isinstance(array, pa.ExtensionArray):
         return plain(array.storage)
@@ -131,7 +132,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list of any layout, or a map."""
+    """Return whether a type is a list of any layout, or a map."""
     tests: Any = (
         pa.types.is_list,
         pa.types.is_large_list,
@@ -144,7 +145,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def _list_parts(array: Any) -> tuple[Ints, Ints, pa.Array]:
-    """Where each row's items begin in the values, and how many there are: 0 for a null."""
+    """Return each row's start in the flat values and its number of items (0 for a null), and the flat values."""
     valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size
@@ -158,7 +159,7 @@ def _list_parts(array: Any) -> tuple[Ints, Ints, pa.Array]:
 
 
 def list_values(array: pa.Array) -> tuple[Ints, pa.Array]:
-    """Lengths [rows], 0 for a null, and the flat values of a list array of any layout."""
+    """Return the lengths [rows] (0 for a null) and the flat values of a list array of any layout."""
     starts, lengths, values = _list_parts(array)
     if len(starts) and (np.diff(starts) == lengths[:-1]).all():
         return lengths, values.slice(starts[0], lengths.sum())
@@ -185,7 +186,11 @@ def _item(array: pa.Array, index: int) -> pa.Array:
 
 
 def item_at(array: pa.Array, index: Ints) -> pa.Array:
-    """Of each row's list the item at its index, counted from the end where negative; null outside of the list."""
+    """Return one item of each row's list, null if the index is out of range.
+
+    Args:
+        index: [rows]; negative values count from the end of the list.
+    """
     starts, lengths, values = _list_parts(array)
     within = np.where(index < 0, index + lengths, index)
     outside = (within < 0) | (within >= lengths)

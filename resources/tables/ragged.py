@@ -1,6 +1,6 @@
 """Ragged arrays: rows of unequal length, stored flat with offsets, as Arrow lists are.
 
-Offsets are int64 of shape [rows + 1]; lengths int64 of shape [rows]. Nothing here loops over rows.
+Offsets are int64 [rows + 1], lengths int64 [rows]. No function here loops over rows in Python.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Ints = npt.NDArray[np.int64]
 
 
 def offsets_of(lengths: npt.NDArray[np.integer]) -> Ints:
-    """Offsets [rows + 1] from lengths [rows]."""
+    """Return offsets [rows + 1] for lengths [rows]."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def ranges(starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) -> Ints:
-    """The indices of all ranges [start, start + length), one after the other; shape [sum(lengths)]."""
+    """Return the concatenated ranges [start, start + length), int64 [sum(lengths)]."""
     lengths = np.asarray(lengths, np.int64)
     offsets = offsets_of(lengths)
     index = np.repeat(np.asarray(starts, np.int64) - offsets[:-1], lengths)
@@ -31,19 +31,19 @@ def ranges(starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) ->
 
 
 def row_of(lengths: npt.NDArray[np.integer]) -> Ints:
-    """For each flat item, the row it belongs to; shape [sum(lengths)]."""
+    """Return the row of each flat item, int64 [sum(lengths)]."""
     return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
 
 
 def sum_rows(values: npt.NDArray[Any], offsets: Ints) -> npt.NDArray[Any]:
-    """Sum of `values` within each row; shape [rows]. Empty rows give 0."""
+    """Return the sum of `values` within each row, [rows]. Empty rows give 0."""
     totals = np.zeros(len(values) + 1, np.result_type(values.dtype, np.int64))
     np.cumsum(values, out=totals[1:])
     return totals[offsets[1:]] - totals[offsets[:-1]]
 
 
 def list_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, pa.Array]:
-    """Offsets [rows + 1], starting at 0, and flat values of a list array without nulls."""
+    """Return offsets [rows + 1], starting at 0, and the flat values of a list array without nulls."""
     array = one_array(array)
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     if not len(offsets):
@@ -52,14 +52,14 @@ def list_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, pa.Array]:
 
 
 def list_array(offsets: npt.NDArray[np.integer], values: pa.Array | npt.NDArray[np.generic]) -> pa.ListArray:
-    """An Arrow list array from offsets and flat values."""
+    """Build an Arrow list array from offsets and flat values."""
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()), values if isinstance(values, pa.Array) else pa.array(values)
     )
 
 
 def text_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
-    """Byte offsets [rows + 1], starting at 0, and UTF-8 bytes of a string array without nulls."""
+    """Return byte offsets [rows + 1], starting at 0, and the UTF-8 bytes of a string array without nulls."""
     array = one_array(array)
     if not len(array):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
@@ -72,24 +72,20 @@ def text_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, npt.NDArray[np.
 
 
 def text_array(offsets: npt.NDArray[np.integer], data: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """A string array from byte offsets and UTF-8 bytes; the caller vouches that cuts fall between characters."""
+    """Build a string array from byte offsets and UTF-8 bytes. Offsets that split a character are not detected."""
     offset_buffer = pa.py_buffer(np.ascontiguousarray(offsets, np.int32))
     return pa.StringArray.from_buffers(len(offsets) - 1, offset_buffer, pa.py_buffer(np.ascontiguousarray(data)))
 
 
 def flat_numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """The numbers of an array without nulls, in the same memory. `Array.to_numpy` would load pandas first."""
+    """Return the numbers of an array without nulls, sharing its memory. Unlike `Array.to_numpy`, imports no pandas."""
     return np.from_dlpack(array)
 
 
 def one_array(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The array in one piece."""
-    if isinstance(array, pa.ChunkedArray):
-        return (
-            array.chunk(0)
-            if array.num_chunks == 1
-            else pa.concat_arrays(array.chunks)
-            if array.num_chunks
-            else pa.array([], array.type)
-        )
-    return array
+    """Return the array as one contiguous array."""
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    if not array.num_chunks:
+        return pa.array([], array.type)
+    return array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)

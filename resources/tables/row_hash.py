@@ -1,4 +1,4 @@
-"""Hashes of rows by their content: they decide where chunks end and which rows validate, and count distinct values."""
+"""Hashes of rows by their content. They decide chunk boundaries and validation splits, and count distinct values."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from tokenloom.resources.tables.ragged import Ints, one_array
 
 Hashes = npt.NDArray[np.uint64]
 
-_HASHED = 1 << 22
+_GROUP_BYTES = 1 << 22
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(32)
 
 
 def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
-    """uint64 [records]: a hash of each record's bytes; memory is bounded by `_HASHED` bytes of records at a time."""
+    """Return a hash of each record's bytes, uint64 [records]. Hashes records of `_GROUP_BYTES` at a time, which bounds
+    memory."""
     lengths = ends - starts
     hashes = np.empty(len(lengths), np.uint64)
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    for record in np.flatnonzero(lengths > _HASHED):
+    for record in np.flatnonzero(lengths > _GROUP_BYTES):
         digest = blake3(data[starts[record] : ends[record]].data).digest(8)
         hashes[record] = np.frombuffer(digest, "<u8")[0]
-    short = np.flatnonzero(lengths <= _HASHED)
-    group = np.cumsum(lengths[short]) // _HASHED
-    for begin, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1), len(short)]):
-        members = short[begin:end]
+    short = np.flatnonzero(lengths <= _GROUP_BYTES)
+    group = np.cumsum(lengths[short]) // _GROUP_BYTES
+    for start, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1), len(short)]):
+        members = short[start:end]
         hashes[members] = _hash_short(padded, starts[members], lengths[members])
     return hashes
 
 
 def _hash_short(padded: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
-    """Hashes of records by their words of 8 bytes, each mixed with its place and added up."""
+    """Hash records as the sum of their 8-byte words, each mixed with its position."""
     if not len(starts):
         return np.zeros(0, np.uint64)
     counts = np.maximum((lengths + 7) >> 3, 1)
     first = np.cumsum(counts) - counts
-    place = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts)
-    words = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))[(place << 3) + np.repeat(starts, counts)]
+    position = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts)
+    unaligned = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
+    words = unaligned[(position << 3) + np.repeat(starts, counts)]
     tail = lengths - ((counts - 1) << 3)
     beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
     words[first + counts - 1] &= ~beyond
-    words ^= (place.view(np.uint64) + np.uint64(1)) * _MULTIPLIER
+    words ^= (position.view(np.uint64) + np.uint64(1)) * _MULTIPLIER
     return mix(np.add.reduceat(mix(words), first) ^ lengths.astype(np.uint64))
 
 
 def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
-    """uint64 [rows] hashes of each row's content, and int64 [rows] sizes in bytes.
+    """Return a hash of each row's content, uint64 [rows], and its size in bytes, int64 [rows].
 
-    They do not depend on the columns' order, nor on columns that hold nothing in a row.
+    Neither the order of columns nor columns that are null in a row affect its hash.
     """
     columns = [one_array(column) for column in table.columns]
     hashes, sizes = _hash_fields(table.column_names, columns, table.num_rows)
@@ -63,16 +65,19 @@ def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
 def _hash_fields(names: Sequence[str], fields: Sequence[pa.Array], rows: int) -> tuple[Hashes, Ints]:
     hashes, sizes = np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
     for name, array in zip(names, fields, strict=True):
-        found, size = hash_array(array)
-        named = np.frombuffer(blake3(name.encode()).digest(8), "<u8")[0]
-        there = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
-        hashes += np.where(there, mix(found ^ named), np.uint64(0))
+        value_hashes, size = hash_array(array)
+        name_hash = np.frombuffer(blake3(name.encode()).digest(8), "<u8")[0]
+        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
+        hashes += np.where(valid, mix(value_hashes ^ name_hash), np.uint64(0))
         sizes += size
     return mix(hashes), sizes
 
 
 def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
-    """uint64 [rows] hashes of each value's content, null hashing as empty, and int64 [rows] sizes in bytes."""
+    """Return a hash of each value's content, uint64 [rows], and its size in bytes, int64 [rows].
+
+    A null hashes like an empty value.
+    """
     kind = array.type
     if pa.types.is_dictionary(kind):
         return hash_array(array.dictionary_decode())
@@ -98,7 +103,7 @@ def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     if pa.types.is_null(kind):
         return np.zeros(len(array), np.uint64), np.zeros(len(array), np.int64)
     if pa.types.is_timestamp(kind):
-        return hash_array(array.cast(pa.int64()))  # as text it would need to know the zone
+        return hash_array(array.cast(pa.int64()))  # a cast to text needs the time zone database
     if (pa.types.is_primitive(kind) and not pa.types.is_interval(kind)) or pa.types.is_decimal(kind):
         return hash_array(array.cast(pa.string()).fill_null(""))
     return hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
@@ -108,8 +113,8 @@ def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
     lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     item_hashes, item_sizes = hash_array(array.flatten())
-    place = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
-    mixed = mix(item_hashes ^ mix(place.astype(np.uint64)))
+    position = np.arange(len(item_hashes), dtype=np.int64) - np.repeat(offsets[:-1], lengths)
+    mixed = mix(item_hashes ^ mix(position.astype(np.uint64)))
     totals = np.concatenate([[np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)])
     bytes_before = np.concatenate([[0], np.cumsum(item_sizes)])
     hashes = mix(totals[offsets[1:]] - totals[offsets[:-1]] ^ lengths.astype(np.uint64))
@@ -117,7 +122,7 @@ def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
 
 
 def mix(words: Hashes) -> Hashes:
-    """A bijective mix of 64 bits (two rounds of multiply and fold)."""
+    """Mix the bits of each word bijectively, with two rounds of multiply and xor-shift."""
     mixed = words ^ (words >> _SHIFT)
     mixed *= _MULTIPLIER
     mixed ^= mixed >> np.uint64(29)

@@ -1,15 +1,19 @@
-"""Tokenizers as their files tell: tokenizer.json, SentencePiece models, tiktoken ranks; local, from the hub, or to be
-trained."""
+"""Tokenizers of any format, converted to tokenizer.json.
 
-from tokenloom.resources.tokenizers.files import CONFIG, TEMPLATE, TOKENIZER
-from tokenloom.resources.tokenizers.spec import (
+`tokenizer_files` finds the files that a YAML names, locally or on the hub. `conversion` turns them into a
+tokenizer.json: `sentencepiece` and `tiktoken` parse those formats, `bpe_merges` recovers their merges, `special_tokens`
+reads the files next to a tokenizer, `tokenizer_json` parses and checks the result. `tokenizer_spec` applies the YAML.
+"""
+
+from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER
+from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, vocab_size
+from tokenloom.resources.tokenizers.tokenizer_spec import (
     SPECIAL_ROLES,
     TokenizerSpec,
     declared_tokenizer,
     export_config,
     resolve_tokenizer,
 )
-from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, vocab_size
 
 __all__ = [
     "CONFIG",

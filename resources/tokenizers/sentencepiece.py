@@ -1,7 +1,7 @@
-"""SentencePiece models as tokenizer.json: the same ids as the sentencepiece library gives.
+"""Converts SentencePiece models to a tokenizer.json that gives the same ids as the sentencepiece library.
 
-A `.model` file is a protocol buffer, `sentencepiece_model.proto` of https://github.com/google/sentencepiece; the fields
-read here are those that encoding depends on.
+A `.model` file is a protocol buffer, `sentencepiece_model.proto` of https://github.com/google/sentencepiece. Only the
+fields that encoding depends on are read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tokenloom.resources.tokenizers.merges import LONGEST, recover_merges
+from tokenloom.resources.tokenizers.bpe_merges import LONGEST, recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token, is_charsmap
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -32,10 +32,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a `.model` file holds.
+    """The parsed content of a `.model` file.
 
     Args:
-        specials: bos, eos, pad and unk to their pieces; those that exist.
+        pieces: the vocabulary, ordered by id.
+        algorithm: UNIGRAM or BPE.
+        unk_id: id of the unknown piece.
+        specials: the pieces of bos, eos, pad and unk that exist, by role.
+        byte_fallback: encode unknown characters as byte pieces.
+        charsmap: the compiled normalization table.
+        dummy_prefix: put a space before each text.
+        trims: remove white space at both ends of a text, and all but one of consecutive spaces.
     """
 
     pieces: tuple[Piece, ...]
@@ -46,14 +53,13 @@ class SentencePieceModel:
     charsmap: bytes
     dummy_prefix: bool
     trims: bool
-    """Removes white space at both ends, and all but one inside."""
 
 
 def parse_sentencepiece(content: bytes) -> SentencePieceModel:
-    """Read a `.model` file.
+    """Parse a `.model` file.
 
     Raises:
-        ValueError: it is none, or does what tokenizer.json cannot.
+        ValueError: it is malformed, or uses a feature that tokenizer.json does not have.
     """
     pieces, trainer, normalizer = [], {}, {}
     for field, value in _fields(content):
@@ -67,11 +73,11 @@ def parse_sentencepiece(content: bytes) -> SentencePieceModel:
             normalizer = dict(_fields(value))
     texts = {piece.text for piece in pieces}
     if not pieces or len(texts) != len(pieces) or "" in texts:
-        raise ValueError("it holds no pieces" if not pieces else "a piece is there twice, or empty")
+        raise ValueError("a piece is empty or occurs twice" if pieces else "it contains no pieces")
     ids = {role: trainer.get(40 + at, at) for at, role in enumerate(("unk", "bos", "eos"))} | {"pad": trainer.get(43)}
     specials = {role: pieces[id].text for role, id in ids.items() if id is not None and id < len(pieces)}
-    unk_id = next((at for at, piece in enumerate(pieces) if piece.kind == UNKNOWN), -1)
-    found = SentencePieceModel(
+    unk_id = next((id for id, piece in enumerate(pieces) if piece.kind == UNKNOWN), -1)
+    model = SentencePieceModel(
         pieces=tuple(pieces),
         algorithm=trainer.get(3, UNIGRAM),
         unk_id=unk_id,
@@ -81,25 +87,25 @@ def parse_sentencepiece(content: bytes) -> SentencePieceModel:
         dummy_prefix=bool(normalizer.get(3, 1)),
         trims=bool(normalizer.get(4, 1)),
     )
-    if found.algorithm not in (UNIGRAM, BPE):
-        raise ValueError("only its Unigram and BPE models can be read, not word and char models")
+    if model.algorithm not in (UNIGRAM, BPE):
+        raise ValueError("only Unigram and BPE models are supported, not word and char models")
     if max(map(len, texts)) > LONGEST:
         raise ValueError(f"a piece has more than {LONGEST:,} characters")
-    if not is_charsmap(base64.b64encode(found.charsmap)):
+    if not is_charsmap(base64.b64encode(model.charsmap)):
         raise ValueError("its normalization table is damaged")
     if trainer.get(24, 0) or not normalizer.get(5, 1):
-        raise ValueError("white space as a suffix, or not escaped, is not supported")
+        raise ValueError("models that treat white space as a suffix or do not escape it are not supported")
     if unk_id < 0 or any(piece.kind == UNUSED for piece in pieces):
-        raise ValueError("a model without an unknown piece, or with unused ones, is not supported")
-    return found
+        raise ValueError("models without an unknown piece or with unused pieces are not supported")
+    return model
 
 
 def sentencepiece_json(model: SentencePieceModel, prefix_first_only: bool = False) -> bytes:
-    """tokenizer.json of a model.
+    """Convert a model to a tokenizer.json.
 
     Args:
-        prefix_first_only: the space that stands for a word's begin is put before a whole text alone, not also behind
-            each control token: `legacy: false` of transformers' Llama.
+        prefix_first_only: put the space that marks the start of a word only before the whole text, not also after each
+            control token. This is `legacy: false` of transformers' Llama.
     """
     normalizers: list[dict[str, Any]] = []
     if model.charsmap:
@@ -112,7 +118,7 @@ def sentencepiece_json(model: SentencePieceModel, prefix_first_only: bool = Fals
     normalizers.append(_replace({"String": " "}, SPACE))
     if model.trims:
         normalizers.append(_replace({"Regex": rf"{SPACE}+\z"}, ""))
-    splits = ((_user_defined(model), "Isolated"), (_barred(model), "MergedWithPrevious"))
+    splits = ((_user_defined(model), "Isolated"), (_control_splits(model), "MergedWithPrevious"))
     pre_tokenizers = [_split(patterns, behavior) for patterns, behavior in splits if patterns]
     if model.dummy_prefix and prefix_first_only:
         pre_tokenizers.append({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False})
@@ -139,7 +145,7 @@ def sentencepiece_json(model: SentencePieceModel, prefix_first_only: bool = Fals
 
 
 def _bpe(model: SentencePieceModel) -> dict[str, Any]:
-    """Pieces merge by score, highest first, equal ones by id; only normal pieces take part."""
+    """Return a BPE model. Pieces are merged by descending score, then by id; only normal pieces are merged."""
     normal = [id for id, piece in enumerate(model.pieces) if piece.kind == NORMAL]
     order = sorted(normal, key=lambda id: (-model.pieces[id].score, id))
     merges = recover_merges({model.pieces[id].text: rank for rank, id in enumerate(order)})
@@ -163,28 +169,27 @@ def _unigram(model: SentencePieceModel) -> dict[str, Any]:
 
 
 def _user_defined(model: SentencePieceModel) -> list[str]:
-    """Patterns of the symbols that are always pieces of their own, longest first."""
-    found = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
-    return [re.escape(text) for text in sorted(found, key=len, reverse=True)]
+    """Return patterns of the symbols that always form a piece, longest first."""
+    texts = [piece.text for piece in model.pieces if piece.kind == USER_DEFINED]
+    return [re.escape(text) for text in sorted(texts, key=len, reverse=True)]
 
 
-def _barred(model: SentencePieceModel) -> list[str]:
-    """Patterns that keep the model from finding control and byte pieces in plain text, as sentencepiece does.
+def _control_splits(model: SentencePieceModel) -> list[str]:
+    """Return patterns that keep the model from matching control and byte pieces in plain text, as in sentencepiece.
 
-    Each matches what such a piece begins with, where the rest of it follows; cut there, the text holds it no more.
-    The cut goes where it changes nothing else, if there is such a place: where no other piece would be cut, nor a run
-    of unknown characters.
+    Each pattern matches a prefix of such a piece when the rest of the piece follows, and the text is split after the
+    prefix. If possible, the split is at a position where it cuts no other piece and no run of unknown characters.
     """
     if model.algorithm == BPE and not _user_defined(model):
         return []
     normal = [piece.text for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED)]
     joined, known = "\0".join(normal), set(normal)
-    found = ["<(?=0x[0-9A-F]{2}>)"] if any(piece.kind == BYTE for piece in model.pieces) else []
+    patterns = ["<(?=0x[0-9A-F]{2}>)"] if any(piece.kind == BYTE for piece in model.pieces) else []
     for text in (piece.text for piece in model.pieces if piece.kind in (CONTROL, UNKNOWN) and len(piece.text) > 1):
-        places = [at for at in range(1, len(text)) if text[at - 1 : at + 1] not in joined]
-        at = next((at for at in places if known & {*text[at - 1 : at + 1]}), 1)
-        found.append(f"{re.escape(text[:at])}(?={re.escape(text[at:])})")
-    return found
+        positions = [cut for cut in range(1, len(text)) if text[cut - 1 : cut + 1] not in joined]
+        cut = next((cut for cut in positions if known & {*text[cut - 1 : cut + 1]}), 1)
+        patterns.append(f"{re.escape(text[:cut])}(?={re.escape(text[cut:])})")
+    return patterns
 
 
 def _split(patterns: list[str], behavior: str) -> dict[str, Any]:
@@ -196,30 +201,33 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Field numbers and values, integers or bytes, of a message (https://protobuf.dev/programming-guides/encoding/)."""
-    at = 0
+    """Yield the field numbers and values (int or bytes) of a message.
+
+    Format: https://protobuf.dev/programming-guides/encoding/
+    """
+    position = 0
 
     def varint() -> int:
-        nonlocal at
+        nonlocal position
         value = shift = 0
         while True:
-            if at >= len(message) or shift > 63:
-                raise ValueError("it is cut off")
-            value |= (message[at] & 127) << shift
-            at, shift = at + 1, shift + 7
-            if message[at - 1] < 128:
+            if position >= len(message) or shift > 63:
+                raise ValueError("it is truncated")
+            value |= (message[position] & 127) << shift
+            position, shift = position + 1, shift + 7
+            if message[position - 1] < 128:
                 return value
 
-    while at < len(message):
+    while position < len(message):
         field, wire = divmod(varint(), 8)
         if wire == 0:
             yield field, varint()
             continue
         length = {1: lambda: 8, 2: varint, 5: lambda: 4}.get(wire)
         if length is None or not field:
-            raise ValueError("it is no protocol buffer")
+            raise ValueError("it is not a protocol buffer")
         size = length()
-        if at + size > len(message):
-            raise ValueError("it is cut off")
-        at += size
-        yield field, message[at - size : at]
+        if position + size > len(message):
+            raise ValueError("it is truncated")
+        position += size
+        yield field, message[position - size : position]

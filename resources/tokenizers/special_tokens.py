@@ -1,4 +1,4 @@
-"""Special and added tokens as the files beside a tokenizer tell, with the precedence of transformers 5."""
+"""Special and added tokens declared by the files next to a tokenizer, with the precedence of transformers 5."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ FAMILIES = {
     "llama": _LLAMA,
     "t5": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
 }
-"""What transformers' tokenizer classes call their tokens where the files are silent, as those of gpt2 are."""
+"""Default tokens of transformers' tokenizer classes, for files that do not declare them, such as those of gpt2."""
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What the files say.
+    """Tokens declared by the files.
 
     Args:
-        named: bos_token, eos_token, … and a model's own, such as image_token, to token.
+        named: named tokens by name: bos_token, eos_token, … and custom ones, such as image_token.
         extra: special tokens without a name.
         added: content and flags of the tokens to add, in the order in which new ones get their ids.
     """
@@ -52,20 +52,20 @@ def read_special_tokens(
     known: list[dict[str, Any]],
     vocabulary: Mapping[str, int],
 ) -> SpecialTokens:
-    """Named and added tokens of a tokenizer.
+    """Return the named and added tokens of a tokenizer.
 
     Args:
         config, special_tokens_map, added_tokens: the JSON objects of tokenizer_config.json, special_tokens_map.json and
-            added_tokens.json; empty where there is no such file. `added_tokens_decoder` in the first makes the two
-            others count for nothing.
-        defaults: bos_token, eos_token, … where no file names them; tokens that the vocabulary lacks do not count.
+            added_tokens.json; empty if the file does not exist. If the first has `added_tokens_decoder`, the other two
+            are ignored.
+        defaults: bos_token, eos_token, … for names that no file declares. Tokens that the vocabulary lacks are ignored.
         known: `added_tokens` of tokenizer.json.
-        vocabulary: token to id.
+        vocabulary: id of each token.
 
     Raises:
-        TokenizerError: what stands for a token is none.
+        TokenizerError: a token or an id is malformed.
     """
-    found = {key: value for key, value in config.items() if key in NAMED or _is_own(key, value)}
+    declared = {key: value for key, value in config.items() if key in NAMED or _is_custom(key, value)}
     extra: Any = config.get("extra_special_tokens") or config.get("additional_special_tokens", [])
     settled = "extra_special_tokens" in config or "additional_special_tokens" in config
     later: Any = []
@@ -79,54 +79,52 @@ def read_special_tokens(
                 extra, settled = value if isinstance(value, dict) else [*_values(extra), *_values(value)], True
             elif key == "additional_special_tokens":
                 later = value
-            elif key in NAMED or _is_own(key, value):
-                found[key] = value
-        texts = {_token(key, found[key])["content"] for key in NAMED if found.get(key) is not None}
+            elif key in NAMED or _is_custom(key, value):
+                declared[key] = value
+        texts = {_token(key, declared[key])["content"] for key in NAMED if declared.get(key) is not None}
         texts |= {_token("extra_special_tokens", value)["content"] for value in _values(extra)}
         for token, id in added_tokens.items():
             listed[_id(id)] = _token("added_tokens.json", token, special=token in texts)
         listed |= {token["id"]: token for token in known}
     extra = extra if settled else later
     if isinstance(extra, dict):
-        found, extra = found | extra, []
+        declared, extra = declared | extra, []
     flags = {token["content"]: token for token in listed.values()}
-    tokens = {key: _token(key, value) for key, value in found.items() if value is not None}
+    tokens = {key: _token(key, value) for key, value in declared.items() if value is not None}
     tokens = {key: flags.get(token["content"], token) for key, token in tokens.items()}
     named = {key: token["content"] for key, token in tokens.items()}
-    offered = {
-        key: token for key, token in defaults.items() if key not in found and token in vocabulary and key not in named
-    }
-    there = [_flags(token) for token in known]
-    new = [token for _, token in sorted(listed.items()) if _flags(token) not in there]
+    fallbacks = {key: token for key, token in defaults.items() if key not in declared and token in vocabulary}
+    existing = [_flags(token) for token in known]
+    new = [token for _, token in sorted(listed.items()) if _flags(token) not in existing]
     texts = {token["content"] for token in [*known, *new]}
     ordered = [tokens[key] for key in (*NAMED, *(key for key in tokens if key not in NAMED)) if key in tokens]
-    more = [_token("extra_special_tokens", value) for value in _values(extra)]
-    ordered += more
+    unnamed = [_token("extra_special_tokens", value) for value in _values(extra)]
+    ordered += unnamed
     for token in ordered:
         if token["content"] not in texts and token not in new:
             new.append(token)
     added = [{**token, "special": token["special"] or token["content"] in named.values()} for token in new]
-    return SpecialTokens({**named, **offered}, [token["content"] for token in more], added)
+    return SpecialTokens({**named, **fallbacks}, [token["content"] for token in unnamed], added)
 
 
 def _flags(token: dict[str, Any]) -> dict[str, Any]:
     return {"content": token["content"], **{flag: token.get(flag, False) for flag in FLAGS}}
 
 
-def _is_own(key: str, value: Any) -> bool:
-    """Whether a setting names a token of the model's own, such as image_token."""
+def _is_custom(key: str, value: Any) -> bool:
+    """Return whether a setting declares a custom token of the model, such as image_token."""
     return key.endswith("_token") and key not in NAMED and isinstance(value, str)
 
 
 def _values(extra: Any) -> list[Any]:
     if not isinstance(extra, list | dict | None):
-        raise TokenizerError(f"extra_special_tokens is neither a list nor an object: {str(extra)[:80]}")
+        raise TokenizerError(f"extra_special_tokens must be a list or an object, got {str(extra)[:80]}")
     return list(extra.values() if isinstance(extra, dict) else extra or [])
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TokenizerError(f"{name} is no JSON object")
+        raise TokenizerError(f"{name} is not a JSON object")
     return value
 
 
@@ -134,17 +132,19 @@ def _id(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise TokenizerError(f"{str(value)[:80]!r} is no token id") from None
+        raise TokenizerError(f"{str(value)[:80]!r} is not a token id") from None
 
 
 def _token(name: str, value: Any, special: bool = True) -> dict[str, Any]:
-    """Content and flags of a token: text, or an object such as `AddedToken` writes."""
+    """Return content and flags of a token, given as text or as an object, as `AddedToken` is serialized."""
     if isinstance(value, str):
         return {"content": value, **dict.fromkeys(FLAGS, False), "special": special, "normalized": not special}
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise TokenizerError(f"{name}: {str(value)[:80]} is no token")
-    flags = {flag: value[flag] for flag in FLAGS if flag in value}
-    if not all(isinstance(flag, bool) for flag in flags.values()):
-        raise TokenizerError(f"{name}: {str(value)[:80]} is no token")
+    flags = {flag: value[flag] for flag in FLAGS if flag in value} if isinstance(value, dict) else {}
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("content"), str)
+        or not all(isinstance(flag, bool) for flag in flags.values())
+    ):
+        raise TokenizerError(f"{name}: {str(value)[:80]} is not a token")
     special = flags.get("special", special)
     return {**_token(name, value["content"], special), **flags}

@@ -1,7 +1,7 @@
-"""tiktoken's rank files as tokenizer.json: the same ids as tiktoken gives.
+"""Converts tiktoken's rank files to a tokenizer.json that gives the same ids as tiktoken.
 
-A rank file has a line for each token: its bytes in base64, a space, its rank, which is its id. The pattern that splits
-a text and the special tokens are not in it: they come with a known encoding's name, or from tokenizer_config.json.
+A rank file has one line per token: its bytes in base64, a space, and its rank, which is its id. It contains neither the
+split pattern nor the special tokens: these follow from the name of a known encoding, or from tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import json
 import re
 from dataclasses import dataclass
 
-from tokenloom.resources.tokenizers.merges import LONGEST, recover_merges
+from tokenloom.resources.tokenizers.bpe_merges import LONGEST, recover_merges
 from tokenloom.resources.tokenizers.tokenizer_json import added_token
 
 MAX_RESERVED = 10_000
-"""Most ids between ranks and special tokens that nobody uses; known encodings have at most 17."""
+"""Maximum number of unused ids between ranks and special tokens. Known encodings have at most 17."""
 END_OF_TEXT = "<|endoftext|>"
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _CL100K = (
@@ -32,7 +32,7 @@ _O200K = (
 
 @dataclass(frozen=True)
 class Encoding:
-    """What a rank file does not say: the split pattern, as tiktoken spells it, and the special tokens' ids."""
+    """What a rank file lacks: the split pattern, in tiktoken's syntax, and the ids of the special tokens."""
 
     pattern: str
     special: dict[str, int]
@@ -57,15 +57,15 @@ ENCODINGS = {
 
 
 def is_ranks(content: bytes) -> bool:
-    """Whether a file begins as a rank file does."""
+    """Return whether a file starts like a rank file."""
     return re.match(rb"\s*[A-Za-z0-9+/]+={0,2} \d+\r?(\n|\Z)", content[:4096]) is not None
 
 
 def parse_ranks(content: bytes) -> dict[bytes, int]:
-    """Token to rank.
+    """Return the rank of each token.
 
     Raises:
-        ValueError: a line is none of a rank file, a token or rank is there twice, or a byte is missing.
+        ValueError: a line is malformed, a token or rank occurs twice, or a byte has no token.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), 1):
@@ -81,9 +81,9 @@ def parse_ranks(content: bytes) -> dict[bytes, int]:
                 f"line {number} is not a token in base64 and its rank: {line[:40].decode(errors='replace')!r}"
             )
         if len(token) > LONGEST:
-            raise ValueError(f"line {number} holds a token of {len(token):,} bytes; at most {LONGEST:,} are read")
+            raise ValueError(f"line {number} has a token of {len(token):,} bytes; at most {LONGEST:,} are supported")
         if token in ranks:
-            raise ValueError(f"line {number} holds a token for the second time: {line[:40].decode(errors='replace')!r}")
+            raise ValueError(f"line {number} repeats a token: {line[:40].decode(errors='replace')!r}")
         ranks[token] = int(rank)
     if len(set(ranks.values())) != len(ranks):
         raise ValueError("two tokens share a rank")
@@ -93,9 +93,9 @@ def parse_ranks(content: bytes) -> dict[bytes, int]:
 
 
 def tiktoken_json(ranks: dict[bytes, int], encoding: Encoding) -> bytes:
-    """tokenizer.json of ranks and the encoding they belong to.
+    """Convert ranks and their encoding to a tokenizer.json.
 
-    Ids between special tokens that nobody uses get reserved tokens, as transformers names them.
+    Unused ids between special tokens get reserved tokens, named as in transformers.
 
     Raises:
         ValueError: a rank is missing, or a special token has the id of another token.
@@ -108,8 +108,8 @@ def tiktoken_json(ranks: dict[bytes, int], encoding: Encoding) -> bytes:
     used = {**vocab, **special}
     by_id = {id: token for token, id in used.items()}
     if len(by_id) != len(used):
-        twice = next(token for token, id in special.items() if by_id[id] != token or id in ranks.values())
-        raise ValueError(f"the special token {twice!r} has the id {special[twice]}, which another token has")
+        duplicate = next(token for token, id in special.items() if by_id[id] != token or id in ranks.values())
+        raise ValueError(f"the special token {duplicate!r} has the id {special[duplicate]} of another token")
     if (gap := next((id for id in range(len(vocab)) if id not in by_id), None)) is not None:
         raise ValueError(f"no token has the rank {gap}")
     above = range(len(vocab), max(by_id) + 1)
@@ -144,29 +144,29 @@ def tiktoken_json(ranks: dict[bytes, int], encoding: Encoding) -> bytes:
 
 
 def onig_pattern(pattern: str) -> str:
-    """A split pattern of tiktoken's regex engine in the dialect of `tokenizers`, which is Oniguruma's.
+    """Translate a split pattern from tiktoken's regex syntax to that of `tokenizers` (Oniguruma).
 
-    There `$` also stands before a line's end, and `{1,3}+` repeats instead of being possessive.
+    In Oniguruma, `$` also matches before the end of a line, and `{1,3}+` is a repetition instead of possessive.
 
     Raises:
-        ValueError: it holds a possessive counted repetition that something follows, which has no counterpart.
+        ValueError: a possessive counted repetition is not at the end of an alternative, which cannot be translated.
     """
     parts = re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}\+?|.", pattern, re.DOTALL)
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part == "$":
-            parts[at] = r"\z"
+            parts[index] = r"\z"
         elif part.endswith("}+"):
-            if parts[at + 1 : at + 2] not in ([], ["|"]):
-                raise ValueError(f"the split pattern holds {part}, which cannot be translated here; write it without +")
-            parts[at] = part[:-1]
+            if parts[index + 1 : index + 2] not in ([], ["|"]):
+                raise ValueError(f"the split pattern has {part} before the end of an alternative; remove its +")
+            parts[index] = part[:-1]
     return "".join(parts)
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Each byte's character in byte-level BPE (GPT-2, `bytes_to_unicode`)."""
+    """Return the character of each byte in byte-level BPE (GPT-2, `bytes_to_unicode`)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(others)}
 
 
 _ALPHABET = _byte_alphabet()

@@ -1,4 +1,4 @@
-"""tokenizer.json, the form that every tokenizer is brought to: read, checked, and given further tokens."""
+"""tokenizer.json, the format that every tokenizer is converted to: parse it, check it, and add tokens to it."""
 
 from __future__ import annotations
 
@@ -10,61 +10,68 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.errors import TokenizerError
+from tokenloom.resources.exceptions import first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MAX_ID = 1 << 24
+"""Token ids must be smaller than this."""
 
 
 def added_token(id: int, content: str, special: bool) -> dict[str, Any]:
-    """An entry of `added_tokens` that is found in a text as it stands."""
+    """Return an entry of `added_tokens` that matches its exact text anywhere."""
     return {"id": id, "content": content, **dict.fromkeys(FLAGS, False), "special": special}
 
 
 def special_token(content: str) -> dict[str, Any]:
-    """A special token that is found in a text as it stands; its id is not settled."""
+    """Return a special token that matches its exact text anywhere and does not have an id yet."""
     return {"content": content, **dict.fromkeys(FLAGS, False), "special": True}
 
 
 def parse_json(name: str, content: bytes) -> dict[str, Any]:
-    """A JSON object that a tokenizer's file holds.
+    """Parse the JSON object in a tokenizer's file.
 
     Raises:
-        TokenizerError: it is none.
+        TokenizerError: the content is not a JSON object.
     """
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"{name} is no JSON: {error}") from error
+        raise TokenizerError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise TokenizerError(f"{name} is no JSON object")
+        raise TokenizerError(f"{name} is not a JSON object")
     return parsed
 
 
 def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
-    """Token to id, added tokens included.
+    """Return the id of each token, including added tokens.
+
+    Args:
+        parsed: a tokenizer.json.
 
     Raises:
-        TokenizerError: tokenizer.json is not built as one, two tokens share an id, or an id lies far off.
+        TokenizerError: tokenizer.json is malformed, two tokens share an id, or ids have wide gaps.
     """
     model, added = parsed.get("model"), parsed.get("added_tokens")
     entries = model.get("vocab", {}) if isinstance(model, dict) else None
     if isinstance(entries, list) and all(isinstance(entry, list) and len(entry) == 2 for entry in entries):
         entries = {text: id for id, (text, _) in enumerate(entries) if isinstance(text, str)}
     if not isinstance(entries, dict) or not isinstance(added, list):
-        raise TokenizerError("tokenizer.json holds no model with a vocabulary and a list added_tokens")
+        raise TokenizerError("tokenizer.json must contain a model with a vocabulary, and a list added_tokens")
     for token in added:
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _are_flags(token):
-            raise TokenizerError(f"tokenizer.json: added_tokens holds {str(token)[:80]}, which is no token")
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _has_valid_flags(token):
+            raise TokenizerError(f"tokenizer.json: added_tokens contains {str(token)[:80]}, which is not a token")
     ids: dict[str, Any] = {
         **entries,
         **{token["content"]: token.get("id") for token in added if token["content"] not in entries},
     }
     if not all(type(id) is int and 0 <= id < MAX_ID for id in ids.values()):
         token = next(token for token, id in ids.items() if type(id) is not int or not 0 <= id < MAX_ID)
-        raise TokenizerError(f"tokenizer.json: the token {token!r} has the id {ids[token]!r}, not one below {MAX_ID:,}")
+        raise TokenizerError(
+            f"tokenizer.json: the token {token!r} has the id {ids[token]!r}, but ids must be integers below {MAX_ID:,}"
+        )
     if len(set(ids.values())) != len(ids):
         by_id: dict[int, str] = {}
         for token, id in ids.items():
@@ -72,21 +79,21 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
                 raise TokenizerError(f"tokenizer.json: the tokens {other!r} and {token!r} share the id {id}")
     highest = max(ids.values(), default=0)
     if highest > 0xFFFF and (len(ids) <= 0x10000 or highest > 2 * len(ids)):
-        raise TokenizerError(f"tokenizer.json: {len(ids):,} tokens have ids up to {highest:,}, which leaves wide gaps")
+        raise TokenizerError(f"tokenizer.json: ids have wide gaps: {len(ids):,} tokens have ids up to {highest:,}")
     return ids
 
 
 def vocab_size(content: bytes) -> int:
-    """One more than the highest id of a tokenizer.json."""
+    """Return the highest id of a tokenizer.json, plus one."""
     return max(vocabulary(json.loads(content)).values()) + 1
 
 
-def _are_flags(token: dict[str, Any]) -> bool:
+def _has_valid_flags(token: dict[str, Any]) -> bool:
     return all(isinstance(token.get(flag, False), bool) for flag in FLAGS)
 
 
 def load_tokenizer(content: bytes) -> Tokenizer:
-    """The tokenizer of a tokenizer.json.
+    """Load a tokenizer.json with `tokenizers`.
 
     Raises:
         TokenizerError: `tokenizers` cannot load it.
@@ -100,13 +107,12 @@ def load_tokenizer(content: bytes) -> Tokenizer:
         return Tokenizer.from_str(content.decode())
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise TokenizerError(f"tokenizer.json cannot be loaded: {told}") from error
+    except BaseException as error:  # panics in Rust do not derive from Exception
+        raise TokenizerError(f"tokenizer.json cannot be loaded: {first_line(error)}") from error
 
 
 def is_charsmap(coded: bytes) -> bool:
-    """Whether a normalizer's table, in base64, begins with the size of a trie that fits into it."""
+    """Return whether a base64-encoded normalization table starts with the size of a trie that fits into it."""
     try:
         table = base64.b64decode(coded, validate=True)
     except binascii.Error:
@@ -115,14 +121,16 @@ def is_charsmap(coded: bytes) -> bool:
 
 
 def with_added_tokens(content: bytes, parsed: dict[str, Any], tokens: Sequence[dict[str, Any]]) -> bytes:
-    """tokenizer.json with further added tokens, in order; those of the vocabulary keep their id, others get the next.
+    """Return a tokenizer.json with more added tokens. Tokens of the vocabulary keep their ids, others get the next ids,
+    in order.
 
     Args:
-        parsed: the content, parsed.
-        tokens: content and flags of each.
+        content: tokenizer.json.
+        parsed: the same, parsed.
+        tokens: content and flags of each token to add.
     """
-    there = {token["content"]: _flags(token) for token in parsed["added_tokens"]}
-    missing = [token for token in tokens if there.get(token["content"]) != _flags(token)]
+    existing = {token["content"]: _flags(token) for token in parsed["added_tokens"]}
+    missing = [token for token in tokens if existing.get(token["content"]) != _flags(token)]
     if not missing:
         return content
     from tokenizers import AddedToken
@@ -136,22 +144,27 @@ def _flags(token: dict[str, Any]) -> dict[str, bool]:
     return {flag: token.get(flag, False) for flag in FLAGS}
 
 
-def with_ends(parsed: dict[str, Any], begin: str | None, end: str | None, ids: dict[str, int]) -> dict[str, Any]:
-    """tokenizer.json, parsed, whose post-processor puts special tokens around each text."""
-    around = [begin, None, end]
+def with_ends(parsed: dict[str, Any], start: str | None, end: str | None, ids: dict[str, int]) -> dict[str, Any]:
+    """Return a parsed tokenizer.json with a post-processor that puts special tokens before and after each text.
+
+    Args:
+        start, end: the special tokens, or None.
+        ids: id of each token.
+    """
+    around = [start, None, end]
     template = [
         {"SpecialToken": {"id": token, "type_id": 0}} if token else {"Sequence": {"id": "A", "type_id": 0}}
-        for at, token in enumerate(around)
-        if token or at == 1
+        for position, token in enumerate(around)
+        if token or position == 1
     ]
     second = json.loads(json.dumps(template).replace('"type_id": 0', '"type_id": 1').replace('"A"', '"B"'))
-    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (begin, end) if token}
+    special = {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (start, end) if token}
     processor = {"type": "TemplateProcessing", "single": template, "pair": template + second, "special_tokens": special}
     return {**parsed, "post_processor": processor}
 
 
 def first_special(processor: Any) -> str | None:
-    """The special token that a post-processor puts first, or None."""
+    """Return the special token that a post-processor puts before a text, or None."""
     if not processor:
         return None
     if processor["type"] == "Sequence":

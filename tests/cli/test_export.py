@@ -21,6 +21,7 @@ import pytest
 from support.array_rows import Row, rows_of
 from support.canonical_tables import build_canonical
 from support.datasets_on_disk import write_dataset
+from support.masked_platform import needs_file_locks
 from support.object_service import object_service
 from support.pair_rows import config, tables_of
 from support.stored_sequences import write_numbered, write_sequences
@@ -296,6 +297,7 @@ def halted(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
+@needs_file_locks
 def test_two_processes_do_not_write_one_folder(tmp_path: Path, halted: subprocess.Popen[str]) -> None:
     with pytest.raises(ConfigError, match="another process is exporting"), new_folder(tmp_path / "out", False):
         pytest.fail("it is held")

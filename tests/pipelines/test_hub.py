@@ -1,4 +1,4 @@
-"""Datasets and tokenizers from the hub, through its real clients, which a hub on this machine answers."""
+"""Datasets and tokenizers from the hub, loaded by its real clients from a local server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
-SAVE = "where transformers loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
-SPELLING = "check its spelling, or HF_TOKEN where it is private"
+SAVE = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
+SPELLING = "check its spelling, or set HF_TOKEN if it is private"
 TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
 SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
 SEVERAL = {
@@ -61,7 +61,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Iterator[HubServer]:
-    """A hub with datasets, one of them on two branches, one with subsets, one gated; and with tokenizers."""
+    """A hub with tokenizers and datasets: one with two branches, one with subsets, one gated."""
     root = tmp_path_factory.mktemp("hub")
     found = root / "datasets" / "org"
     _write_rows(found / "rows" / "train.jsonl", TRAIN)
@@ -96,7 +96,7 @@ def _write_rows(path: Path, found: list[dict[str, str]], end: str = "") -> None:
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> Path:
-    """A tokenizer with a chat template in its own file, and weights, which nobody needs."""
+    """Write a tokenizer with a chat template in a separate file, and weights, which are not needed."""
     folder.mkdir(parents=True)
     for path in source.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -107,7 +107,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
-    """Runs `tokenloom build NAME.yaml`, the hub's clients asking `url`; sections are the YAML's."""
+    """Runs `tokenloom build NAME.yaml` with the hub at `url`; keyword arguments are sections of the YAML."""
 
     def run(
         *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
@@ -124,7 +124,7 @@ def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCom
 
 
 def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
-    """The rows of a built dataset as found, by split."""
+    """Return the raw rows of a built dataset by split."""
     opened = ArtifactStore(store)
     found: dict[str, list[Row]] = {}
     for chunk in opened.manifest(name, "raw").chunks:
@@ -133,13 +133,13 @@ def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
 
 
 def _stages(done: subprocess.CompletedProcess[str]) -> dict[str, Row]:
-    """What `--json` tells of a build that came to its end, by stage."""
+    """Return what `--json` prints for a successful build, by stage."""
     assert done.returncode == 0, done.stderr
     return {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
 
 
 def _error(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line that a build ended with."""
+    """Return the one error line of a failed build."""
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False), done.stderr
     return done.stderr.strip().splitlines()[-1]
 
@@ -164,7 +164,7 @@ def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: BuildComma
         ({"name": "org/chosen"}, {"train": BRANCH}),
     ],
 )
-def test_splits_revisions_and_subsets_are_picked(
+def test_splits_revisions_and_subsets_are_selected(
     build: BuildCommand, hub: HubServer, tmp_path: Path, dataset: Row, found: dict[str, list[Row]]
 ) -> None:
     if dataset.get("revision") == "COMMIT":
@@ -175,7 +175,7 @@ def test_splits_revisions_and_subsets_are_picked(
     assert ArtifactStore(tmp_path / "store").manifest("data", "raw").notes["commit"] == commit
 
 
-def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
+def test_a_hub_dataset_streams_the_rows_of_a_build(
     build: BuildCommand, hub: HubServer, tmp_path: Path, write_config: WriteConfig
 ) -> None:
     sections = SECTIONS | {"tokenizer": {"name_or_path": "org/tok"}}
@@ -196,57 +196,63 @@ def test_a_hub_dataset_streams_the_rows_that_a_build_makes(
     ("dataset", "message"),
     [
         ({"splits": ["test", "dev"]}, "3: dataset.splits: no dev; there are train, test"),
-        ({"name": "org/several"}, "1: dataset.config: org/several has several: small, tiny; name one"),
-        ({"name": "org/several", "config": "a"}, "3: dataset.config: org/several has no a; there are small, tiny"),
-        ({"config": "a"}, "3: dataset.config: org/rows has no a; there are default"),
+        ({"name": "org/several"}, "1: dataset.config: org/several has several subsets; set it to one of small, tiny"),
+        (
+            {"name": "org/several", "config": "a"},
+            "3: dataset.config: org/several has no subset 'a' (subsets: small, tiny)",
+        ),
+        ({"config": "a"}, "3: dataset.config: org/rows has no subset 'a' (subsets: default)"),
         ({"revision": "v2"}, "3: dataset.revision: org/rows has no revision v2 on the hub"),
         ({"revision": "0" * 40}, f"3: dataset.revision: org/rows has no revision {'0' * 40} on the hub"),
         (
             {"name": "org/none"},
-            "2: dataset.name: org/none is no local file, and on the hub: Dataset 'org/none' doesn't exist on the Hub "
-            f"or cannot be accessed; {SPELLING}",
+            "2: dataset.name: org/none is not a local file, and not found on the hub: Dataset 'org/none' "
+            f"doesn't exist on the Hub or cannot be accessed; {SPELLING}",
         ),
         (
             {"name": "org/gated"},
-            "2: dataset.name: org/gated is no local file, and on the hub: Dataset 'org/gated' is a gated dataset on "
-            f"the Hub. You must be authenticated to access it; {SPELLING}",
+            "2: dataset.name: org/gated is not a local file, and not found on the hub: Dataset 'org/gated' "
+            f"is a gated dataset on the Hub. You must be authenticated to access it; {SPELLING}",
         ),
         (
             {"name": "org/a..b"},
-            "2: dataset.name: org/a..b is no local file, and on the hub: Cannot have -- or .. in repo_id: 'org/a..b'",
+            "2: dataset.name: org/a..b is not a local file, and not found on the hub: Cannot have -- or .. "
+            "in repo_id: 'org/a..b'",
         ),
     ],
 )
-def test_what_the_hub_does_not_have_is_told_at_its_line(build: BuildCommand, dataset: Row, message: str) -> None:
-    told = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
-    assert told == f"data.yaml:{message}"
+def test_missing_datasets_revisions_and_subsets_are_reported_with_the_line(
+    build: BuildCommand, dataset: Row, message: str
+) -> None:
+    error = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
+    assert error == f"data.yaml:{message}"
 
 
-def test_a_dataset_whose_files_are_broken_is_told_as_data(build: BuildCommand) -> None:
-    told = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
-    assert told.startswith("error: org/broken: datasets cannot load it: JSON parse error")
-    assert told.endswith("; download its files and name them, then only bad rows are rejected")
+def test_broken_files_are_reported_as_a_data_error(build: BuildCommand) -> None:
+    error = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
+    assert error.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
+    assert error.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
 
 
-def test_a_hub_that_gives_no_answer_is_told_apart_from_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
+def test_a_refused_or_disabled_hub_is_not_reported_as_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:
     refused = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_TOKEN": "hf_wrong"})
     assert _error(refused, 1) == (
-        f"error: org/rows is not here, and the hub at {hub.url} answers 401; check HF_TOKEN, or name a local copy"
+        f"error: org/rows is not available locally, and the hub at {hub.url} returned 401; "
+        "check HF_TOKEN, or use a local copy"
     )
     offline = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_HUB_OFFLINE": "1"})
     assert _error(offline, 1) == (
-        f"error: org/rows is not here, and the hub at {hub.url} is not asked; "
-        "unset HF_HUB_OFFLINE, or name a local copy"
+        "error: org/rows is not available locally, and HF_HUB_OFFLINE is set; unset it, or use a local copy"
     )
 
 
-def test_a_hub_that_refuses_connections_is_told(build: BuildCommand, tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_reported(build: BuildCommand, tmp_path: Path) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     done = build(url=url, dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": "org/tok"})
     assert _error(done, 1) == (
-        f"error: org/tok is not here, and the hub at {url} cannot be reached; try again, or name a local copy"
+        f"error: org/tok is not available locally, and the hub at {url} is unreachable; try again, or use a local copy"
     )
 
 
@@ -256,8 +262,9 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     sections = {"dataset": dataset, "prompt_template": {"format_type": "chat"}}
     before = len(hub.requests)
     there = _stages(build(tokenizer={"name_or_path": "org/tok"}, **sections))
-    fetched = {asked.rpartition("/")[2] for asked in hub.requests[before:] if asked.startswith("GET /org/tok/resolve/")}
-    assert fetched == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    downloads = [request for request in hub.requests[before:] if request.startswith("GET /org/tok/resolve/")]
+    files = {request.rpartition("/")[2] for request in downloads}
+    assert files == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     folder = str(hub.root / "models" / "org" / "tok")
     here = _stages(build("--store", "elsewhere", tokenizer={"name_or_path": folder}, **sections))
     assert here["sequences"]["rows_out"] == len(SMALL)
@@ -266,7 +273,7 @@ def test_a_hub_tokenizer_gives_the_ids_of_its_files(build: BuildCommand, hub: Hu
     }
 
 
-def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
+def test_a_hub_tokenizer_without_tokenizer_json_downloads_its_model_at_one_commit(
     build: BuildCommand, hub: HubServer, tmp_path: Path
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
@@ -274,11 +281,11 @@ def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
     before = len(hub.requests)
     found = _stages(build(**sections))
     assert found["sequences"]["rows_out"] == len(SMALL)
-    asked = [
+    downloads = [
         request.split("/resolve/")[1] for request in hub.requests[before:] if "GET /org/pieces/resolve/" in request
     ]
     commit = hub.snapshot("models", "org/pieces").commit
-    assert sorted(asked) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
+    assert sorted(downloads) == [f"{commit}/special_tokens_map.json", f"{commit}/tokenizer.model"]
     offline = _stages(build(env={"HF_HUB_OFFLINE": "1"}, **sections))
     assert all(stage["chunks_reused"] == stage["chunks"] for stage in offline.values())
 
@@ -286,21 +293,24 @@ def test_a_hub_tokenizer_without_tokenizer_json_brings_its_model_at_one_commit(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/none", f"is no local folder, and not on the hub; {SPELLING}"),
-        ("org/a..b", f"is no local folder, and not on the hub; {SPELLING}"),
-        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token that may read it"),
-        ("org/weights", f"holds no tokenizer.json, SentencePiece model or tiktoken ranks; {SAVE}"),
+        ("org/none", f"is not a local folder, and not found on the hub; {SPELLING}"),
+        ("org/a..b", f"is not a local folder, and not found on the hub; {SPELLING}"),
+        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token with access to it"),
+        (
+            "org/weights",
+            f"contains no tokenizer.json, SentencePiece model or tiktoken ranks; if transformers can load it, {SAVE}",
+        ),
     ],
 )
-def test_a_tokenizer_that_the_hub_does_not_have_is_told_at_its_line(
+def test_a_missing_tokenizer_is_reported_with_the_line(
     build: BuildCommand, tmp_path: Path, name: str, message: str
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
-    told = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
-    assert told == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
+    error = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
+    assert error == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
 
 
-def test_a_second_build_computes_nothing_and_no_token_is_kept(build: BuildCommand, tmp_path: Path) -> None:
+def test_a_second_build_computes_nothing_and_no_secret_is_stored(build: BuildCommand, tmp_path: Path) -> None:
     sections = {"dataset": {"name": "org/gated"}, "tokenizer": {"name_or_path": "org/gated-tok"}}
     cold = build(env={"HF_TOKEN": TOKEN}, **sections)
     warm = build(env={"HF_TOKEN": TOKEN}, **sections)
@@ -308,9 +318,9 @@ def test_a_second_build_computes_nothing_and_no_token_is_kept(build: BuildComman
     assert [stage["digest"] for stage in _stages(warm).values()] == [
         stage["digest"] for stage in _stages(cold).values()
     ]
-    told = "".join(done.stdout + done.stderr for done in (cold, warm))
+    output = "".join(done.stdout + done.stderr for done in (cold, warm))
     kept = [path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()]
-    assert kept and not any(TOKEN.encode() in content for content in [told.encode(), *kept])
+    assert kept and not any(TOKEN.encode() in content for content in [output.encode(), *kept])
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["Dataset", "DatasetDict"])

@@ -380,10 +380,10 @@ def test_a_mixture_of_the_store_is_no_dataset_and_the_other_way_round(folder: Pa
         open_mixture("mix", store=store)
     pipeline(path).build().unwrap()
     with pytest.raises(
-        DatasetNotFoundError, match="'mix' is a mixture, which `open_mixture` opens; its datasets are a, b"
+        DatasetNotFoundError, match="'mix' is a mixture; open it with `open_mixture`, or one of its datasets: a, b"
     ):
         open_dataset("mix", store=store)
-    with pytest.raises(DatasetNotFoundError, match="'a' is one dataset, which `open_dataset` opens"):
+    with pytest.raises(DatasetNotFoundError, match="'a' is a dataset, not a mixture; open it with `open_dataset`"):
         open_mixture("a", store=store)
     with pytest.raises(DatasetNotFoundError, match="dataset 'a' has no split 'tset'"):
         open_mixture("mix", "tset", store=store)
@@ -467,8 +467,8 @@ def test_verify_finds_damage_in_the_datasets_of_a_mixture(
     [
         (["preview", "mix.yaml"], "mix is a mixture, not a dataset; use one of its datasets or their YAMLs: a, b"),
         (["inspect", "mix.yaml"], "mix is a mixture, not a dataset; use one of its datasets or their YAMLs: a, b"),
-        (["versions", "mix.yaml"], "'mix' is a mixture, which `open_mixture` opens; its datasets are a, b"),
-        (["diff", "mix", "a"], "'mix' is a mixture, which `open_mixture` opens; its datasets are a, b"),
+        (["versions", "mix.yaml"], "'mix' is a mixture; open it with `open_mixture`, or one of its datasets: a, b"),
+        (["diff", "mix", "a"], "'mix' is a mixture; open it with `open_mixture`, or one of its datasets: a, b"),
         (["trace", "end.yaml", "--step", "1000"], "the mixture ends after"),
         (["build", "mix.yaml", "--stage", "raws"], "--stage: 'raws' is not one of raw, "),
         (["build", "mix.yaml", "--engine", "ray"], "ray is not available in this version"),

@@ -1,4 +1,4 @@
-"""Files behind URLs, through fsspec: an S3 server on this machine, and HTTP."""
+"""Remote files, read with fsspec from a local S3 server and over HTTP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECRET = "sEcReTsEcReT"
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket that holds the rows three times, in a folder, and a file that is no data."""
+    """A bucket with the rows in three files, one of them in a folder, and a file that is not data."""
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -58,14 +58,14 @@ def test_files_globs_and_folders_of_a_bucket_are_read(bucket: str, name: str, fi
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "*.csv", "empty/"])
-def test_what_a_bucket_lacks_is_one_sentence_without_secrets(bucket: str, name: str) -> None:
+def test_missing_files_are_reported_in_one_sentence_without_secrets(bucket: str, name: str) -> None:
     with pytest.raises(TokenloomError) as raised:
         read(f"{bucket}/{name}")
     assert name.strip("*/") in str(raised.value) and SECRET not in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_compressed_file_behind_http_is_read(tmp_path: Path) -> None:
+def test_a_compressed_file_is_read_over_http(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(LINES))
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -78,6 +78,6 @@ def test_a_compressed_file_behind_http_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:1", "nosuchhost.invalid"])
-def test_a_server_that_cannot_be_reached_is_no_missing_file(host: str) -> None:
-    with pytest.raises(SourceUnavailableError, match=r"x\.jsonl: its server cannot be reached"):
+def test_an_unreachable_server_is_not_reported_as_a_missing_file(host: str) -> None:
+    with pytest.raises(SourceUnavailableError, match=r"x\.jsonl: the server is unreachable"):
         read(f"http://{host}/x.jsonl?token={SECRET}")

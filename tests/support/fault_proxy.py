@@ -1,4 +1,4 @@
-"""An HTTP proxy on this machine that injects faults into what passes: errors, cut connections, slow answers."""
+"""A local HTTP proxy that injects faults: errors, cut connections, slow responses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from threading import Lock, Thread
 from typing import Any
 
 PASSING = ("500", "503", "late 500", "drop", "cut request", "lost answer", "cut answer", "slow")
-"""Faults that asking again gets over.
+"""Faults that retries overcome.
 
-`500` and `503` answer instead of the service, `late 500` after it has done what was asked; `drop` closes the connection
-at once, `cut request` in the middle of the request's body, half of which the service has got; `lost answer` before the
-answer, `cut answer` in its middle; `slow` sends it in pieces.
+- `500`, `503`: an error response, without asking the service.
+- `late 500`: an error response, after the service has done the request.
+- `drop`: the connection is closed at once.
+- `cut request`: the connection is closed after the service got half of the request's body.
+- `lost answer`, `cut answer`: the connection is closed before or in the middle of the response.
+- `slow`: the response is sent in pieces.
 """
 
 CODES = {
@@ -29,27 +32,27 @@ CODES = {
 SLOW_SECONDS = 0.002
 
 IN_A_ROW = 3
-"""So many faults at most meet the same request before it passes."""
+"""Maximum number of faults in a row for the same request."""
 
 
 class FaultProxy:
-    """Passes requests on to a server, until the `with` block ends.
+    """Forwards requests to a server until the `with` block ends.
 
     Attributes:
-        kinds, share: which faults are injected, and into what share of the requests.
-        in_a_row: how many at most meet the same request.
-        injected: how many of each kind were.
-        requests: what was asked, such as `HEAD /bucket/key`.
+        kinds, fraction: which faults are injected, and into what fraction of the requests.
+        in_a_row: maximum number of faults in a row for the same request.
+        injected: number of injected faults of each kind.
+        requests: all requests, such as `HEAD /bucket/key`.
     """
 
     def __init__(self, host: str, port: int):
         self.upstream = (host, port)
         self.kinds: Sequence[str] = ()
-        self.share, self.in_a_row = 0.0, IN_A_ROW
+        self.fraction, self.in_a_row = 0.0, IN_A_ROW
         self.injected: Counter[str] = Counter()
         self.requests: list[str] = []
         self._random, self._lock = random.Random(0), Lock()
-        self._met: Counter[str] = Counter()
+        self._faults: Counter[str] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.proxy = self  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,29 +66,31 @@ class FaultProxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def plan(self, seed: int = 0, share: float = 0.0, kinds: Sequence[str] = PASSING, in_a_row: int = IN_A_ROW) -> None:
-        """Begin anew with these faults, or none."""
+    def plan(
+        self, seed: int = 0, fraction: float = 0.0, kinds: Sequence[str] = PASSING, in_a_row: int = IN_A_ROW
+    ) -> None:
+        """Reset all counts, and inject these faults from now on; none by default."""
         with self._lock:
-            self.kinds, self.share, self.in_a_row = kinds, share, in_a_row
+            self.kinds, self.fraction, self.in_a_row = kinds, fraction, in_a_row
             self._random = random.Random(seed)
-            for counted in (self.injected, self._met, self.requests):
+            for counted in (self.injected, self._faults, self.requests):
                 counted.clear()
 
     def fault(self, request: str) -> str | None:
-        """What happens to a request."""
+        """Record a request, and return the fault to inject, or None."""
         with self._lock:
             self.requests.append(request)
-            if self._met[request] >= self.in_a_row or self._random.random() >= self.share:
-                self._met[request] = 0
+            if self._faults[request] >= self.in_a_row or self._random.random() >= self.fraction:
+                self._faults[request] = 0
                 return None
-            self._met[request] += 1
+            self._faults[request] += 1
             kind = self._random.choice(self.kinds)
             self.injected[kind] += 1
             return kind
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request after the other of a connection."""
+    """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
 
@@ -151,8 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "slow":
             sent = head + content
             step = len(sent) // 8 + 1
-            for begin in range(0, len(sent), step):
-                self.wfile.write(sent[begin : begin + step])
+            for start in range(0, len(sent), step):
+                self.wfile.write(sent[start : start + step])
                 self.wfile.flush()
                 time.sleep(SLOW_SECONDS)
         else:

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: as much of its HTTP API as `datasets` and `huggingface_hub` read from."""
+"""A local Hugging Face Hub: the part of its HTTP API that `datasets` and `huggingface_hub` read from."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class HubError(Exception):
-    """An answer other than 200, as the hub gives it: a status, and a code that the clients tell errors apart by."""
+    """An error response of the hub: a status, and the code by which clients distinguish errors."""
 
     def __init__(self, status: HTTPStatus, code: str | None, message: str, commit: str | None = None):
         super().__init__(message)
         self.status = status
-        said = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
-        self.headers = {name: value for name, value in said.items() if value}
+        headers = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
+        self.headers = {name: value for name, value in headers.items() if value}
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Snapshot:
 
     @cached_property
     def commit(self) -> str:
-        """A commit id that follows from the files alone."""
-        made = hashlib.sha1(self.repo.encode(), usedforsecurity=False)
+        """A commit id that depends only on the files."""
+        hasher = hashlib.sha1(self.repo.encode(), usedforsecurity=False)
         for path, content in self.files.items():
-            made.update(f"\0{path}\0{len(content)}\0".encode() + content)
-        return made.hexdigest()
+            hasher.update(f"\0{path}\0{len(content)}\0".encode() + content)
+        return hasher.hexdigest()
 
     def info(self) -> dict[str, Any]:
-        """The answer to `repo_info`."""
+        """Return the response to `repo_info`."""
         siblings = [{"rfilename": path} for path in self.files]
         return {"id": self.repo, "sha": self.commit, "private": False, "gated": False, "siblings": siblings}
 
     def tree(self, under: str, recursive: bool) -> list[dict[str, Any]]:
-        """The files and folders below a folder; all of them, or its own alone."""
+        """Return the files and folders below a folder: all of them, or only its direct children."""
         prefix = f"{under}/" if under else ""
         inside = [path for path in self.files if path.startswith(prefix)]
         if not inside:
@@ -66,20 +66,20 @@ class Snapshot:
         return found if recursive else [entry for entry in found if "/" not in entry["path"][len(prefix) :]]
 
     def entry(self, path: str) -> dict[str, Any]:
-        """A file, or else a folder, as a listing shows it."""
+        """Return a file or folder as an entry of a listing."""
         if path in self.files:
             content = self.files[path]
             return {"type": "file", "path": path, "size": len(content), "oid": blob_id(content)}
         return {"type": "directory", "path": path, "size": 0, "oid": blob_id(path.encode())}
 
-    def paths(self, wanted: list[str]) -> list[dict[str, Any]]:
-        """Those of the paths that exist."""
+    def paths(self, requested: list[str]) -> list[dict[str, Any]]:
+        """Return the entries of the requested paths that exist."""
         folders = {str(above) for path in self.files for above in Path(path).parents}
-        return [self.entry(path) for path in wanted if path in self.files or path in folders]
+        return [self.entry(path) for path in requested if path in self.files or path in folders]
 
 
 def blob_id(content: bytes) -> str:
-    """Git's id of a file."""
+    """Return git's id of a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
@@ -87,18 +87,18 @@ class HubServer:
     """Serves a folder of repositories on a free port, until the `with` block ends.
 
     `root/datasets/org/name` is a dataset's `main`, `root/datasets/org/name@v1` its branch `v1`, `root/models/org/name`
-    a model. A change of the files is a new commit.
+    a model. A change of the files makes a new commit.
 
     Args:
         root: the folder.
-        token: who sends it reads the gated repositories, too; who sends another one reads nothing.
+        token: clients that send it can read the gated repositories; clients that send another one are refused.
         gated: names of repositories, such as `org/name`.
     """
 
     def __init__(self, root: Path, token: str | None = None, gated: tuple[str, ...] = ()):
         self.root, self.token, self.gated = root, token, gated
         self.requests: list[str] = []
-        """What was asked, such as `HEAD /org/name/resolve/main/config.json`."""
+        """All requests, such as `HEAD /org/name/resolve/main/config.json`."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -112,7 +112,7 @@ class HubServer:
         self._server.server_close()
 
     def snapshot(self, kind: str, repo: str, revision: str = "main") -> Snapshot:
-        """A repository at a branch or commit."""
+        """Return a repository at a branch or commit."""
         main = self.root / kind / repo
         if not main.is_dir():
             raise HubError(HTTPStatus.NOT_FOUND, "RepoNotFound", "Repository not found")
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(error.status, json.dumps({"error": str(error)}).encode(), error.headers)
 
     def _api(self, found: re.Match[str], query: dict[str, list[str]], form: dict[str, list[str]]) -> None:
-        """`/api/<kind>/<repo>`, and below it `/revision/…`, `/tree/…` and `/paths-info/…`."""
+        """Answer `/api/<kind>/<repo>`, and below it `/revision/…`, `/tree/…` and `/paths-info/…`."""
         _, what, revision, path = ((found["rest"] or "") + "////").split("/", 3)
         snapshot = self._snapshot(found["kind"], found["repo"], unquote(revision) or "main")
         if what in ("", "revision"):
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, found: re.Match[str]) -> None:
-        """`/<repo>/resolve/<revision>/<path>`, before which datasets have `/datasets`: a file, or a range of it."""
+        """Answer `/<repo>/resolve/<revision>/<path>` (prefixed with `/datasets` for datasets): a file, or a range."""
         kind = "datasets" if found["kind"] else "models"
         snapshot = self._snapshot(kind, found["repo"], unquote(found["revision"]))
         if found["repo"] in self.hub.gated and "Authorization" not in self.headers:
@@ -182,15 +182,15 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             raise HubError(HTTPStatus.NOT_FOUND, "EntryNotFound", "Entry not found", snapshot.commit)
         headers = {"X-Repo-Commit": snapshot.commit, "ETag": f'"{blob_id(content)}"', "Accept-Ranges": "bytes"}
-        if asked := _RANGE.fullmatch(self.headers.get("Range", "")):
-            begin, end = int(asked[1]), min(int(asked[2] or len(content)) + 1, len(content))
-            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
-            self._send(HTTPStatus.PARTIAL_CONTENT, content[begin:end], headers)
+        if part := _RANGE.fullmatch(self.headers.get("Range", "")):
+            start, end = int(part[1]), min(int(part[2] or len(content)) + 1, len(content))
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+            self._send(HTTPStatus.PARTIAL_CONTENT, content[start:end], headers)
         else:
             self._send(HTTPStatus.OK, content, headers)
 
     def _snapshot(self, kind: str, repo: str, revision: str) -> Snapshot:
-        """The repository, for whom the hub knows or who says nothing."""
+        """Return the repository, for clients that send the right token or none."""
         if self.headers.get("Authorization") not in (None, f"Bearer {self.hub.token}"):
             raise HubError(HTTPStatus.UNAUTHORIZED, None, "Invalid credentials in Authorization header")
         return self.hub.snapshot(kind, repo, revision)

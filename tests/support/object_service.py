@@ -1,4 +1,4 @@
-"""An S3 service on this machine: moto's server behind a proxy that injects faults."""
+"""A local S3 service: moto's server behind a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from support.fault_proxy import FaultProxy
 SECRET = "sEcReTsEcReT"
 BUCKET = "stores"
 
-_MADE = count()  # all of moto's servers in a process serve the same buckets
+_ADDRESSES = count()  # all of moto's servers in a process serve the same buckets
 
 
 @dataclass
 class ObjectService:
-    """The service, as the environment names it, with one bucket.
+    """The service that the environment names, with one bucket.
 
     Args:
-        proxy: what requests of the environment's clients go through.
-        client: a client that goes around it.
+        proxy: the proxy that requests of clients configured by the environment go through.
+        client: a client that bypasses the proxy.
     """
 
     proxy: FaultProxy
     client: Any
 
     def address(self) -> str:
-        """A new place in the bucket."""
-        return f"s3://{BUCKET}/stores/{next(_MADE)}"
+        """Return a new address in the bucket."""
+        return f"s3://{BUCKET}/stores/{next(_ADDRESSES)}"
 
     def contents(self, address: str) -> dict[str, bytes]:
-        """All that lies below an address now, by name."""
+        """Return the content of all blobs below an address, by name."""
         prefix = address.removeprefix(f"s3://{BUCKET}/") + "/"
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
@@ -47,18 +47,19 @@ class ObjectService:
         return {key.removeprefix(prefix): body for key, body in bodies.items()}
 
     def put(self, address: str, name: str, data: bytes) -> None:
-        """Lay a blob there, past the store."""
+        """Write a blob directly, without going through a store."""
         self.client.put_object(Bucket=BUCKET, Key=f"{address.removeprefix(f's3://{BUCKET}/')}/{name}", Body=data)
 
     def copy(self, folder: Path, address: str) -> None:
-        """Copy the files below a folder."""
+        """Copy all files below a folder to an address."""
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             self.put(address, path.relative_to(folder).as_posix(), path.read_bytes())
 
 
 @contextmanager
 def object_service(cache: Path) -> Iterator[ObjectService]:
-    """The service, until the `with` block ends; stores cache below `cache`, and hardly wait before they ask again."""
+    """Run the service until the `with` block ends. Stores use `cache` as their cache and wait only briefly between
+    retries."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()

@@ -1,4 +1,4 @@
-"""The files of a store as tests see them: read with json and pyarrow alone, aged, and remembered."""
+"""The files of a store, read with json and pyarrow alone, and made older or damaged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def read_object(store: Path, digest: str) -> pa.Table:
 
 
 def latest(store: Path, name: str) -> dict[str, str]:
-    """The manifests of a dataset, by stage."""
+    """Return the digests of a dataset's latest manifests, by stage."""
     found = (store / "datasets" / name).glob("*.json")
     return {path.stem: json.loads(path.read_text())["manifest"] for path in found}
 
 
 def versions(store: Path, name: str) -> list[dict[str, Any]]:
-    """The versions of a dataset, the oldest first."""
+    """Return the versions of a dataset, oldest first."""
     return [json.loads(path.read_text()) for path in sorted((store / "versions" / name).glob("*.json"))]
 
 
@@ -38,10 +38,10 @@ def chunks(store: Path, manifest: str) -> list[dict[str, Any]]:
 
 
 def reachable(store: Path, keep: int, dropping: tuple[str, ...] = ()) -> tuple[set[str], set[str]]:
-    """Objects and actions that the latest manifests and the last `keep` states of all datasets need.
+    """Return the objects and actions that the latest manifests and the last `keep` states of all datasets need.
 
     Args:
-        dropping: datasets of which outputs of intermediate stages are not needed.
+        dropping: datasets whose outputs of intermediate stages are not needed.
     """
     objects: set[str] = set()
     actions: set[str] = set()
@@ -66,7 +66,7 @@ def stems(store: Path, folder: str) -> set[str]:
 
 
 def age(store: Path, days: float = 3.0) -> None:
-    """Make every file of a store so old."""
+    """Set the modification time of every file in a store to so many days ago."""
     past = time.time() - days * DAY
     for path in store.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -74,7 +74,7 @@ def age(store: Path, days: float = 3.0) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Content and time of every file."""
+    """Return the content and modification time of every file."""
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 

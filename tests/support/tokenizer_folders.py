@@ -1,4 +1,4 @@
-"""Random tokenizer folders, with everything that stands beside a tokenizer.json in use: settings new and old."""
+"""Random tokenizer folders, with all files that are used next to a tokenizer.json, in old and new formats."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, processors
 
 NAMES: tuple[str, ...] = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 KNOWN: tuple[str, ...] = ("<s>", "</s>", "<|pad|>", "<|im_end|>")
-"""In the vocabulary already."""
+"""Tokens of the vocabulary."""
 NEW: tuple[str, ...] = ("<n0>", "<n1>", "<n2>", "<|new|>", "[NEW]", "<img>")
-"""In no vocabulary."""
+"""Tokens that are in no vocabulary."""
 PLAIN: tuple[str, ...] = ("the", "Ġ", "a")
-"""Ordinary entries of the vocabulary."""
+"""Entries of the vocabulary that are not special."""
 
 contents = st.sampled_from((*KNOWN, *NEW, *PLAIN))
 
@@ -36,7 +36,7 @@ templates = st.sampled_from(["{{ bos_token }}{{ messages[0].content }}", "{{ mes
 
 @dataclass(frozen=True)
 class Folder:
-    """Files beside tokenizer.json by name, JSON or text; and what puts tokens around a text, if anything does."""
+    """Files next to tokenizer.json by name (JSON or text), and the token that a post-processor puts before texts."""
 
     files: dict[str, Any] = field(default_factory=dict)
     begins: str | None = None
@@ -56,10 +56,10 @@ class Folder:
 
 @st.composite
 def folders(draw: st.DrawFn, vocab_size: int) -> Folder:
-    """A folder that transformers can load.
+    """Draw a folder that transformers can load.
 
     Args:
-        vocab_size: of the tokenizer; ids of added tokens go on from there.
+        vocab_size: size of the tokenizer's vocabulary; ids of added tokens start there.
     """
     kind = draw(st.sampled_from(["decoder", "legacy", "none"]))
     config: dict[str, Any] = {**draw(named if kind == "decoder" else plainly_named)}

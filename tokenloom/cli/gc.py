@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _counts(garbage: Garbage) -> dict[str, Any]:
     """Return count and bytes by kind, and for objects by the dataset that they belonged to; "" stands for none."""
+    from tokenloom.resources.store.blobs.object_names import object_digest
     from tokenloom.resources.store.gc import total
-    from tokenloom.resources.store.objects import object_digest
 
     counts: dict[str, Any] = {
         kind: {"count": len(getattr(garbage, kind)), "bytes": total(getattr(garbage, kind))} for kind in KINDS

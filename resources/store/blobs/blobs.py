@@ -1,4 +1,4 @@
-"""Blobs: named bytes that are there whole or not at all, in a folder or in a bucket of an object store.
+"""Blobs: named bytes in a folder or a bucket. Writes are atomic: a blob exists completely or not at all.
 
 Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 RENEW_SECONDS = 6 * 3600
-"""What a build relies on is touched when it is older, so that `gc` leaves it for a day."""
+"""Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob that is there: its name, its size in bytes, and when it was last written or touched (seconds, POSIX)."""
+    """An existing blob: its name, size in bytes, and time of the last write or touch (POSIX seconds)."""
 
     name: str
     size: int
@@ -27,68 +27,69 @@ class Blob:
 class Blobs(Protocol):
     """Where a store keeps its blobs.
 
-    All methods raise StoreError where the place cannot be reached, read or written.
+    All methods raise StoreError if the blobs cannot be reached, read or written.
     """
 
     @property
     def address(self) -> str:
-        """What opens the same place again, without secrets."""
+        """The address that opens the same blobs again, without secrets."""
         ...
 
     def read(self, name: str) -> bytes:
-        """
+        """Return the content of a blob.
+
         Raises:
-            FileNotFoundError: there is no such blob.
+            FileNotFoundError: the blob does not exist.
         """
         ...
 
     def size(self, name: str) -> int | None:
-        """Bytes of a blob, or None where it is missing."""
+        """Return the size of a blob in bytes, or None if it does not exist."""
         ...
 
     def stat(self, name: str) -> Blob | None:
-        """A blob that is there, or None where it is missing."""
+        """Return the name, size and time of a blob, or None if it does not exist."""
         ...
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """Put a blob in place whole, over one that is there."""
+        """Write a blob atomically, replacing an existing one."""
         ...
 
     def create(self, name: str, data: bytes | memoryview) -> None:
-        """Put a blob that is named by its bytes in place whole, unless it is there with them."""
+        """Write a blob atomically, unless it exists with the same content. For blobs that are named by their digest."""
         ...
 
     def below(self, prefix: str) -> Iterator[Blob]:
-        """All blobs whose name begins with a folder's name and `/`, in order of their names."""
+        """Yield all blobs whose names start with `prefix` and `/`, in order of their names."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a blob; one that is not there is no fault."""
+        """Delete a blob, if it exists."""
         ...
 
     def touch(self, name: str) -> None:
-        """Make a blob's `modified` now, where it is there."""
+        """Set a blob's `modified` to now, if it exists."""
         ...
 
     def local(self, name: str) -> Path:
-        """A local file with the blob's content, to be mapped.
+        """Return a local file with the blob's content, for memory mapping.
 
         Raises:
-            FileNotFoundError: there is no such blob.
+            FileNotFoundError: the blob does not exist.
         """
         ...
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Make `local` quick for these, where they are there."""
+        """Download blobs in parallel, so that `local` is fast for them. Missing ones are ignored."""
         ...
 
     def sweep(self) -> None:
-        """Delete what killed processes left half-written a day or more ago."""
+        """Delete files that killed processes left half-written at least a day ago."""
         ...
 
 
 def renew(blobs: Blobs, name: str) -> Blob | None:
-    """A blob that is to be relied on, or None where it is missing; an old one is touched first."""
+    """Return a blob that a build will use, or None if it does not exist. An old blob is touched, see RENEW_SECONDS."""
     found = blobs.stat(name)
     if found is None or found.modified > time.time() - RENEW_SECONDS:
         return found

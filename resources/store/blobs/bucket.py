@@ -1,6 +1,6 @@
-"""Blobs in a bucket of an object store (S3). One request writes a blob, so it is there whole or not at all.
+"""Blobs in an S3 bucket. A blob is written with one request, which makes it atomic.
 
-Objects are read through a cache on this machine's disk; what is written goes there too.
+Objects are read and written through a cache on the local disk.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from tokenloom.errors import DamagedObjectError, StoreAddressError, StoreError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import Blob
-from tokenloom.resources.store.blobs.cache import FileCache
+from tokenloom.resources.store.blobs.file_cache import FileCache
+from tokenloom.resources.store.blobs.object_names import object_digest
 from tokenloom.resources.store.blobs.s3 import S3
-from tokenloom.resources.store.objects import object_digest
 
 FETCHERS = 8
-"""Blobs fetched at a time, where many are wanted."""
+"""Number of parallel downloads of `fetch`."""
 
 _ADDRESS = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?P<prefix>(/[^/?#\\\x00-\x1f]+)*)/*")
 
@@ -32,54 +32,54 @@ class Bucket:
         address: `s3://bucket/prefix`.
 
     Raises:
-        StoreAddressError: it is none, or holds credentials or a query.
+        StoreAddressError: the address has another form, or contains credentials or a query.
     """
 
     def __init__(self, address: str):
-        found = _ADDRESS.fullmatch(address)
-        if found is None or {".", ".."} & {*found["prefix"].split("/")}:
+        parts = _ADDRESS.fullmatch(address)
+        if parts is None or {".", ".."} & {*parts["prefix"].split("/")}:
             raise StoreAddressError(
-                "a store in a bucket is named s3://bucket/prefix, without credentials or a query; "
-                "credentials are taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+                "the address of a store in a bucket must be s3://bucket/prefix, without credentials or a query; "
+                "set credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             )
-        self._prefix = f"{found['prefix'][1:]}/".lstrip("/")
-        self.address = f"s3://{found['bucket']}{found['prefix']}"
+        self._prefix = f"{parts['prefix'][1:]}/".lstrip("/")
+        self.address = f"s3://{parts['bucket']}{parts['prefix']}"
         self.cache = FileCache.from_environment()
-        self._s3 = S3(found["bucket"], self.address)
+        self._s3 = S3(parts["bucket"], self.address)
 
     def read(self, name: str) -> bytes:
-        return self._s3.ask(name, "get_object", Key=self._key(name))["Body"]
+        return self._s3.request(name, "get_object", Key=self._key(name))["Body"]
 
     def size(self, name: str) -> int | None:
         return found.size if (found := self.stat(name)) else None
 
     def stat(self, name: str) -> Blob | None:
         try:
-            found = self._s3.ask(name, "head_object", Key=self._key(name))
+            found = self._s3.request(name, "head_object", Key=self._key(name))
         except FileNotFoundError:
             return None
         return Blob(name, found["ContentLength"], found["LastModified"].timestamp())
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        self._s3.ask(name, "put_object", Key=self._key(name), Body=bytes(data))
+        self._s3.request(name, "put_object", Key=self._key(name), Body=bytes(data))
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         content = bytes(data)
         try:
-            self._s3.ask(name, "put_object", Key=self._key(name), Body=content, IfNoneMatch="*")
+            self._s3.request(name, "put_object", Key=self._key(name), Body=content, IfNoneMatch="*")
         except NotImplementedError:
             self.write(name, content)
         except FileExistsError:
-            if not self._holds(name, content):
+            if not self._has(name, content):
                 self.write(name, content)
         if digest := object_digest(name):
-            with suppress(StoreError):  # the next stage fetches it then
+            with suppress(StoreError):  # the cache cannot be written: readers download the object
                 self.cache.add(digest, content)
 
-    def _holds(self, name: str, content: bytes) -> bool:
-        """Whether a blob is there with these bytes, as far as the service tells without sending them."""
+    def _has(self, name: str, content: bytes) -> bool:
+        """Return whether a blob exists with this content, judged by its size and MD5 without downloading it."""
         try:
-            found = self._s3.ask(name, "head_object", Key=self._key(name))
+            found = self._s3.request(name, "head_object", Key=self._key(name))
         except FileNotFoundError:
             return False
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -88,7 +88,7 @@ class Bucket:
     def below(self, prefix: str) -> Iterator[Blob]:
         more = {}
         while True:
-            page = self._s3.ask(f"{prefix}/", "list_objects_v2", Prefix=self._key(f"{prefix}/"), **more)
+            page = self._s3.request(f"{prefix}/", "list_objects_v2", Prefix=self._key(f"{prefix}/"), **more)
             for found in page.get("Contents", ()):
                 name = found["Key"].removeprefix(self._prefix)
                 yield Blob(name, found["Size"], found["LastModified"].timestamp())
@@ -98,7 +98,7 @@ class Bucket:
 
     def delete(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._s3.ask(name, "delete_object", Key=self._key(name))
+            self._s3.request(name, "delete_object", Key=self._key(name))
         if digest := object_digest(name):
             self.cache.remove(digest)
 
@@ -106,30 +106,33 @@ class Bucket:
         key = self._key(name)
         source = {"Bucket": self._s3.bucket, "Key": key}
         with suppress(FileNotFoundError):
-            self._s3.ask(name, "copy_object", Key=key, CopySource=source, MetadataDirective="REPLACE")
+            self._s3.request(name, "copy_object", Key=key, CopySource=source, MetadataDirective="REPLACE")
 
     def local(self, name: str) -> Path:
         digest = object_digest(name)
         if digest is None:
-            return self.cache.lay(self.address, name, self.read(name))
+            return self.cache.put_named(self.address, name, self.read(name))
         if path := self.cache.find(digest):
             return path
         for _ in range(2):
             content = self.read(name)
             if digest_bytes(content) == digest:
                 return self.cache.add(digest, content)
-        raise DamagedObjectError(f"object {digest} in {self.address} is damaged; build the dataset")
+        raise DamagedObjectError(
+            f"object {digest} in {self.address} is damaged; `tokenloom verify` removes it and the next build "
+            "recomputes it"
+        )
 
     def fetch(self, names: Iterable[str]) -> None:
-        def fetched(name: str) -> None:
+        def fetch_one(name: str) -> None:
             with suppress(FileNotFoundError):
                 self.local(name)
 
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="tokenloom-fetch") as pool:
-            list(pool.map(fetched, names))
+            list(pool.map(fetch_one, names))
 
     def sweep(self) -> None:
-        """Nothing is ever half-written."""
+        """Do nothing: writes to a bucket leave nothing half-written."""
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"

@@ -1,5 +1,6 @@
-"""A folder of blobs. A file appears under its name whole, or not at all: it is written to `scratch`, forced to disk,
-then renamed. No locks are taken. Listing follows no symbolic link, so that what lies elsewhere is never deleted.
+"""Blobs in a folder. Writes are atomic: a file is written to `scratch`, synced to disk, then renamed.
+
+Takes no locks. Listing does not follow symbolic links, so that nothing outside the folder is ever deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STALE_SECONDS = 24 * 3600
 
 
 class Folder:
-    """Blobs below a folder of a file system, which may be shared between hosts."""
+    """Blobs in a folder, which hosts can share over a network file system."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -30,7 +31,7 @@ class Folder:
         return str(self.root)
 
     def read(self, name: str) -> bytes:
-        with _told(name, "read"):
+        with _store_errors(name, "read"):
             return (self.root / name).read_bytes()
 
     def size(self, name: str) -> int | None:
@@ -60,19 +61,20 @@ class Folder:
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         try:
-            held = self.size(name) == len(data) and (self.root / name).read_bytes() == data
+            exists = self.size(name) == len(data) and (self.root / name).read_bytes() == data
         except OSError:
-            held = False
-        if not held:
+            exists = False
+        if not exists:
             self.write(name, data)
 
     def below(self, prefix: str) -> Iterator[Blob]:
         if (self.root / prefix).is_symlink():
             raise StoreError(
-                f"{prefix} of the store {self.root} is a symbolic link, which is not followed; put its content there"
+                f"{prefix} in the store {self.root} is a symbolic link, which is not followed; "
+                "replace it with a folder that has its content"
             )
         try:
-            entries = sorted(os.scandir(self.root / prefix), key=_place)
+            entries = sorted(os.scandir(self.root / prefix), key=_sort_key)
         except (FileNotFoundError, NotADirectoryError):
             return
         for entry in entries:
@@ -84,12 +86,12 @@ class Folder:
                 yield Blob(f"{prefix}/{entry.name}", found.st_size, found.st_mtime)
 
     def delete(self, name: str) -> None:
-        with _told(name, "remove"), suppress(FileNotFoundError):
+        with _store_errors(name, "remove"), suppress(FileNotFoundError):
             (self.root / name).unlink()
 
     def touch(self, name: str) -> None:
         with suppress(OSError):
-            os.utime(self.root / name, follow_symlinks=False)
+            os.utime(self.root / name, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def local(self, name: str) -> Path:
         path = self.root / name
@@ -98,7 +100,7 @@ class Folder:
         return path
 
     def fetch(self, names: Iterable[str]) -> None:
-        """They are here."""
+        """Do nothing: all blobs are local."""
 
     def sweep(self) -> None:
         limit = time.time() - STALE_SECONDS
@@ -107,17 +109,17 @@ class Folder:
                 self.delete(blob.name)
 
 
-def _place(entry: os.DirEntry[str]) -> str:
-    """What sorts an entry where the names below it belong."""
+def _sort_key(entry: os.DirEntry[str]) -> str:
+    """Return a key that sorts a folder by the names of the blobs in it."""
     return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 @contextmanager
-def _told(name: str, what: str) -> Iterator[None]:
-    """Turns what the file system refuses into a StoreError."""
+def _store_errors(name: str, action: str) -> Iterator[None]:
+    """Raise errors of the file system as StoreError, except FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"cannot {what} {name} of the store: {error.strerror or error}") from error
+        raise StoreError(f"cannot {action} {name} in the store: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""A place that is only looked at: what would write to it, or delete from it, does nothing."""
+"""Read-only access to blobs: writes and deletions do nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenloom.resources.store.blobs.blobs import Blob, Blobs
 
 
 class ReadOnly:
-    """The blobs of another place, which stays as it is."""
+    """Wraps blobs and ignores all writes, deletions and touches."""
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs

@@ -172,7 +172,7 @@ def test_secrets_of_source_urls_stay_out_of_the_store(tmp_path: Path) -> None:
             config = write_dataset(tmp_path / "other", dataset={"name": url})
             assert build(config, tmp_path / "store")["sequences"].digest == local["sequences"].digest
         config = write_dataset(tmp_path / "other", dataset={"name": url.replace("small", "absent")})
-        with pytest.raises(SourceError, match=r"absent\.jsonl\.gz: there is no such file"):
+        with pytest.raises(SourceError, match=r"absent\.jsonl\.gz: no such file"):
             build(config, tmp_path / "store")
     finally:
         server.shutdown()

@@ -166,7 +166,7 @@ def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path, prefetch_fac
                 count += 1
         assert count == first // 16 > 70
         assert loader.state_dict()["position"] == 16 * count
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenloom-ahead")]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenloom-prefetch")]
         loader.skip(count, len(loader))
         loader.load_state_dict(loader.state_dict())
         assert not [*loader]

@@ -1,4 +1,4 @@
-"""What a store asks of the place that keeps its blobs: the same of a folder and of a bucket."""
+"""The interface of blobs: folders and buckets behave the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]
 
 @pytest.fixture(params=["folder", "bucket"])
 def address(request: pytest.FixtureRequest, tmp_path: Path, service: ObjectService) -> str:
-    """A place with nothing in it."""
+    """Empty blobs."""
     return service.address() if request.param == "bucket" else str(tmp_path / "store")
 
 
@@ -47,7 +47,7 @@ def object_name(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("data", CONTENTS)
-def test_what_is_written_is_read(blobs: Blobs, data: bytes) -> None:
+def test_a_written_blob_is_read_back(blobs: Blobs, data: bytes) -> None:
     for name in ("FORMAT", "deep/er/name.json", "tokenizers/ab/tokenizer.json"):
         for content in (b"before", data):
             blobs.write(name, memoryview(content))
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(blobs: Blobs, data: bytes) -> None:
     assert open_blobs(blobs.address).read("FORMAT") == data
 
 
-def test_what_is_not_there_is_told_as_such(blobs: Blobs) -> None:
+def test_a_missing_blob_is_reported(blobs: Blobs) -> None:
     blobs.write("a/b", b"")
     for name in ("FORMAT", "a/bb", "b/b", object_name(b"none")):
         for look in (blobs.read, blobs.local):
@@ -77,7 +77,7 @@ def test_what_is_not_there_is_told_as_such(blobs: Blobs) -> None:
         st.lists(st.sampled_from(["a", "a-", "a.b", "ab", "b", "é", "Z", "a b"]), min_size=1, max_size=3).map(tuple)
     )
 )
-def test_names_below_come_in_order(
+def test_blobs_below_a_prefix_are_listed_in_order(
     service: ObjectService, tmp_path_factory: pytest.TempPathFactory, names: set
 ) -> None:
     paths = {"/".join(name) for name in names}
@@ -91,7 +91,7 @@ def test_names_below_come_in_order(
         assert [blob.name for blob in blobs.below("top/a")] == [f"top/{name}" for name in files if name[:2] == "a/"]
 
 
-def test_a_listing_goes_on_after_its_first_page(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_has_all_pages(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "3")
     names = [f"a/{number:02}" for number in range(10)]
     for name in names:
@@ -99,12 +99,12 @@ def test_a_listing_goes_on_after_its_first_page(blobs: Blobs, monkeypatch: pytes
     assert [blob.name for blob in blobs.below("a")] == names
 
 
-def test_what_is_deleted_is_gone_and_its_neighbours_stay(blobs: Blobs) -> None:
-    held = object_name(b"held")
-    for name, content in ((held, b"held"), ("a/b", b"1"), ("a/bc", b"2")):
+def test_deleting_a_blob_keeps_its_neighbours(blobs: Blobs) -> None:
+    kept = object_name(b"kept")
+    for name, content in ((kept, b"kept"), ("a/b", b"1"), ("a/bc", b"2")):
         blobs.create(name, content)
         blobs.local(name)
-    for name in ("a/b", held):
+    for name in ("a/b", kept):
         blobs.delete(name)
         assert blobs.size(name) is None
         with pytest.raises(FileNotFoundError):
@@ -112,7 +112,7 @@ def test_what_is_deleted_is_gone_and_its_neighbours_stay(blobs: Blobs) -> None:
     assert [blob.name for blob in blobs.below("a")] == ["a/bc"]
 
 
-def test_a_touched_blob_is_newer_and_the_same(blobs: Blobs) -> None:
+def test_touching_changes_only_the_time(blobs: Blobs) -> None:
     blobs.write("a/b", b"content")
     before = next(iter(blobs.below("a"))).modified
     assert abs(before - time.time()) < 100
@@ -127,7 +127,7 @@ def test_a_touched_blob_is_newer_and_the_same(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"content", b"Xontent!", b"longer than that"])
-def test_a_blob_named_by_its_bytes_is_made_and_mended(blobs: Blobs, damage: bytes | None) -> None:
+def test_create_writes_a_missing_or_damaged_blob(blobs: Blobs, damage: bytes | None) -> None:
     name = object_name(b"content!")
     if damage is not None:
         blobs.write(name, damage)
@@ -136,7 +136,7 @@ def test_a_blob_named_by_its_bytes_is_made_and_mended(blobs: Blobs, damage: byte
         assert blobs.read(name) == blobs.local(name).read_bytes() == b"content!"
 
 
-def test_readers_see_one_writer_or_another(address: str) -> None:
+def test_readers_never_see_a_mix_of_two_writes(address: str) -> None:
     contents = {bytes([letter]) * size for letter, size in ((65, 1), (66, 70_000), (67, 300_000))}
     blobs, stop, seen = open_blobs(address), threading.Event(), set()
     blobs.write("a", min(contents))
@@ -158,7 +158,7 @@ def test_readers_see_one_writer_or_another(address: str) -> None:
     assert seen <= contents
 
 
-def test_many_threads_make_the_same_blobs(address: str) -> None:
+def test_threads_create_the_same_blobs_at_once(address: str) -> None:
     contents = [os.urandom(1000 * number) for number in range(6)]
     blobs = open_blobs(address)
 
@@ -175,7 +175,7 @@ def test_many_threads_make_the_same_blobs(address: str) -> None:
     assert all(blobs.read(object_name(content)) == content for content in contents)
 
 
-def test_datasets_of_any_name_are_found_again(address: str) -> None:
+def test_datasets_can_have_any_name(address: str) -> None:
     store = ArtifactStore(address)
     for name in NAMES:
         store.put_manifest(Manifest(name, "raw", (), {"of": name}))

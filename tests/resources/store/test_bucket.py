@@ -1,4 +1,4 @@
-"""Stores in a bucket: the same bytes as in a folder, whatever the network does; clear words when it cannot be had."""
+"""Stores in a bucket: the same bytes as in a folder under network faults, and clear errors if it is unavailable."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.loaders import TokenDataset, TokenLoader
 from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.blobs import s3 as requests
 from tokenloom.resources.store.blobs.bucket import Bucket
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.objects import object_digest
+from tokenloom.resources.store.blobs.object_names import object_digest
 
 FAULTS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
 PER_CHUNK, PER_STAGE = 4, 16
-"""Requests that a build which changes nothing may make."""
+"""Maximum number of requests of a build that changes nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -48,33 +48,36 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]:
 
 @pytest.fixture
 def service(shared: ObjectService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectService:
-    """The service without faults, and nothing in the cache."""
+    """The service without faults, with an empty cache."""
     shared.proxy.plan()
     monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
     return shared
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_dataset(tmp_path_factory.mktemp("config"))
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A dataset. Every build records its file in `files/`, no matter how recently the file was written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(known_files, "SETTLED_SECONDS", 0.0)
+        yield write_dataset(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture(scope="module")
 def folder(config: Path) -> Path:
-    """A store in a folder, in which it is built."""
+    """A store in a folder with the dataset built."""
     build(config, str(config.parent / "store"))
     return config.parent / "store"
 
 
 def build(config: Path, store: str, on_progress: Any = None) -> dict[str, StageReport]:
-    made = Build(
+    run = Build(
         PipelineConfig.from_file(config),
         ArtifactStore(store),
         ComputeEngine(2),
         chunk_size=SMALL,
         on_progress=on_progress,
     )
-    return {report.name: report for report in made.run_all()}
+    return {report.name: report for report in run.run_all()}
 
 
 def digests(store: str) -> dict[str, str]:
@@ -86,8 +89,8 @@ def rows(dataset: TokenDataset) -> list[dict[str, list[Any]]]:
     return [{name: value.tolist() for name, value in dataset[row].items()} for row in range(len(dataset))]
 
 
-def assert_whole(contents: dict[str, bytes]) -> None:
-    """Every object is what its name says, and all else can be read."""
+def assert_intact(contents: dict[str, bytes]) -> None:
+    """Check that every object matches its digest, and that all other blobs are readable."""
     for name, content in contents.items():
         if digest := object_digest(name):
             assert blake3(content).hexdigest() == digest, name
@@ -100,19 +103,20 @@ def empty_cache() -> None:
     shutil.rmtree(os.environ["TOKENLOOM_CACHE"], ignore_errors=True)
 
 
-def test_a_build_in_a_bucket_is_the_build_in_a_folder(service: ObjectService, config: Path, folder: Path) -> None:
+def test_a_build_in_a_bucket_equals_one_in_a_folder(service: ObjectService, config: Path, folder: Path) -> None:
     address = service.address()
     build(config, address)
-    made = service.contents(address)
-    assert_whole(made)
+    stored = service.contents(address)
+    assert_intact(stored)
     assert digests(address) == digests(str(folder))
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
 
     def lasting(names: Any) -> list[str]:
         return sorted(name for name in names if not name.startswith(("versions/", "scratch/")))
 
-    assert lasting(made) == lasting(files)
-    assert all(made[name] == files[name].read_bytes() for name in lasting(made))
+    assert any(name.startswith("files/") for name in stored)
+    assert lasting(stored) == lasting(files)
+    assert all(stored[name] == files[name].read_bytes() for name in lasting(stored))
     empty_cache()
     dataset, expected = open_dataset("small", store=address), open_dataset("small", store=folder)
     assert rows(dataset) == rows(expected)
@@ -125,14 +129,14 @@ def test_a_build_in_a_bucket_is_the_build_in_a_folder(service: ObjectService, co
         assert Path(dataset.tokenizer_path, name).read_bytes() == Path(expected.tokenizer_path, name).read_bytes()
 
 
-def test_a_store_that_was_copied_opens_and_hits(service: ObjectService, config: Path, folder: Path) -> None:
+def test_a_copied_store_opens_and_has_cache_hits(service: ObjectService, config: Path, folder: Path) -> None:
     address = service.address()
     service.copy(folder, address)
     assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
     assert all(report.chunks_reused == report.chunks for report in build(config, address).values())
 
 
-def test_a_build_that_changes_nothing_asks_little(service: ObjectService, config: Path) -> None:
+def test_an_unchanged_build_makes_few_requests(service: ObjectService, config: Path) -> None:
     address = service.address()
     cold = build(config, address)
     assert not any(request.startswith("GET") and "/objects/" in request for request in service.proxy.requests)
@@ -142,17 +146,17 @@ def test_a_build_that_changes_nothing_asks_little(service: ObjectService, config
         name: report.digest for name, report in cold.items()
     }
     chunks = sum(report.chunks for report in warm.values())
-    asked = Counter(service.proxy.requests)
-    assert asked.total() <= PER_CHUNK * chunks + PER_STAGE * len(STAGES), asked
+    sent = Counter(service.proxy.requests)
+    assert sent.total() <= PER_CHUNK * chunks + PER_STAGE * len(STAGES), sent
     for stage, report in warm.items():
         for chunk in ArtifactStore(address).manifest("small", stage).chunks:
             named = (chunk.key, f"{chunk.output}.arrow")
-            about = [request for request in asked.elements() if any(name in request for name in named)]
+            about = [request for request in sent.elements() if any(name in request for name in named)]
             assert len(about) <= PER_CHUNK, (stage, about)
         assert report.chunks_reused == report.chunks
 
 
-def test_faults_of_the_network_change_nothing_and_show_nothing_half(
+def test_network_faults_change_no_byte_and_leave_nothing_half_written(
     service: ObjectService, config: Path, folder: Path, record_property: Any
 ) -> None:
     expected, total, looks, seed = digests(str(folder)), Counter[str](), 0, 0
@@ -163,74 +167,74 @@ def test_faults_of_the_network_change_nothing_and_show_nothing_half(
         def look(progress: Any, address: str = address) -> None:
             nonlocal looks
             looks += 1
-            assert_whole(service.contents(address))
+            assert_intact(service.contents(address))
 
         build(config, address, look)
         assert digests(address) == expected
         empty_cache()
         assert len(rows(open_dataset("small", store=address))) == 300
         total += service.proxy.injected
-        assert_whole(service.contents(address))
+        assert_intact(service.contents(address))
         seed += 1
     record_property("faults", dict(total))
     record_property("looks", looks)
 
 
-def test_a_read_that_is_cut_is_noticed(service: ObjectService) -> None:
+def test_a_truncated_response_is_detected(service: ObjectService) -> None:
     blobs, content = Bucket(service.address()), os.urandom(300_000)
     blobs.write("a", content)
-    service.proxy.plan(share=1, kinds=["cut answer"])
+    service.proxy.plan(fraction=1, kinds=["cut answer"])
     assert blobs.read("a") == content
     assert service.proxy.injected["cut answer"] == 3
 
 
-def test_a_write_whose_answer_is_lost_is_made_once(service: ObjectService) -> None:
+def test_a_write_whose_response_is_lost_happens_once(service: ObjectService) -> None:
     address, content = service.address(), os.urandom(1000)
     digest = blake3(content).hexdigest()
-    service.proxy.plan(share=1, kinds=["lost answer", "late 500"], in_a_row=2)
+    service.proxy.plan(fraction=1, kinds=["lost answer", "late 500"], in_a_row=2)
     Bucket(address).create(f"objects/{digest[:2]}/{digest}.arrow", content)
     assert service.contents(address) == {f"objects/{digest[:2]}/{digest}.arrow": content}
 
 
-def test_a_service_without_conditions_is_written_to(service: ObjectService) -> None:
+def test_a_service_without_conditional_writes_works(service: ObjectService) -> None:
     address, content = service.address(), b"content"
     digest = blake3(content).hexdigest()
-    service.proxy.plan(share=1, kinds=["501"], in_a_row=1)
+    service.proxy.plan(fraction=1, kinds=["501"], in_a_row=1)
     Bucket(address).create(f"objects/{digest[:2]}/{digest}.arrow", content)
     assert service.contents(address) == {f"objects/{digest[:2]}/{digest}.arrow": content}
 
 
 @pytest.mark.parametrize("kind", ["503", "500", "drop", "cut answer"])
-def test_a_service_that_stays_away_is_given_up_in_one_sentence(service: ObjectService, kind: str) -> None:
+def test_retries_end_with_an_error_of_one_sentence(service: ObjectService, kind: str) -> None:
     address = service.address()
     Bucket(address).write("a", b"content")
-    service.proxy.plan(share=1, kinds=[kind], in_a_row=1000)
+    service.proxy.plan(fraction=1, kinds=[kind], in_a_row=1000)
     with pytest.raises(StoreUnavailableError, match="try again") as raised:
         Bucket(address).read("a")
-    told(raised.value, address, "a: ")
-    asked = len(service.proxy.requests)  # a connection that was kept and is closed is asked again by aiohttp itself
-    assert asked == requests.ATTEMPTS or (kind == "drop" and asked <= 2 * requests.ATTEMPTS)
+    assert_message(raised.value, address, "a: ")
+    sent = len(service.proxy.requests)  # aiohttp itself retries once on a kept connection that was closed
+    assert sent == requests.ATTEMPTS or (kind == "drop" and sent <= 2 * requests.ATTEMPTS)
 
 
-def test_a_service_that_falls_silent_is_asked_again(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_retried(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "READ_SECONDS", 0.3)
-    monkeypatch.setattr("fault_proxy.SLOW_SECONDS", 0.5)
+    monkeypatch.setattr("support.fault_proxy.SLOW_SECONDS", 0.5)
     blobs, content = Bucket(service.address()), os.urandom(1000)
     blobs.write("a", content)
-    service.proxy.plan(share=1, kinds=["slow"], in_a_row=1)
+    service.proxy.plan(fraction=1, kinds=["slow"], in_a_row=1)
     assert blobs.read("a") == content
     assert len(service.proxy.requests) == 2
 
 
-def told(error: Exception, *parts: str) -> None:
-    """It is one sentence with these parts, and without secrets."""
+def assert_message(error: Exception, *parts: str) -> None:
+    """Check that a message is one sentence with these parts, without secrets."""
     assert len(str(error).splitlines()) == 1 and SECRET not in str(error)
     assert all(part in str(error) for part in parts), error
     assert error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
 
 
-def test_refused_credentials_are_told_with_their_remedy(service: ObjectService) -> None:
-    service.proxy.plan(share=1, kinds=["403"], in_a_row=1000)
+def test_refused_credentials_are_reported_with_a_remedy(service: ObjectService) -> None:
+    service.proxy.plan(fraction=1, kinds=["403"], in_a_row=1000)
     address = service.address()
     for ask in (
         lambda: ArtifactStore(address),
@@ -239,36 +243,38 @@ def test_refused_credentials_are_told_with_their_remedy(service: ObjectService) 
     ):
         with pytest.raises(StoreUnavailableError) as raised:
             ask()
-        told(raised.value, address, "403", "AWS_SECRET_ACCESS_KEY")
+        assert_message(raised.value, address, "403", "AWS_SECRET_ACCESS_KEY")
     assert len(service.proxy.requests) == 3
 
 
-def test_a_missing_bucket_is_told(service: ObjectService, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_bucket_is_reported(service: ObjectService, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StoreUnavailableError) as raised:
         ArtifactStore("s3://nosuchbucket/store")
-    told(raised.value, "there is no bucket 'nosuchbucket'")
+    assert_message(raised.value, "bucket 'nosuchbucket' does not exist")
     assert main(["build", str(config), "--store", "s3://nosuchbucket/store"]) == 1
-    assert "there is no bucket 'nosuchbucket'" in capsys.readouterr().err
+    assert "bucket 'nosuchbucket' does not exist" in capsys.readouterr().err
 
 
-def test_missing_credentials_are_told(service: ObjectService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_are_reported(
+    service: ObjectService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StoreUnavailableError) as raised:
         ArtifactStore(service.address())
-    told(raised.value, "AWS_ACCESS_KEY_ID", "no credentials")
+    assert_message(raised.value, "AWS_ACCESS_KEY_ID", "no credentials")
 
 
 @pytest.mark.parametrize(
     "endpoint", [f"http://user:{SECRET}@127.0.0.1:1", f"no url {SECRET}", "http://nosuchhost.invalid"]
 )
-def test_a_wrong_endpoint_is_told(service: ObjectService, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_a_wrong_endpoint_is_reported(service: ObjectService, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(StoreUnavailableError) as raised:
         ArtifactStore(service.address())
-    told(raised.value, "AWS_ENDPOINT_URL")
+    assert_message(raised.value, "AWS_ENDPOINT_URL")
 
 
 @pytest.mark.parametrize(
@@ -290,19 +296,19 @@ def test_a_wrong_endpoint_is_told(service: ObjectService, monkeypatch: pytest.Mo
         "s3://bucket/a\nb",
     ],
 )
-def test_addresses_with_secrets_or_of_another_kind_are_refused(address: str) -> None:
+def test_unsupported_addresses_and_addresses_with_secrets_are_refused(address: str) -> None:
     with pytest.raises(StoreAddressError, match="s3://bucket/prefix") as raised:
         ArtifactStore(address)
-    told(raised.value)
+    assert_message(raised.value)
     assert raised.value.exit_code == 2
 
 
 @pytest.mark.parametrize(("address", "shown"), [("s3://b1/", "s3://b1"), ("s3://b1/a b/é//", "s3://b1/a b/é")])
-def test_an_address_opens_the_same_place_again(address: str, shown: str) -> None:
+def test_the_address_opens_the_same_bucket_again(address: str, shown: str) -> None:
     assert Bucket(address).address == shown == Bucket(shown).address
 
 
-def test_a_whole_bucket_is_a_store(service: ObjectService, config: Path, folder: Path) -> None:
+def test_a_bucket_without_a_prefix_can_be_a_store(service: ObjectService, config: Path, folder: Path) -> None:
     service.client.create_bucket(Bucket="whole")
     build(config, "s3://whole")
     assert digests("s3://whole") == digests(str(folder))
@@ -310,7 +316,7 @@ def test_a_whole_bucket_is_a_store(service: ObjectService, config: Path, folder:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_connect_for_themselves(service: ObjectService, folder: Path, method: str) -> None:
+def test_workers_open_their_own_connections(service: ObjectService, folder: Path, method: str) -> None:
     address = service.address()
     service.copy(folder, address)
     dataset = open_dataset("small", store=address)
@@ -347,12 +353,12 @@ def test_cached_objects_are_read_without_the_service(
     dataset = open_dataset("small", store=address)
     expected = rows(dataset)
     data = pickle.dumps(dataset)
-    service.proxy.plan(share=1, kinds=["drop"], in_a_row=1000)
+    service.proxy.plan(fraction=1, kinds=["drop"], in_a_row=1000)
     assert rows(pickle.loads(data)) == expected
     assert not service.proxy.requests
 
 
-def test_a_dataset_is_fetched_as_a_whole_when_it_is_first_read(service: ObjectService, folder: Path) -> None:
+def test_the_first_read_downloads_the_whole_dataset(service: ObjectService, folder: Path) -> None:
     address = service.address()
     service.copy(folder, address)
     dataset = open_dataset("small", store=address)
@@ -362,7 +368,7 @@ def test_a_dataset_is_fetched_as_a_whole_when_it_is_first_read(service: ObjectSe
     assert service.proxy.requests == []
 
 
-def test_a_damaged_file_of_the_cache_is_fetched_again(service: ObjectService, folder: Path) -> None:
+def test_a_damaged_cached_file_is_downloaded_again(service: ObjectService, folder: Path) -> None:
     address = service.address()
     service.copy(folder, address)
     expected = rows(open_dataset("small", store=address))
@@ -376,18 +382,18 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(service: ObjectService, fo
     assert sum("/objects/" in request for request in service.proxy.requests) == len(cached)
 
 
-def test_a_cache_too_small_holds_what_is_open(
+def test_a_dataset_larger_than_the_cache_can_be_read(
     service: ObjectService, config: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKENLOOM_CACHE_SIZE", "20kB")
     address = service.address()
     build(config, address)
     assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
-    held = [path.stat().st_size for path in Path(os.environ["TOKENLOOM_CACHE"]).glob("objects/*/*")]
-    assert sum(held) <= 20_000 or len(held) == 1
+    sizes = [path.stat().st_size for path in Path(os.environ["TOKENLOOM_CACHE"]).glob("objects/*/*")]
+    assert sum(sizes) <= 20_000 or len(sizes) == 1
 
 
-def test_a_damaged_object_of_the_bucket_is_named_and_made_anew(
+def test_a_damaged_object_in_the_bucket_is_reported_and_recomputed(
     service: ObjectService, config: Path, folder: Path
 ) -> None:
     address = service.address()
@@ -404,7 +410,7 @@ def test_a_damaged_object_of_the_bucket_is_named_and_made_anew(
     assert rows(open_dataset("small", store=address)) == rows(open_dataset("small", store=folder))
 
 
-def test_two_buckets_share_objects_and_nothing_else(service: ObjectService, folder: Path) -> None:
+def test_two_stores_share_only_objects_in_the_cache(service: ObjectService, folder: Path) -> None:
     one, two = service.address(), service.address()
     for address in (one, two):
         service.copy(folder, address)
@@ -420,7 +426,7 @@ def test_two_buckets_share_objects_and_nothing_else(service: ObjectService, fold
     assert Path(first.tokenizer_path, "tokenizer.json").read_text() != "{}"
 
 
-def test_every_front_door_takes_the_address(
+def test_every_entry_point_accepts_the_address(
     service: ObjectService, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tokenloom.assets.dagster.store_resource import StoreResource
@@ -438,7 +444,7 @@ def test_every_front_door_takes_the_address(
     assert len(pipeline.get_tokenizer().unwrap()) >= 300
 
 
-def test_the_names_of_what_a_bucket_holds_are_those_of_a_folder(service: ObjectService) -> None:
+def test_blob_names_are_the_same_in_buckets_and_folders(service: ObjectService) -> None:
     address = service.address()
     Bucket(address).write("datasets/a?versionId=b/raw.json", b"{}")
     assert (

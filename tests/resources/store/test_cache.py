@@ -1,4 +1,4 @@
-"""The cache of objects: within its limit, never wrong, and safe for many at once."""
+"""The local cache of objects: within its size limit, always correct, and safe for concurrent processes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 from blake3 import blake3
 
 from tokenloom.errors import ConfigError, StoreError
-from tokenloom.resources.store.blobs.cache import STALE_SECONDS, FileCache, parse_size
+from tokenloom.resources.store.blobs.file_cache import STALE_SECONDS, FileCache, parse_size
 
 
 def digest_of(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def held(cache: FileCache) -> dict[str, int]:
+def cached_sizes(cache: FileCache) -> dict[str, int]:
     """Sizes of the objects on disk, by digest."""
     return {path.stem: path.stat().st_size for path in cache.root.glob("objects/*/*")}
 
 
 def age(path: Path, seconds: int) -> None:
-    """Make it look as if it was last used so long ago."""
+    """Set the time of the last use to so many seconds ago."""
     found = path.stat()
     os.utime(path, ns=(found.st_atime_ns - seconds * 10**9, found.st_mtime_ns))
 
@@ -34,12 +34,12 @@ def age(path: Path, seconds: int) -> None:
     ("text", "size"),
     [("50GB", 50 * 10**9), ("1.5 TB", 1500 * 10**9), ("512MiB", 512 << 20), ("7", 7), ("9kb", 9000), ("2G", 2 * 10**9)],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "5XB", "GB", "1e9"])
-def test_what_is_no_size_is_told_with_its_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_malformed_size_is_reported_with_its_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with pytest.raises(ValueError):
         parse_size(text)
     monkeypatch.setenv("TOKENLOOM_CACHE_SIZE", text or " ")
@@ -47,7 +47,7 @@ def test_what_is_no_size_is_told_with_its_variable(monkeypatch: pytest.MonkeyPat
         FileCache.from_environment()
 
 
-def test_the_environment_says_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_sets_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TOKENLOOM_CACHE_SIZE", raising=False)
     monkeypatch.delenv("TOKENLOOM_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -61,7 +61,7 @@ def test_the_environment_says_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp
     assert (found.root, found.limit) == (tmp_path / "own", 3000)
 
 
-def test_the_limit_holds_and_the_least_recently_used_go(tmp_path: Path) -> None:
+def test_the_least_recently_used_objects_are_evicted(tmp_path: Path) -> None:
     draw, cache = random.Random(1), FileCache(tmp_path, 100_000)
     used: list[str] = []
     for number in range(200):
@@ -76,34 +76,34 @@ def test_the_limit_holds_and_the_least_recently_used_go(tmp_path: Path) -> None:
         for path in tmp_path.glob("objects/*/*"):
             age(path, 10)
         cache.find(digest)
-        used = [one for one in used if one != digest] + [digest]
-        there = held(cache)
-        assert sum(there.values()) <= 100_000, number
-        assert [one for one in used if one in there] == used[len(used) - len(there) :], number
-    assert 0 < len(held(cache)) < len(used)
+        used = [recent for recent in used if recent != digest] + [digest]
+        cached = cached_sizes(cache)
+        assert sum(cached.values()) <= 100_000, number
+        assert [recent for recent in used if recent in cached] == used[len(used) - len(cached) :], number
+    assert 0 < len(cached_sizes(cache)) < len(used)
 
 
-def test_one_object_larger_than_the_limit_is_held_alone(tmp_path: Path) -> None:
+def test_an_object_larger_than_the_limit_is_kept_alone(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 1000)
     for data in (b"a" * 900, b"b" * 5000, b"c" * 6000):
         assert cache.add(digest_of(data), data).read_bytes() == data
-    assert list(held(cache)) == [digest_of(b"c" * 6000)]
+    assert list(cached_sizes(cache)) == [digest_of(b"c" * 6000)]
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"X" * 1000, b"longer" * 1000])
-def test_a_damaged_file_is_no_hit(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_a_miss(tmp_path: Path, damage: bytes) -> None:
     data = b"a" * 1000
     cache = FileCache(tmp_path, 10_000)
     path = cache.add(digest_of(data), data)
     assert cache.find(digest_of(data)) == path
     path.write_bytes(damage)
-    os.utime(path)  # later than a tick of the file system's clock
+    os.utime(path)  # after a tick of the file system's clock
     for opened in (cache, FileCache(tmp_path, 10_000)):
         assert opened.find(digest_of(data)) is None
     assert not path.exists()
 
 
-def test_what_is_mapped_stays_readable_when_it_goes(tmp_path: Path) -> None:
+def test_a_mapped_object_stays_readable_after_eviction(tmp_path: Path) -> None:
     cache, data = FileCache(tmp_path, 1000), os.urandom(900)
     mapped = pa.memory_map(str(cache.add(digest_of(data), data)))
     cache.add(digest_of(b"b" * 900), b"b" * 900)
@@ -111,14 +111,14 @@ def test_what_is_mapped_stays_readable_when_it_goes(tmp_path: Path) -> None:
     assert mapped.read() == data
 
 
-def test_files_not_named_by_their_bytes_lie_apart_and_are_replaced(tmp_path: Path) -> None:
+def test_named_blobs_are_separate_per_store_and_replaced(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 10)
-    one, two = (cache.lay(place, "tokenizers/ab/a.json", place.encode()) for place in ("s3://a/b", "s3://a/c"))
+    one, two = (cache.put_named(place, "tokenizers/ab/a.json", place.encode()) for place in ("s3://a/b", "s3://a/c"))
     assert (one.read_bytes(), two.read_bytes()) == (b"s3://a/b", b"s3://a/c")
-    assert cache.lay("s3://a/b", "tokenizers/ab/a.json", b"new").read_bytes() == b"new" == one.read_bytes()
+    assert cache.put_named("s3://a/b", "tokenizers/ab/a.json", b"new").read_bytes() == b"new" == one.read_bytes()
 
 
-def test_half_written_files_go_after_a_day(tmp_path: Path) -> None:
+def test_half_written_files_are_deleted_after_a_day(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     for name in ("old", "young"):
         (tmp_path / "scratch" / name).write_bytes(b"half")
@@ -127,7 +127,7 @@ def test_half_written_files_go_after_a_day(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["young"]
 
 
-def test_many_that_share_a_cache_too_small_read_nothing_wrong(tmp_path: Path) -> None:
+def test_processes_that_share_a_small_cache_read_correct_bytes(tmp_path: Path) -> None:
     contents = {digest_of(data): data for data in (os.urandom(1000 * number) for number in range(1, 20))}
     wrong: list[str] = []
     found: list[str] = []
@@ -139,7 +139,7 @@ def test_many_that_share_a_cache_too_small_read_nothing_wrong(tmp_path: Path) ->
             path = cache.find(digest)
             try:
                 data = (path or cache.add(digest, contents[digest])).read_bytes()
-            except FileNotFoundError:  # another made room
+            except FileNotFoundError:  # evicted by another process
                 continue
             (found if data == contents[digest] else wrong).append(digest)
 
@@ -153,7 +153,7 @@ def test_many_that_share_a_cache_too_small_read_nothing_wrong(tmp_path: Path) ->
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_a_cache_that_cannot_be_written_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StoreError, match="TOKENLOOM_CACHE"):
         FileCache(tmp_path / "file", 10).add(digest_of(b"a"), b"a")

@@ -48,7 +48,7 @@ def chat_rows(form: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """A store that holds a dataset of each kind in several chunks, moved to where nothing but the store is."""
+    """A store with a dataset of each kind in several chunks, moved to an otherwise empty folder."""
     folder = tmp_path_factory.mktemp("format")
     write_rows(folder / "rows.jsonl", 120)
     given = settings(tokenizer_folder)
@@ -71,7 +71,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reader_written_after_the_page_finds_the_same_rows(store: Path, name: str) -> None:
+def test_a_reader_written_from_the_page_finds_the_same_rows(store: Path, name: str) -> None:
     manifest = reader.latest(reader.open_store(store), name, "sequences")
     assert len(manifest.chunks) > 2
     for split in dict.fromkeys(chunk["split"] for chunk in manifest.chunks):
@@ -89,7 +89,7 @@ def test_a_reader_written_after_the_page_finds_the_same_rows(store: Path, name: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_digest_and_key_is_what_the_page_says(store: Path, name: str) -> None:
+def test_digests_and_keys_are_computed_as_documented(store: Path, name: str) -> None:
     before: dict[str, reader.ReadManifest] = {}
     for stage in STAGES:
         manifest = before[stage] = reader.latest(store, name, stage)
@@ -123,7 +123,7 @@ def test_every_digest_and_key_is_what_the_page_says(store: Path, name: str) -> N
         assert (folder / file["file"]).read_bytes() == file["content"]
 
 
-def test_every_file_column_and_field_is_on_the_page(store: Path) -> None:
+def test_every_file_column_and_field_is_documented(store: Path) -> None:
     named = set(re.findall(r"`([^`]+)`", PAGE)) | set(re.findall(r"\w+", PAGE))
     for name in NAMES:
         for stage in STAGES:
@@ -166,7 +166,7 @@ def test_objects_open_with_datasets(store: Path, tmp_path: Path) -> None:
     assert loaded.to_list() == expected
 
 
-def test_a_moved_store_is_read_and_loaded_as_before(store: Path, tmp_path: Path) -> None:
+def test_a_moved_store_gives_the_same_rows(store: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "moved")
     for name in NAMES:
         here, there = (TokenLoader(open_dataset(name, store=place), seed=4) for place in (store, tmp_path / "moved"))
@@ -177,7 +177,7 @@ def test_a_moved_store_is_read_and_loaded_as_before(store: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("older", ["tokenloom store 1", "tokenloom store 3"])
-def test_a_store_of_another_format_is_refused_by_its_name(store: Path, tmp_path: Path, older: str) -> None:
+def test_stores_of_other_formats_are_refused(store: Path, tmp_path: Path, older: str) -> None:
     shutil.copytree(store, tmp_path / "other")
     (tmp_path / "other" / "FORMAT").write_text(f"{older}\n")
     with pytest.raises(StoreError, match=f"{older}.*tokenloom store 2.*build") as caught:
@@ -187,7 +187,7 @@ def test_a_store_of_another_format_is_refused_by_its_name(store: Path, tmp_path:
         reader.open_store(tmp_path / "other")
 
 
-def test_the_reader_of_these_tests_knows_nothing_of_tokenloom() -> None:
+def test_the_reader_does_not_import_tokenloom() -> None:
     source = Path(reader.__file__).read_text(encoding="utf-8")
     imported = set(re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE))
     assert imported == {"__future__", "blake3", "json", "pathlib", "pyarrow", "typing"}

@@ -1,4 +1,4 @@
-"""`gc` frees what no kept state needs, and nothing else."""
+"""`gc` removes what no kept version needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(config: Path, **sections: Any) -> None:
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | sections))
 
 
-def test_what_is_reached_stays_and_everything_else_goes(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_only_unreachable_blobs_are_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
     store = tmp_path / "store"
     *earlier, config = states(tmp_path, tokenizer_folder, 4)
     for one in earlier:
@@ -48,7 +48,7 @@ def test_what_is_reached_stays_and_everything_else_goes(tmp_path: Path, tokenize
     assert verify(ArtifactStore(store)).findings == []
 
 
-def test_a_rebuild_of_what_was_collected_equals_a_cold_one(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_rebuild_after_gc_equals_a_cold_build(tmp_path: Path, tokenizer_folder: Path) -> None:
     first, second = states(tmp_path, tokenizer_folder, 2)
     store = tmp_path / "store"
     cold = build(first, store)
@@ -59,10 +59,10 @@ def test_a_rebuild_of_what_was_collected_equals_a_cold_one(tmp_path: Path, token
     reused = {name: report.chunks_reused == report.chunks for name, report in again.items()}
     assert reused == {
         name: name in ("raw", "schema", "columns", "tokenizer") for name in cold
-    }  # what both states need was kept
+    }  # kept, because both states need it
 
 
-def test_tokenizers_go_with_the_last_state_that_names_them(tmp_path: Path) -> None:
+def test_tokenizers_are_removed_with_the_last_state_that_names_them(tmp_path: Path) -> None:
     store = tmp_path / "store"
     config = write_dataset(tmp_path, 100)
     build(config, store)
@@ -77,16 +77,16 @@ def test_tokenizers_go_with_the_last_state_that_names_them(tmp_path: Path) -> No
     assert Path(open_dataset("small", store=store).tokenizer_path, "tokenizer.json").exists()
 
 
-def test_without_delete_nothing_changes_and_the_same_is_told(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_without_delete_the_same_is_reported_and_nothing_changes(tmp_path: Path, tokenizer_folder: Path) -> None:
     for config in states(tmp_path, tokenizer_folder, 3):
         build(config, tmp_path / "store")
     before = snapshot(tmp_path / "store")
-    wanted = ["gc", "--keep", 1, "--older-than", "0s", "--json"]
-    dry = json.loads(run(*wanted, folder=tmp_path).stdout)
+    command = ["gc", "--keep", 1, "--older-than", "0s", "--json"]
+    dry = json.loads(run(*command, folder=tmp_path).stdout)
     assert snapshot(tmp_path / "store") == before
-    told = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
-    assert "nothing was removed; run with --delete to remove it" in told.stdout
-    done = json.loads(run(*wanted, "--delete", folder=tmp_path).stdout)
+    printed = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
+    assert "nothing was removed; run with --delete to remove it" in printed.stdout
+    done = json.loads(run(*command, "--delete", folder=tmp_path).stdout)
     assert {**done, "deleted": False} == dry
     freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())
     assert freed == sum(done[kind]["bytes"] for kind in ("versions", "actions", "objects", "tokenizers"))
@@ -102,14 +102,14 @@ def test_a_wrong_command_is_refused(tmp_path: Path, arguments: list[str]) -> Non
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
-def test_what_is_young_stays_with_what_it_names(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_recent_blobs_and_what_they_name_are_kept(tmp_path: Path, tokenizer_folder: Path) -> None:
     first, second = states(tmp_path, tokenizer_folder, 2)
     store = tmp_path / "store"
     build(first, store)
     age(store)
     own = stems(store, "actions")
     build(second, store)
-    # With no manifest that names them, the first state's old objects hang on two young actions alone.
+    # No manifest names the first state's old objects any more: only two recent actions keep them.
     only = sorted(own - reachable(store, keep=1)[1])
     for key in only[:2]:
         os.utime(store / "actions" / key[:2] / f"{key}.json")
@@ -123,7 +123,7 @@ def test_what_is_young_stays_with_what_it_names(tmp_path: Path, tokenizer_folder
     assert all(opened.find_action(key) for key in only[:2])
 
 
-def test_an_unchanged_build_touches_what_is_old_and_only_that(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_an_unchanged_build_touches_only_old_blobs(tmp_path: Path, tokenizer_folder: Path) -> None:
     (config,) = states(tmp_path, tokenizer_folder, 1)
     store = tmp_path / "store"
     build(config, store)
@@ -140,7 +140,7 @@ def test_an_unchanged_build_touches_what_is_old_and_only_that(tmp_path: Path, to
     assert all(path.stat().st_mtime > limit for path in store.glob("tokenizers/*/*"))
 
 
-def test_a_damaged_root_is_named_and_nothing_is_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_damaged_root_is_reported_and_nothing_is_removed(tmp_path: Path, tokenizer_folder: Path) -> None:
     store = tmp_path / "store"
     for config in states(tmp_path, tokenizer_folder, 3):
         build(config, store)
@@ -162,7 +162,7 @@ def test_a_damaged_root_is_named_and_nothing_is_removed(tmp_path: Path, tokenize
     flip(manifest, 500)
     assert verify(ArtifactStore(store)).findings
     gc(store, keep=1)
-    with pytest.raises(StoreAddressError, match="there is no store"):
+    with pytest.raises(StoreAddressError, match="no store found"):
         gc(tmp_path / "elsewhere")
 
 
@@ -185,22 +185,22 @@ def test_nothing_outside_the_store_is_touched(tmp_path: Path, tokenizer_folder: 
     assert snapshot(outside) == before
     for link, target in (("objects/zz", outside / "ab"), ("datasets/away", outside), ("versions/away", outside)):
         (store / link).symlink_to(target)
-        with pytest.raises(StoreError, match=f"{link} of the store .* is a symbolic link"):
+        with pytest.raises(StoreError, match=f"{link} in the store .* is a symbolic link"):
             gc(store, keep=1)
         (store / link).unlink()
     shutil.move(store / "datasets", outside / "datasets")
     (store / "datasets").symlink_to(outside / "datasets")
     before = snapshot(tmp_path)
-    with pytest.raises(StoreError, match=r"datasets of the store .* is a symbolic link"):
+    with pytest.raises(StoreError, match=r"datasets in the store .* is a symbolic link"):
         gc(store, keep=1)
     assert snapshot(tmp_path) == before
 
 
-# Whatever is built, collected and read, in any order.
+# Builds, collections and reads in any order.
 
 
 @pytest.mark.parametrize("seed", range(SEQUENCES))
-def test_any_order_of_builds_and_collections_keeps_the_last_states(
+def test_the_last_states_survive_any_order_of_builds_and_collections(
     tmp_path: Path, tokenizer_folder: Path, seed: int
 ) -> None:
     draw, store, cold = random.Random(seed), tmp_path / "store", tmp_path / "cold"
@@ -218,7 +218,7 @@ def test_any_order_of_builds_and_collections_keeps_the_last_states(
             age(store, draw.choice([0.5, 2.0]))
         elif step == "gc" and store.exists():
             keep, older_than = draw.randint(1, 3), draw.choice([NOW, DAY])
-            dropping = tuple(one for one in "ab" if _drops(store, one))
+            dropping = tuple(name for name in "ab" if _drops(store, name))
             objects, actions = reachable(store, keep, dropping)
             before = stems(store, "objects")
             gc(store, keep, older_than)

@@ -1,4 +1,4 @@
-"""`gc` beside builds and readers in other processes, and killed at any moment."""
+"""`gc` concurrent with builds and readers in other processes, and killed at any moment."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import pytest
 
 from support.builds import build, digests
 from support.garbage import DAY, NOW, content, gc, states
+from support.masked_platform import needs_file_locks
 from support.paths import TESTS
 from support.store_files import age, latest, object_path, reachable, stems, versions
 from tokenloom import open_dataset
@@ -69,7 +70,7 @@ collect(store, 1, timedelta(0), delete=True)
 
 @contextmanager
 def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has said that it is ready."""
+    """A Python process that has printed that it is ready."""
     command = [sys.executable, "-c", code, str(TESTS), *map(str, arguments)]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -81,7 +82,7 @@ def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(started: subprocess.Popen[str], line: str | None = None) -> str:
-    """The process's next line, after a line to it."""
+    """Send a line to the process and return its next line."""
     assert started.stdin is not None and started.stdout is not None
     if line is not None:
         started.stdin.write(f"{line}\n")
@@ -89,14 +90,14 @@ def ask(started: subprocess.Popen[str], line: str | None = None) -> str:
     return started.stdout.readline().strip()
 
 
-def test_a_build_beside_collections_loses_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_build_concurrent_with_gc_loses_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:
     store = tmp_path / "store"
     configs = states(tmp_path, tokenizer_folder, 2, rows=600)
     expected = [build(config, store)["sequences"].digest for config in configs]
     collections = 0
     with process(_BUILDING) as building:
         for turn in range(2 * ROUNDS):
-            # Old objects and actions of a state that no version names once the other one is the latest.
+            # Make the blobs old: those of the state that is not the latest are then garbage.
             age(store)
             assert building.stdin is not None and building.stdout is not None
             building.stdin.write(f"{configs[turn % 2]} {store}\n")
@@ -114,8 +115,9 @@ def _readable(started: subprocess.Popen[str]) -> bool:
     return bool(select.select([started.stdout], [], [], 0.0)[0])
 
 
+@needs_file_locks
 @pytest.mark.parametrize("how", ["opened", "pickled"])
-def test_a_process_that_reads_keeps_its_version(tmp_path: Path, tokenizer_folder: Path, how: str) -> None:
+def test_gc_keeps_a_version_that_a_process_has_open(tmp_path: Path, tokenizer_folder: Path, how: str) -> None:
     store = tmp_path / "store"
     first, *later = states(tmp_path, tokenizer_folder, 3)
     build(first, store)
@@ -125,7 +127,7 @@ def test_a_process_that_reads_keeps_its_version(tmp_path: Path, tokenizer_folder
             build(config, store)
         gc(store, keep=1)
         assert versions(store, "small")[0]["digest"] == version["digest"]
-        for record in (store / "versions" / "small").glob("*.json"):  # held also where no version names it
+        for record in (store / "versions" / "small").glob("*.json"):  # the lock works without a version
             record.unlink()
         gc(store, keep=1)
         assert ask(reading, "read") == expected
@@ -134,7 +136,7 @@ def test_a_process_that_reads_keeps_its_version(tmp_path: Path, tokenizer_folder
     assert stems(store, "objects") == reachable(store, 1)[0]
 
 
-def test_a_dataset_whose_manifest_is_gone_says_so(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_opening_a_removed_manifest_is_reported(tmp_path: Path, tokenizer_folder: Path) -> None:
     store = tmp_path / "store"
     for config in states(tmp_path, tokenizer_folder, 2):
         build(config, store)
@@ -146,7 +148,7 @@ def test_a_dataset_whose_manifest_is_gone_says_so(tmp_path: Path, tokenizer_fold
         pickle.loads(kept)
 
 
-def test_a_collection_killed_at_any_moment_leaves_a_whole_store(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_gc_killed_at_any_moment_leaves_an_intact_store(tmp_path: Path, tokenizer_folder: Path) -> None:
     full, configs = tmp_path / "full", states(tmp_path, tokenizer_folder, 3, rows=300)
     expected = [digests(build(config, full)) for config in configs][-1]
     opened = ArtifactStore(full)

@@ -1,4 +1,4 @@
-"""The store: objects named by their bytes, whole or absent, refused when damaged, readable by plain pyarrow."""
+"""The store: objects named by their digest, written atomically, checked when read, readable by plain pyarrow."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 0
 
 @pytest.fixture
 def store(tmp_path: Path) -> ArtifactStore:
-    made = ArtifactStore(tmp_path / "store")
-    made.prepare()
-    return made
+    opened = ArtifactStore(tmp_path / "store")
+    opened.prepare()
+    return opened
 
 
 def chunk(output: str, split: str = "train") -> ManifestChunk:
@@ -50,7 +50,7 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_an_object_is_named_by_its_bytes_and_opens_with_plain_pyarrow(store: ArtifactStore, compressed: bool) -> None:
+def test_an_object_is_named_by_its_digest_and_opens_with_plain_pyarrow(store: ArtifactStore, compressed: bool) -> None:
     digest = store.objects.put(encode_table(TABLE, compressed))
     path = store.objects.path(digest)
     assert blake3(path.read_bytes()).hexdigest() == digest
@@ -59,7 +59,7 @@ def test_an_object_is_named_by_its_bytes_and_opens_with_plain_pyarrow(store: Art
 
 
 @given(st.lists(st.integers(0, 5), max_size=6))
-def test_equal_tables_give_one_object_however_they_are_chunked(cuts: list[int]) -> None:
+def test_equal_tables_with_different_chunks_give_one_object(cuts: list[int]) -> None:
     bounds = sorted({0, 5, *cuts})
     whole = pa.table({"n": pa.array(range(5)), "t": ["a", "bc", "", "d", "e"]})
     pieces = pa.concat_tables([whole.slice(a, b - a) for a, b in pairwise(bounds)])
@@ -67,7 +67,7 @@ def test_equal_tables_give_one_object_however_they_are_chunked(cuts: list[int]) 
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
-def test_a_damaged_or_missing_object_is_named(store: ArtifactStore, damage: bytes | None) -> None:
+def test_a_damaged_or_missing_object_is_reported(store: ArtifactStore, damage: bytes | None) -> None:
     digest = store.objects.put(encode_table(TABLE, False))
     path = store.objects.path(digest)
     path.unlink() if damage is None else path.write_bytes(damage)
@@ -78,17 +78,17 @@ def test_a_damaged_or_missing_object_is_named(store: ArtifactStore, damage: byte
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "A" * 64, "", "0" * 63])
 def test_only_digests_name_objects(store: ArtifactStore, name: str) -> None:
-    with pytest.raises(StoreError, match="not an object's name"):
+    with pytest.raises(StoreError, match="not a valid object digest"):
         store.objects.path(name)
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "a\\b"])
-def test_names_of_datasets_never_leave_the_store(store: ArtifactStore, name: str) -> None:
+def test_dataset_names_cannot_leave_the_store(store: ArtifactStore, name: str) -> None:
     with pytest.raises(DatasetNotFoundError):
         store.manifest(name)
 
 
-def test_an_action_counts_only_while_its_objects_are_there(store: ArtifactStore) -> None:
+def test_an_action_is_a_hit_only_if_its_objects_exist(store: ArtifactStore) -> None:
     key = "ab" * 32
     action = store.put_action(key, TABLE, TABLE.slice(0, 0), COUNTS, {"n": 1}, compressed=True)
     assert store.find_action(key) == action
@@ -113,26 +113,26 @@ def test_every_part_of_a_key_changes_it() -> None:
     assert len(keys) == len(parts) + 1
 
 
-def test_canonical_json_ignores_the_order_of_keys_and_refuses_nan() -> None:
+def test_canonical_json_sorts_keys_and_refuses_nan() -> None:
     assert canonical_json({"b": 1, "a": {"d": 2, "c": "é"}}) == canonical_json({"a": {"c": "é", "d": 2}, "b": 1})
     with pytest.raises(ValueError, match="Out of range"):
         canonical_json(float("nan"))
 
 
-def test_a_manifest_comes_back_whole(store: ArtifactStore) -> None:
+def test_a_manifest_is_read_back(store: ArtifactStore) -> None:
     digest = store.objects.put(encode_table(TABLE, False))
-    made = Manifest("d", "sequences", (chunk(digest), chunk(digest, "validation")), {"pad_token_id": 3}, {"n": 2})
-    store.put_manifest(made)
+    manifest = Manifest("d", "sequences", (chunk(digest), chunk(digest, "validation")), {"pad_token_id": 3}, {"n": 2})
+    store.put_manifest(manifest)
     found = store.manifest("d")
-    assert found == made
-    assert found.digest == made.digest
+    assert found == manifest
+    assert found.digest == manifest.digest
     assert (found.splits, found.total("rows_out")) == (["train", "validation"], 6)
 
 
 def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
     table = Manifest("d", "raw", ()).to_table()
     head = table.schema.metadata[b"tokenloom"].replace(b'"version": 3', b'"version": 9')
-    with pytest.raises(StoreError, match="manifest version 9"):
+    with pytest.raises(StoreError, match="has version 9"):
         Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
 
 
@@ -142,22 +142,22 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
         ArtifactStore(tmp_path)
 
 
-def test_a_dataset_that_is_not_there_is_answered_with_those_that_are(store: ArtifactStore) -> None:
+def test_a_missing_dataset_is_reported_with_the_existing_ones(store: ArtifactStore) -> None:
     store.put_manifest(Manifest("alpaca", "raw", ()))
-    with pytest.raises(DatasetNotFoundError, match="did you mean 'alpaca'"):
+    with pytest.raises(DatasetNotFoundError, match="did you mean alpaca"):
         store.manifest("alpacca")
     with pytest.raises(DatasetNotFoundError, match="has no sequences yet"):
         store.manifest("alpaca")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_gives_one_message(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(StoreError, match="cannot write"):
         ArtifactStore(tmp_path / "store").prepare()
 
 
-def test_what_killed_processes_left_is_swept_after_a_day(store: ArtifactStore) -> None:
+def test_half_written_files_are_deleted_after_a_day(store: ArtifactStore) -> None:
     scratch = Path(store.address) / "scratch"
     for name in ("old", "young"):
         (scratch / name).write_text("half")

@@ -1,4 +1,4 @@
-"""`verify` finds every damaged or missing byte, and the next build makes anew just what was lost."""
+"""`verify` finds every damaged or missing byte, and the next build recomputes only what was lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Built = tuple[Path, Path, dict[str, str]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A YAML, a store in which it is built with rejects of raw and columns, and the digests."""
+    """A YAML, a store with its build, which has rejects in raw and columns, and the digests."""
     folder = tmp_path_factory.mktemp("whole")
     config = write_dataset(folder, 400, validation={"max_reject_fraction": 0.1})
     data = folder / "small.jsonl"
@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture
 def built(whole: Built, tmp_path: Path) -> Built:
-    """The same in a store of its own."""
+    """The same, in a separate copy of the store."""
     shutil.copytree(whole[1], tmp_path / "store")
     return whole[0], tmp_path / "store", whole[2]
 
@@ -50,14 +50,14 @@ def check(store: Path, dataset: str | None = None, remove: bool = True) -> Verif
     return verify(ArtifactStore(store), dataset, ComputeEngine(2), remove)
 
 
-def made(reports: dict[str, StageReport]) -> dict[str, int]:
-    """Chunks computed, of the stages that computed any."""
+def computed(reports: dict[str, StageReport]) -> dict[str, int]:
+    """Number of chunks computed by each stage that computed any."""
     found = {name: report.chunks - report.chunks_reused for name, report in reports.items()}
     return {name: count for name, count in found.items() if count}
 
 
 @pytest.mark.parametrize("dataset", [None, "small"])
-def test_a_whole_store_has_no_finding_and_every_object_is_read(built: Built, dataset: str | None) -> None:
+def test_an_intact_store_has_no_findings_and_every_object_is_read(built: Built, dataset: str | None) -> None:
     _, store, _ = built
     found = check(store, dataset)
     sizes = [path.stat().st_size for path in store.glob("objects/*/*")]
@@ -82,7 +82,7 @@ def test_any_flipped_byte_of_any_object_is_found(built: Built, dataset: str | No
 @pytest.mark.parametrize(
     ("stage", "kind"), [*((stage, "output") for stage in STAGES), ("raw", "rejects"), ("columns", "rejects")]
 )
-def test_the_next_build_makes_just_that_chunk_anew(built: Built, stage: str, kind: str, lost: str) -> None:
+def test_the_next_build_recomputes_only_that_chunk(built: Built, stage: str, kind: str, lost: str) -> None:
     config, store, expected = built
     chunk = [one for one in chunks(store, latest(store, "small")[stage]) if one[kind]][-1]
     path = object_path(store, chunk[kind])
@@ -92,9 +92,9 @@ def test_the_next_build_makes_just_that_chunk_anew(built: Built, stage: str, kin
     place = f"{chunk['source']}:{chunk['offset'] + 1}" if chunk["offset"] >= 0 else chunk["source"]
     assert (finding.place, finding.digest) == (place, chunk[kind])
     assert not path.exists()
-    healed = build(config, store)
-    assert digests(healed) == expected
-    assert made(healed) == {stage: 1}
+    rebuilt = build(config, store)
+    assert digests(rebuilt) == expected
+    assert computed(rebuilt) == {stage: 1}
     assert check(store).findings == []
 
 
@@ -106,20 +106,20 @@ def test_a_lost_manifest_is_published_again(built: Built, stage: str, lost: str)
     flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
     (finding,) = check(store).findings
     assert (finding.kind, finding.problem, finding.stage, finding.digest) == ("manifest", lost, stage, path.stem)
-    healed = build(config, store)
-    assert (digests(healed), made(healed)) == (expected, {})
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {})
     assert check(store).findings == []
     assert len(versions(store, "small")) == 1
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"manifest": 5}', '{"manifest": "../../x"}'])
-def test_a_damaged_pointer_is_found_and_healed(built: Built, content: str) -> None:
+def test_a_damaged_pointer_is_found_and_repaired(built: Built, content: str) -> None:
     config, store, expected = built
     (store / "datasets" / "small" / "tokens.json").write_text(content)
     (finding,) = check(store, "small").findings
     assert (finding.kind, finding.blob) == ("pointer", "datasets/small/tokens.json")
-    healed = build(config, store)
-    assert (digests(healed), made(healed)) == (expected, {})
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {})
     assert check(store).findings == []
 
 
@@ -133,7 +133,7 @@ def test_a_pointer_to_another_stages_manifest_is_found(built: Built) -> None:
     assert len(open_dataset("small", store=store)) > 0
 
 
-def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_made_anew(built: Built) -> None:
+def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_recomputed(built: Built) -> None:
     config, store, expected = built
     draw = random.Random(3)
     key = chunks(store, latest(store, "small")["columns"])[0]["key"]
@@ -144,12 +144,12 @@ def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_made_anew(built: B
         flip(path, position)
     flip(path, 100)
     assert [one.kind for one in check(store, "small").findings] == ["action"]
-    healed = build(config, store)
-    assert (digests(healed), made(healed)) == (expected, {"columns": 1})
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {"columns": 1})
 
 
 @pytest.mark.parametrize("lost", ["damaged", "missing"])
-def test_tokenizer_files_are_laid_out_again_from_their_object(built: Built, lost: str) -> None:
+def test_tokenizer_files_are_restored_from_their_object(built: Built, lost: str) -> None:
     _, store, _ = built
     (path,) = store.glob("tokenizers/*/tokenizer.json")
     content = path.read_bytes()
@@ -177,7 +177,7 @@ def test_an_earlier_version_keeps_what_can_still_be_opened(built: Built, tmp_pat
     assert check(store).findings == []
 
 
-def test_a_damaged_version_is_found_and_the_next_build_notes_it_again(built: Built) -> None:
+def test_a_damaged_version_is_found_and_recorded_by_the_next_build(built: Built) -> None:
     config, store, _ = built
     (path,) = store.glob("versions/small/*.json")
     content = path.read_bytes()
@@ -192,7 +192,7 @@ def test_a_damaged_version_is_found_and_the_next_build_notes_it_again(built: Bui
     assert check(store).findings == []
 
 
-def test_an_object_that_nothing_names_is_checked_with_the_store(built: Built) -> None:
+def test_objects_that_nothing_names_are_checked_with_the_whole_store(built: Built) -> None:
     _, store, _ = built
     stray = object_path(store, "ab" * 32)
     stray.parent.mkdir(exist_ok=True)
@@ -202,14 +202,14 @@ def test_an_object_that_nothing_names_is_checked_with_the_store(built: Built) ->
     assert "ab" * 32 not in stems(store, "objects")
 
 
-def test_what_is_not_there_is_named(built: Built, tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="did you mean 'small'"):
+def test_a_missing_dataset_or_store_is_reported(built: Built, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="did you mean small"):
         check(built[1], "smal")
-    with pytest.raises(StoreAddressError, match="there is no store"):
+    with pytest.raises(StoreAddressError, match="no store found"):
         check(tmp_path / "elsewhere")
 
 
-def test_the_terminal_tells_what_is_wrong_and_what_to_do(built: Built, tmp_path: Path) -> None:
+def test_the_command_prints_findings_and_remedies(built: Built, tmp_path: Path) -> None:
     config, store, _ = built
     done = run("verify", config, folder=tmp_path)
     assert done.returncode == 0
@@ -221,11 +221,11 @@ def test_the_terminal_tells_what_is_wrong_and_what_to_do(built: Built, tmp_path:
     assert (kept.returncode, path.exists()) == (4, True)
     place = f"{chunk['source']}:{chunk['offset'] + 1}"
     assert f"small/tokens: output of {place} is damaged: {chunk['output']}" in kept.stdout
-    told = run("verify", "--json", folder=tmp_path)
-    assert told.returncode == 4
-    (finding,) = json.loads(told.stdout)["findings"]
+    printed = run("verify", "--json", folder=tmp_path)
+    assert printed.returncode == 4
+    (finding,) = json.loads(printed.stdout)["findings"]
     assert (finding["dataset"], finding["stage"], finding["digest"]) == ("small", "tokens", chunk["output"])
-    assert "build small" in told.stderr
+    assert "build small" in printed.stderr
     again = run("verify", folder=tmp_path)
     assert "is missing" in again.stdout
     assert run("verify", "smal", folder=tmp_path).returncode == 2

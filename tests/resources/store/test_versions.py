@@ -1,4 +1,4 @@
-"""Versions: every published state is one, found by digest or date, opened as it was; the same state adds none."""
+"""Versions: each published state is recorded once, is found by digest or date, and opens unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFFSETS = [timedelta(hours=hours) for hours in (-11, -2, 0, 1, 5.5, 13)]
 
 
 def published(folder: Path, states: list[tuple[str, str]]) -> VersionStore:
-    """Versions of a dataset `d`, each of a digest, published at a time."""
+    """Add versions of a dataset `d` with the given times and digests."""
     (folder / "versions" / "d").mkdir(parents=True)
     for stamp, digest in states:
         path = folder / "versions" / "d" / f"{stamp}-{digest[:16]}.json"
@@ -41,7 +41,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> VersionStore:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("requested", "found"),
     [
         ("ab12", 0),
         ("AB12AB12", 0),
@@ -62,23 +62,23 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> VersionStore:
         ("2026-03-01T03:00-05:00", 0),
     ],
 )
-def test_a_version_is_found_by_digest_or_date(three: VersionStore, wanted: str, found: int) -> None:
-    assert three.find("d", wanted).digest == DIGESTS[found]
+def test_a_version_is_found_by_digest_or_date(three: VersionStore, requested: str, found: int) -> None:
+    assert three.find("d", requested).digest == DIGESTS[found]
 
 
 @pytest.mark.parametrize(
-    "wanted", ["ab1", "", "ef01", "2026-02-28", "2026-03-01T08:59+01:00", "yesterday", "2026-13-01"]
+    "requested", ["ab1", "", "ef01", "2026-02-28", "2026-03-01T08:59+01:00", "yesterday", "2026-13-01"]
 )
-def test_what_is_unknown_is_answered_with_what_there_is(three: VersionStore, wanted: str) -> None:
+def test_an_unknown_version_is_reported_with_the_latest_ones(three: VersionStore, requested: str) -> None:
     with pytest.raises(DatasetNotFoundError) as caught:
-        three.find("d", wanted)
-    told = str(caught.value)
-    assert told.startswith(f"dataset 'd' has no version {wanted!r}; ")
-    assert all(f"{digest[:12]} of 2026-03-" in told for digest in DIGESTS)
+        three.find("d", requested)
+    message = str(caught.value)
+    assert message.startswith(f"dataset 'd' has no version {requested!r}; ")
+    assert all(f"{digest[:12]} of 2026-03-" in message for digest in DIGESTS)
     assert caught.value.exit_code == 2
 
 
-def test_a_prefix_of_several_versions_lists_those(tmp_path: Path) -> None:
+def test_an_ambiguous_prefix_lists_its_versions(tmp_path: Path) -> None:
     alike = ["abcd" + "0" * 60, "abcd" + "1" * 60, "ef" * 32]
     store = published(tmp_path, list(zip(TIMES, alike, strict=True)))
     with pytest.raises(DatasetNotFoundError, match="has several versions 'abcd'") as caught:
@@ -87,18 +87,18 @@ def test_a_prefix_of_several_versions_lists_those(tmp_path: Path) -> None:
     assert store.find("d", "abcd0").digest == alike[0]
 
 
-def test_a_state_published_twice_is_found_as_it_was_last(tmp_path: Path) -> None:
+def test_a_state_published_twice_is_found_at_its_last_time(tmp_path: Path) -> None:
     store = published(tmp_path, [(TIMES[0], DIGESTS[0]), (TIMES[1], DIGESTS[1]), (TIMES[2], DIGESTS[0])])
     assert store.find("d", "ab12").published == datetime(2026, 3, 15, tzinfo=UTC)
     assert store.find("d", "2026-03-01T09:00").published == datetime(2026, 3, 1, 8, tzinfo=UTC)
 
 
-def test_no_versions_are_told_too(tmp_path: Path) -> None:
+def test_a_dataset_without_versions_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"no version 'abcd'; the latest are: none$"):
         published(tmp_path, []).find("d", "abcd")
 
 
-def test_an_unreadable_version_is_left_out(tmp_path: Path) -> None:
+def test_an_unreadable_version_is_skipped(tmp_path: Path) -> None:
     store = published(tmp_path, list(zip(TIMES, DIGESTS, strict=True)))
     folder = tmp_path / "versions" / "d"
     (folder / f"{TIMES[1]}-{DIGESTS[1][:16]}.json").write_text("{")
@@ -108,13 +108,13 @@ def test_an_unreadable_version_is_left_out(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 10**6), unique=True, max_size=8), st.integers(-5, 10**6 + 5), st.sampled_from(OFFSETS))
 def test_a_moment_finds_the_last_version_until_then(
-    tmp_path_factory: pytest.TempPathFactory, seconds: list[int], asked: int, zone: timedelta
+    tmp_path_factory: pytest.TempPathFactory, seconds: list[int], limit: int, zone: timedelta
 ) -> None:
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-    states = [((begin + timedelta(seconds=at)).strftime("%Y%m%dT%H%M%S.%fZ"), f"{at:064x}") for at in seconds]
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    states = [((start + timedelta(seconds=at)).strftime("%Y%m%dT%H%M%S.%fZ"), f"{at:064x}") for at in seconds]
     store = published(tmp_path_factory.mktemp("moments"), states)
-    moment = (begin + timedelta(seconds=asked)).astimezone(timezone(zone))
-    expected = max((at for at in seconds if at <= asked), default=None)
+    moment = (start + timedelta(seconds=limit)).astimezone(timezone(zone))
+    expected = max((at for at in seconds if at <= limit), default=None)
     if expected is None:
         with pytest.raises(DatasetNotFoundError):
             store.find("d", moment.isoformat())
@@ -129,7 +129,7 @@ def rewrite(folder: Path, count: int, seed: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Version], list[datetime], list[list[Any]]]:
-    """A folder with a dataset built as A (twice), B, A; its versions, the times between, and the rows of each."""
+    """A dataset built as A (twice), B, A: its folder, versions, times between builds, and the rows of each state."""
     folder = tmp_path_factory.mktemp("history")
     config = write_dataset(folder, 120)
     times, found = [], []
@@ -143,7 +143,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Versio
     return folder, pipeline.versions(), times, found
 
 
-def test_the_same_state_adds_no_version_and_one_that_comes_back_does(history: Any) -> None:
+def test_only_a_change_of_state_adds_a_version(history: Any) -> None:
     _, versions, _, found = history
     assert len(versions) == 3
     assert versions[0].digest == versions[2].digest != versions[1].digest
@@ -153,7 +153,7 @@ def test_the_same_state_adds_no_version_and_one_that_comes_back_does(history: An
     assert found[0] == found[1] == found[3] != found[2]
 
 
-def test_an_older_version_opens_as_it_was(history: Any) -> None:
+def test_an_older_version_opens_unchanged(history: Any) -> None:
     folder, versions, times, found = history
     store = folder / "store"
     for moment, expected in zip(times, found, strict=True):
@@ -179,11 +179,11 @@ def test_an_older_version_is_opened_from_the_yaml_without_a_build(history: Any) 
         pipeline.get_dataset(version="beef").unwrap()
 
 
-def test_a_version_without_a_stage_or_a_dataset_says_so(history: Any) -> None:
+def test_a_version_without_the_stage_or_dataset_is_reported(history: Any) -> None:
     folder, versions, _, _ = history
     with pytest.raises(DatasetNotFoundError, match="has no mixture"):
         ArtifactStore(folder / "store").manifest("small", "mixture", versions[0].digest)
-    with pytest.raises(DatasetNotFoundError, match=r"did you mean 'small'"):
+    with pytest.raises(DatasetNotFoundError, match=r"did you mean small"):
         open_dataset("smal", store=folder / "store", version="2026-01-01")
 
 
@@ -192,11 +192,11 @@ def test_the_command_lists_every_version(history: Any, capsys: pytest.CaptureFix
     folder, versions, _, found = history
     name = str(folder / "small.yaml") if by_config else "small"
     assert main(["versions", name, "--store", str(folder / "store"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["dataset"] == "small"
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["dataset"] == "small"
     lengths = [len(found[0]), len(found[2]), len(found[0])]
     tokens = [sum(map(len, found[0])), sum(map(len, found[2])), sum(map(len, found[0]))]
-    for entry, version, length, count in zip(told["versions"], versions, lengths, tokens, strict=True):
+    for entry, version, length, count in zip(printed["versions"], versions, lengths, tokens, strict=True):
         assert entry == {
             "published": version.published.isoformat(),
             "digest": version.digest,
@@ -211,7 +211,7 @@ def test_the_command_lists_every_version(history: Any, capsys: pytest.CaptureFix
         assert any(re.search(pattern, line) for line in lines), lines
 
 
-def test_the_command_names_what_is_not_there(history: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_a_missing_dataset(history: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder, *_ = history
     assert main(["versions", "smal", "--store", str(folder / "store")]) == 2
-    assert "did you mean 'small'" in capsys.readouterr().err
+    assert "did you mean small" in capsys.readouterr().err

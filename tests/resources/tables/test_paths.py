@@ -1,4 +1,4 @@
-"""Nested paths: what they parse to, and what they lead to, against a per-row oracle."""
+"""Nested paths: how they are parsed, and their values compared with a row-by-row oracle."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_any_text_is_a_path_and_a_column_s_name_is_that_column(text: str, names:
         ("`tick``s`", [], Path("tick`s")),
     ],
 )
-def test_names_and_steps_are_told_apart(text: str, columns: list[str], expected: Path) -> None:
+def test_names_and_steps_are_distinguished(text: str, columns: list[str], expected: Path) -> None:
     assert parse_path(text, columns) == expected
 
 
 def follow(value: Any, steps: tuple[str | int, ...]) -> Any:
-    """The oracle: one row's value at the end of the steps."""
+    """The oracle: return one row's value at the end of the steps."""
     for step in steps:
         if value is None:
             return None
@@ -90,7 +90,7 @@ STEPS = [
 
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
 @given(rows=ROWS, before=ROWS, steps=st.sampled_from(STEPS))
-def test_values_are_those_that_a_walk_through_each_row_finds(
+def test_values_equal_those_of_the_oracle(
     kind: Any, rows: list[Any], before: list[Any], steps: tuple[str | int, ...]
 ) -> None:
     array = pa.array(before + rows, kind(kind(ITEM_TYPE))).slice(len(before))
@@ -115,6 +115,6 @@ def test_lists_of_fixed_size_maps_and_dictionaries_are_followed() -> None:
 
 
 @pytest.mark.parametrize("text", ["gone", "gone.x", "s.gone", "s.gone[0]", "s[0]", "l.x", "i.x", "i[0]", "s.a.b"])
-def test_what_a_chunk_lacks_is_null(text: str) -> None:
+def test_missing_columns_and_fields_are_null(text: str) -> None:
     table = pa.table({"s": [{"a": 1}, None], "l": [[1], []], "i": [1, 2]})
     assert evaluate(table, parse_path(text)).to_pylist() == [None, None]

@@ -1,4 +1,4 @@
-"""Tokenizer folders: tokens, ids and chat templates against `transformers.AutoTokenizer`, and what is exported."""
+"""Tokenizer folders: tokens, ids and chat templates compared with `transformers.AutoTokenizer`, and exports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def added(tokenizer: Any) -> dict[int, str]:
 
 
 @given(st.data())
-def test_a_folder_is_what_transformers_reads(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_folder_is_read_as_by_transformers(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder: Folder = data.draw(folders(BASE.get_vocab_size()))
     root = tmp_path_factory.mktemp("folder")
     path = folder.write(root / "in", BASE)
@@ -50,13 +50,13 @@ def test_a_folder_is_what_transformers_reads(tmp_path_factory: pytest.TempPathFa
                 assert getattr(ids, "ids", ids) == reference.encode(text, add_special_tokens=special)
     assert spec.tokens() == reference.special_tokens_map
     assert spec.chat_template == reference.chat_template
-    begin = reference.encode("a")[:1] if len(reference.encode("a")) > 1 else None
-    assert spec.adds_bos == (begin is not None and begin == [reference.bos_token_id])
+    first = reference.encode("a")[:1] if len(reference.encode("a")) > 1 else None
+    assert spec.adds_bos == (first is not None and first == [reference.bos_token_id])
     assert set(spec.control) >= set(reference.all_special_tokens)
 
 
 def family_defaults(name: str) -> dict[str, str]:
-    """The tokens that a class of transformers names by itself."""
+    """Return the default tokens of a tokenizer class of transformers."""
     import transformers
 
     parameters = inspect.signature(getattr(transformers, name).__init__).parameters
@@ -76,7 +76,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("family", CLASSES)
-def test_tokens_that_no_file_names_are_those_of_the_class(family: str) -> None:
+def test_undeclared_tokens_are_the_defaults_of_the_class(family: str) -> None:
     assert FAMILIES[family] == family_defaults(CLASSES[family])
 
 
@@ -84,7 +84,7 @@ def test_tokens_that_no_file_names_are_those_of_the_class(family: str) -> None:
     "file",
     [("config.json", {"model_type": "gpt2"}), ("tokenizer_config.json", {"tokenizer_class": "GPT2TokenizerFast"})],
 )
-def test_silent_files_leave_the_tokens_to_their_class(tmp_path: Path, file: tuple[str, dict[str, str]]) -> None:
+def test_files_without_tokens_use_the_defaults_of_their_class(tmp_path: Path, file: tuple[str, dict[str, str]]) -> None:
     path = Folder({file[0]: file[1]}).write(tmp_path / "gpt2", byte_level(("<|endoftext|>",), 300))
     spec = resolve(path)
     assert (spec.bos, spec.eos, spec.pad) == ("<|endoftext|>", "<|endoftext|>", None)
@@ -93,7 +93,7 @@ def test_silent_files_leave_the_tokens_to_their_class(tmp_path: Path, file: tupl
     assert resolve(explicit.write(tmp_path / "none", byte_level(("<|endoftext|>",), 300))).bos is None
 
 
-def test_chat_templates_of_every_age_are_found(tmp_path: Path) -> None:
+def test_chat_templates_in_old_and_new_places_are_found(tmp_path: Path) -> None:
     named = {
         "additional_chat_templates/default.jinja": "{{ 2 }}",
         "additional_chat_templates/tool_use.jinja": "{{ 3 }}",
@@ -111,7 +111,7 @@ def test_chat_templates_of_every_age_are_found(tmp_path: Path) -> None:
     assert found == ["{{ 1 }}", "{{ 2 }}", "{{ 4 }}", "{{ 6 }}", "{{ 5 }}", None]
 
 
-def test_nothing_but_what_is_needed_is_exported(tmp_path: Path) -> None:
+def test_only_needed_settings_are_exported(tmp_path: Path) -> None:
     config = {
         "tokenizer_class": "LlamaTokenizer",
         "auto_map": {"AutoTokenizer": ["code.Evil", None]},

@@ -1,5 +1,5 @@
-"""SentencePiece models and tiktoken ranks: ids against what the sentencepiece and tiktoken libraries gave (see
-tokenizer_models/make.py), and which files explain them."""
+"""SentencePiece models and tiktoken ranks: ids compared with those of the sentencepiece and tiktoken libraries (see
+`tests/support/tokenizer_models/make.py`), and the settings that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.paths import TOKENIZER_MODELS
 from support.resolved_tokenizers import exported, resolve
 from tokenloom.errors import ConfigError
 from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec
-from tokenloom.resources.tokenizers.merges import recover_merges
+from tokenloom.resources.tokenizers.bpe_merges import recover_merges
 from tokenloom.resources.tokenizers.tiktoken import ENCODINGS, Encoding, parse_ranks, tiktoken_json
 
 EXPECTED: dict[str, Any] = json.loads((TOKENIZER_MODELS / "expected.json").read_text())
@@ -28,7 +28,7 @@ PATTERNS = ("r50k_base", "cl100k_base", "o200k_base")
 
 
 def loaded(spec: TokenizerSpec) -> Tokenizer:
-    """The tokenizer, taking control strings for plain text as the libraries do."""
+    """Return the tokenizer, with control tokens in texts encoded as plain text, as in the libraries."""
     tokenizer = Tokenizer.from_str(spec.files[TOKENIZER].decode())
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -82,7 +82,7 @@ def test_ranks_give_tiktoken_s_ids(name: str, encoding: str) -> None:
 
 
 def by_ranks(text: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """Encoding by ranks, word for word: the leftmost of the lowest pairs is merged until none is left."""
+    """Encode by ranks, literally: merge the leftmost of the lowest-ranked pairs until none is left."""
     parts = [text[at : at + 1] for at in range(len(text))]
     while pairs := [(ranks[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]:
         _, at = min(pairs)
@@ -91,7 +91,7 @@ def by_ranks(text: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def by_merges(text: bytes, merges: list[tuple[bytes, bytes]]) -> list[bytes]:
-    """Encoding by merges: the same, but only listed pairs merge."""
+    """Encode by merges: the same, but only listed pairs are merged."""
     order = {pair: at for at, pair in reversed(list(enumerate(merges)))}
     parts = [text[at : at + 1] for at in range(len(text))]
     while pairs := [(order[pair], at) for at, pair in enumerate(itertools.pairwise(parts)) if pair in order]:
@@ -112,13 +112,13 @@ def test_recovered_merges_encode_as_the_ranks_do(tokens: list[bytes], texts: lis
         assert by_merges(text, merges) == by_ranks(text, ranks)
 
 
-def test_the_merges_of_a_real_vocabulary_come_back(real_data: Path) -> None:
+def test_the_merges_of_a_real_vocabulary_are_recovered(real_data: Path) -> None:
     model = json.loads((real_data / "tokenizers" / "phi-2" / "tokenizer.json").read_text())["model"]
     listed = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     assert len(listed) == 50_000 and recover_merges(model["vocab"]) == listed
 
 
-def test_a_known_encoding_goes_by_its_file_s_name(tmp_path: Path) -> None:
+def test_a_known_encoding_is_recognized_by_its_file_name(tmp_path: Path) -> None:
     for encoding, known in ENCODINGS.items():
         lines = [base64.b64encode(bytes([byte])) + b" %d" % byte for byte in range(256)]
         top = min(known.special.values())
@@ -144,7 +144,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize("file", ["some.tiktoken", "tokenizer.model", "tiktoken.model"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_settings_beside_ranks_explain_them(tmp_path: Path, file: str, whole: bool) -> None:
+def test_settings_next_to_ranks_are_read(tmp_path: Path, file: str, whole: bool) -> None:
     shutil.copy(TOKENIZER_MODELS / "trained.tiktoken", tmp_path / file)
     expected = EXPECTED["trained cl100k_base"]
     config = {"pat_str": expected["pat_str"], "added_tokens_decoder": {"702": SPECIAL}, "eos_token": "<|stop|>"}
@@ -154,8 +154,8 @@ def test_settings_beside_ranks_explain_them(tmp_path: Path, file: str, whole: bo
     assert spec.eos == "<|stop|>" and loaded(spec).token_to_id("<|stop|>") == 702
 
 
-def test_ranks_that_nothing_explains_are_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"not how texts are split.*r50k_base.*tokenizer_config\.json.*\"pat_str\""):
+def test_ranks_without_a_split_pattern_are_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"without a split pattern.*r50k_base.*tokenizer_config\.json.*\"pat_str\""):
         resolve(TOKENIZER_MODELS / "trained.tiktoken")
 
 
@@ -163,7 +163,7 @@ LLAMA: dict[str, Any] = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": T
 
 
 @pytest.mark.parametrize("file", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
-def test_settings_beside_a_sentencepiece_model_are_read(tmp_path: Path, file: str) -> None:
+def test_settings_next_to_a_sentencepiece_model_are_read(tmp_path: Path, file: str) -> None:
     shutil.copy(TOKENIZER_MODELS / "bpe.model", tmp_path / file)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<pad>", "bos_token": "<s>"}))
@@ -175,7 +175,7 @@ def test_settings_beside_a_sentencepiece_model_are_read(tmp_path: Path, file: st
     assert spec.chat_template == "{{ bos_token }}"
 
 
-def test_llama_that_is_not_legacy_puts_a_space_before_the_whole_text_alone(tmp_path: Path) -> None:
+def test_non_legacy_llama_puts_a_space_only_before_the_whole_text(tmp_path: Path) -> None:
     shutil.copy(TOKENIZER_MODELS / "bpe.model", tmp_path / "tokenizer.model")
     found = {}
     for legacy in (True, False):
@@ -186,7 +186,7 @@ def test_llama_that_is_not_legacy_puts_a_space_before_the_whole_text_alone(tmp_p
     assert found == {True: ["<s>", "▁the", "</s>", "▁the"], False: ["<s>", "▁the", "</s>", "t", "he"]}
 
 
-def test_t5_ends_texts_and_has_its_sentinels(tmp_path: Path) -> None:
+def test_t5_appends_eos_and_has_sentinels(tmp_path: Path) -> None:
     shutil.copy(TOKENIZER_MODELS / "unigram.model", tmp_path / "spiece.model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 10}')
     tokenizer = Tokenizer.from_str(resolve(tmp_path).files[TOKENIZER].decode())
@@ -198,7 +198,7 @@ def test_t5_ends_texts_and_has_its_sentinels(tmp_path: Path) -> None:
 def test_a_class_whose_ids_are_not_the_model_s_is_refused(tmp_path: Path) -> None:
     shutil.copy(TOKENIZER_MODELS / "unigram.model", tmp_path / "sentencepiece.bpe.model")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
-    with pytest.raises(ConfigError, match=r"XLMRobertaTokenizer may differ.*save_pretrained"):
+    with pytest.raises(ConfigError, match=r"XLMRobertaTokenizer can differ.*save_pretrained"):
         resolve(tmp_path)
 
 
@@ -216,5 +216,5 @@ def test_the_exported_folder_encodes_the_same(tmp_path: Path, name: str) -> None
     assert {name: read.convert_tokens_to_ids(token) for name, token in spec.tokens().items()} == {
         name: plain.token_to_id(token) for name, token in spec.tokens().items()
     }
-    said = read.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
-    assert said == "hello" + (spec.eos or "")
+    text = read.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    assert text == "hello" + (spec.eos or "")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tokenloom.errors import ConfigError
-from tokenloom.resources.store.hold import claimed
+from tokenloom.resources.file_lock import lock_exclusive
 
 MARK = ".export.json"
 """File that marks a folder as an export."""
@@ -94,7 +94,7 @@ def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         lock.touch()
-        with claimed(lock) as free:
+        with lock_exclusive(lock) as free:
             if not free:
                 raise _folder_error(f"another process is exporting to {path}")
             try:

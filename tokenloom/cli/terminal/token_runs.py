@@ -11,8 +11,8 @@ import numpy as np
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
-from tokenloom.resources.tables.sides import sides
 from tokenloom.resources.tokenizers import TOKENIZER
 
 

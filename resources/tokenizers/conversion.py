@@ -1,4 +1,4 @@
-"""Brings a tokenizer's files, of whatever kind, to one tokenizer.json, its special tokens and its chat template."""
+"""Converts a tokenizer's files, of any format, to a tokenizer.json, its special tokens and its chat template."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.tokenizers.files import (
-    ADDED_TOKENS,
-    CONFIG,
-    MODEL_CONFIG,
-    MORE_TEMPLATES,
-    SETTING,
-    SPECIAL_TOKENS_MAP,
-    TEMPLATE,
-    TOKENIZER,
-    TokenizerFiles,
-)
 from tokenloom.resources.tokenizers.sentencepiece import parse_sentencepiece, sentencepiece_json
 from tokenloom.resources.tokenizers.special_tokens import FAMILIES, SpecialTokens, read_special_tokens
 from tokenloom.resources.tokenizers.tiktoken import (
@@ -31,6 +20,17 @@ from tokenloom.resources.tokenizers.tiktoken import (
     is_ranks,
     parse_ranks,
     tiktoken_json,
+)
+from tokenloom.resources.tokenizers.tokenizer_files import (
+    ADDED_TOKENS,
+    CONFIG,
+    MODEL_CONFIG,
+    MORE_TEMPLATES,
+    SETTING,
+    SPECIAL_TOKENS_MAP,
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerFiles,
 )
 from tokenloom.resources.tokenizers.tokenizer_json import (
     load_tokenizer,
@@ -43,19 +43,19 @@ from tokenloom.resources.tokenizers.tokenizer_json import (
 
 T5, LLAMA = ("t5", "mt5", "umt5"), ("llama", "codellama", "mistral", "mixtral", "phi3")
 SENTENCEPIECE_IDS = ("", "pretrainedtokenizerfast", "tokenizersbackend", "gemma", "gemma2", "gemma3", *LLAMA, *T5)
-"""Families of tokenizers whose ids begin with those of their SentencePiece model."""
+"""Families of tokenizers whose ids start with those of their SentencePiece model."""
 
 
 @dataclass(frozen=True)
 class ConvertedTokenizer:
-    """A tokenizer, whatever its files were.
+    """A tokenizer in a common format.
 
     Args:
         content: tokenizer.json, with every token that the files add.
         parsed: the same, parsed.
         config: tokenizer_config.json, or {}.
-        special: special tokens with a name, such as bos_token, and without.
-        vocabulary: token to id.
+        special: named special tokens, such as bos_token, and unnamed ones.
+        vocabulary: id of each token.
         chat_template: its text, or None.
     """
 
@@ -68,21 +68,20 @@ class ConvertedTokenizer:
 
 
 def convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenizer:
-    """Read a tokenizer's files.
+    """Convert a tokenizer's files.
 
     Raises:
-        ConfigError: a file is damaged or of no known kind, or what must stand beside it is missing.
+        ConfigError: a file is damaged, has an unknown format, or needs another file that is missing.
     """
     try:
         return _convert(files)
     except TokenizerError as error:
-        said = str(error).startswith(files.vocabulary) and files.name.endswith(files.vocabulary)
-        place = SETTING if said else f"{SETTING}: {files.name}"
-        raise config.fault(SETTING, f"{place}: {error}") from error
+        names_file = str(error).startswith(files.vocabulary) and files.name.endswith(files.vocabulary)
+        raise config.fault(SETTING, str(error) if names_file else f"{files.name}: {error}") from error
 
 
 def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
-    settings, model, mapped, listed = (
+    settings, model, special_tokens_map, added_tokens = (
         parse_json(name, files.settings.get(name, b"{}"))
         for name in (CONFIG, MODEL_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
     )
@@ -91,32 +90,33 @@ def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
     if is_json:
         base = Base(files.content, {})
     else:
-        base = _from_ranks(files, settings) if _holds_ranks(files) else _from_model(files, settings, family)
+        base = _from_ranks(files, settings) if _has_ranks(files) else _from_model(files, settings, family)
     parsed = parse_json(files.vocabulary, base.content)
     known = vocabulary(parsed)
     _check(base.content)
-    tokens = read_special_tokens(
-        settings, mapped, listed, FAMILIES.get(family, {}) | base.named, parsed["added_tokens"], known
-    )
+    defaults = FAMILIES.get(family, {}) | base.named
+    tokens = read_special_tokens(settings, special_tokens_map, added_tokens, defaults, parsed["added_tokens"], known)
     content = with_added_tokens(base.content, parsed, [*base.added, *tokens.added])
     if content is not base.content:
         parsed = parse_json(files.vocabulary, content)
     ids = vocabulary(parsed)
     if not is_json:
-        begin, end = (tokens.named.get(f"{at}_token") if _adds(settings, at, base) else None for at in ("bos", "eos"))
-        parsed = with_ends(parsed, begin, end, ids)
+        added = [role for role in ("bos", "eos") if settings.get(f"add_{role}_token") is True or role in base.ends]
+        start, end = (tokens.named.get(f"{role}_token") if role in added else None for role in ("bos", "eos"))
+        parsed = with_ends(parsed, start, end, ids)
         content = json.dumps(parsed, ensure_ascii=False).encode()
     return ConvertedTokenizer(content, parsed, settings, tokens, ids, _chat_template(files, settings))
 
 
 @dataclass(frozen=True)
 class Base:
-    """tokenizer.json before what stands beside it is read.
+    """tokenizer.json of the vocabulary's file alone.
 
     Args:
-        named: bos_token, eos_token, … as the vocabulary's file or its kind tells.
-        added: tokens that its kind adds.
-        ends: `bos` or `eos` where its kind always puts it around a text.
+        content: tokenizer.json.
+        named: bos_token, eos_token, … as the file or its format declares them.
+        added: tokens that the format adds.
+        ends: `bos` or `eos` if tokenizers of this format always put it before or after a text.
     """
 
     content: bytes
@@ -130,11 +130,7 @@ def _check(content: bytes) -> None:
     load_tokenizer(content)
 
 
-def _adds(settings: dict[str, Any], end: str, base: Base) -> bool:
-    return settings.get(f"add_{end}_token") is True or end in base.ends
-
-
-def _holds_ranks(files: TokenizerFiles) -> bool:
+def _has_ranks(files: TokenizerFiles) -> bool:
     return files.vocabulary.endswith(".tiktoken") or is_ranks(files.content)
 
 
@@ -148,8 +144,8 @@ def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
     if encoding is None:
         if not isinstance(pattern := settings.get("pat_str"), str):
             raise TokenizerError(
-                f"{files.vocabulary} holds tiktoken ranks, but not how texts are split: give it the name of its "
-                f"encoding ({', '.join(ENCODINGS)}) with the ending .tiktoken, or put a {CONFIG} beside it, with the "
+                f"{files.vocabulary} contains tiktoken ranks without a split pattern; rename it to its encoding "
+                f"({', '.join(ENCODINGS)}) with the extension .tiktoken, or put a {CONFIG} next to it, with the "
                 'pattern as "pat_str" and the special tokens as "added_tokens_decoder"'
             )
         special = settings.get("added_tokens_decoder") or {}
@@ -161,35 +157,35 @@ def _from_ranks(files: TokenizerFiles, settings: dict[str, Any]) -> Base:
 
 
 def _special_ids(special: Any) -> dict[str, int]:
-    """Token to id, of `added_tokens_decoder`."""
+    """Return the id of each token in `added_tokens_decoder`."""
     try:
         return {token["content"] if isinstance(token, dict) else token: int(id) for id, token in special.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(f"{CONFIG}: added_tokens_decoder does not map ids to tokens") from error
+        raise TokenizerError(f"{CONFIG}: added_tokens_decoder must map ids to tokens") from error
 
 
 def _from_model(files: TokenizerFiles, settings: dict[str, Any], family: str) -> Base:
     if files.settings and family not in SENTENCEPIECE_IDS:
         raise TokenizerError(
-            f"there is only a SentencePiece model, and the ids of a {settings.get('tokenizer_class') or family} may "
-            f"differ from its own: save it with a {TOKENIZER} (transformers: save_pretrained), or name "
-            f"{files.vocabulary} itself if its ids are meant"
+            f"the ids of a {settings.get('tokenizer_class') or family} can differ from those of its SentencePiece "
+            f"model; save it with a {TOKENIZER} (`save_pretrained` of transformers), or set the path to "
+            f"{files.vocabulary} to use the ids of the model"
         )
     first_only = family in LLAMA and settings.get("legacy") is False
     try:
         content, specials = _model_json(files.content, first_only)
     except (ValueError, TypeError, AttributeError, struct.error) as error:
-        told = error if type(error) is ValueError else "it is damaged"
+        reason = error if type(error) is ValueError else "it is damaged"
         raise TokenizerError(
             f"{files.vocabulary} is neither {TOKENIZER} nor tiktoken ranks, and cannot be read as a SentencePiece "
-            f"model: {told}"
+            f"model: {reason}"
         ) from error
     named = {f"{role}_token": token for role, token in specials}
     if family not in T5:
         return Base(content, named)
     if not isinstance(extra := settings.get("extra_ids", 100), int) or not 0 <= extra <= 10_000:
-        raise TokenizerError(f"{CONFIG}: extra_ids is no number of sentinels: {str(extra)[:80]}")
-    sentinels = tuple(special_token(f"<extra_id_{at}>") for at in reversed(range(extra)))
+        raise TokenizerError(f"{CONFIG}: extra_ids must be an integer from 0 to 10,000, got {str(extra)[:80]}")
+    sentinels = tuple(special_token(f"<extra_id_{number}>") for number in reversed(range(extra)))
     return Base(content, named, sentinels, ("eos",))
 
 
@@ -210,7 +206,7 @@ def _model_json(content: bytes, prefix_first_only: bool) -> tuple[bytes, tuple[t
 
 
 def _family(name: Any) -> str:
-    """A tokenizer's class, or a model type, as FAMILIES spells it."""
+    """Return a tokenizer's class or a model type in the spelling of FAMILIES."""
     text = str(name or "").lower()
     return (
         text if text.startswith("pretrained") else text.removesuffix("fast").removesuffix("tokenizer").replace("_", "")
@@ -218,13 +214,13 @@ def _family(name: Any) -> str:
 
 
 def _chat_template(files: TokenizerFiles, settings: dict[str, Any]) -> str | None:
-    """The default chat template: its own file, else tokenizer_config.json's, else chat_template.json's."""
-    own, more, processor = (files.settings.get(name) for name in (TEMPLATE, *MORE_TEMPLATES))
+    """Return the default chat template: from its own file, tokenizer_config.json, or chat_template.json."""
+    own, additional, processor = (files.settings.get(name) for name in (TEMPLATE, *MORE_TEMPLATES))
     try:
-        if (text := own or more) is not None:
+        if (text := own or additional) is not None:
             return text.decode()
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"{TEMPLATE} is no UTF-8 text: {error}") from error
+        raise TokenizerError(f"{TEMPLATE} is not valid UTF-8: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -234,5 +230,5 @@ def _chat_template(files: TokenizerFiles, settings: dict[str, Any]) -> str | Non
     if template is None and processor is not None:
         template = parse_json(MORE_TEMPLATES[1], processor).get("chat_template")
     if not isinstance(template, str | None):
-        raise TokenizerError(f"{CONFIG}: chat_template is no text")
+        raise TokenizerError(f"{CONFIG}: chat_template must be a string")
     return template

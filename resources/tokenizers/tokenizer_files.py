@@ -1,4 +1,4 @@
-"""Finds the files of the tokenizer that a YAML names: one file, a folder, or a repository on the hub."""
+"""Finds the files of the tokenizer that a YAML names: a file, a folder, or a repository on the hub."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SETTING = "tokenizer.name_or_path"
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """A tokenizer's files as they are.
+    """A tokenizer's files, not parsed.
 
     Args:
-        name: what the YAML calls the tokenizer.
-        vocabulary: name of the file that holds the vocabulary.
-        content: its bytes.
-        settings: what stands beside it, by name; empty for a file that was named itself.
+        name: the tokenizer's name in the YAML.
+        vocabulary: name of the file with the vocabulary.
+        content: content of that file.
+        settings: content of the other files in its folder, by name; empty if the YAML names the file itself.
     """
 
     name: str
@@ -45,10 +45,11 @@ class TokenizerFiles:
 
 
 def find_files(config: PipelineConfig, name: str) -> TokenizerFiles:
-    """The files of a tokenizer. A file named itself stands alone, but for ranks, which need the settings beside them.
+    """Read the files of a tokenizer. If the name is a file, only that file is read, except for tiktoken ranks, which
+    need the settings next to them.
 
     Raises:
-        ConfigError: there is no such file, folder or repository, or it holds no vocabulary.
+        ConfigError: no such file, folder or repository exists, or it has no vocabulary.
         TokenizerError: a file cannot be read.
     """
     path = local_path(config, name)
@@ -59,14 +60,14 @@ def find_files(config: PipelineConfig, name: str) -> TokenizerFiles:
             content = path.read_bytes()
             return TokenizerFiles(name, path.name, content, _settings(path.parent) if is_ranks(content) else {})
         ranks = sorted(entry.name for entry in path.glob("*.tiktoken"))
-        found = [entry for entry in (*VOCABULARIES, *ranks) if (path / entry).is_file()]
-        if not found:
+        vocabularies = [entry for entry in (*VOCABULARIES, *ranks) if (path / entry).is_file()]
+        if not vocabularies:
             raise config.fault(
                 SETTING,
-                f"{SETTING}: {name} holds no {TOKENIZER}, SentencePiece model or tiktoken ranks; where transformers "
-                "loads it, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one",
+                f"{name} contains no {TOKENIZER}, SentencePiece model or tiktoken ranks; if transformers can load it, "
+                f"AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a {TOKENIZER}",
             )
-        return TokenizerFiles(name, found[0], (path / found[0]).read_bytes(), _settings(path))
+        return TokenizerFiles(name, vocabularies[0], (path / vocabularies[0]).read_bytes(), _settings(path))
     except OSError as error:
         raise TokenizerError(f"{name}: cannot be read: {error.strerror}") from error
 
@@ -79,25 +80,24 @@ def _from_hub(config: PipelineConfig, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", name) or name.endswith(
         (".json", ".model", ".tiktoken")
     ):
-        raise config.fault(SETTING, f"{SETTING}: no such file or folder: {name}")
+        raise config.fault(SETTING, f"no such file or folder: {name}")
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
         folder = huggingface_hub.snapshot_download(name, allow_patterns=[TOKENIZER, *SETTINGS])
-        if not (Path(folder) / TOKENIZER).is_file():  # the folder of a snapshot is named after its commit
+        if not (Path(folder) / TOKENIZER).is_file():  # a snapshot's folder is named after its commit
             others = [*VOCABULARIES, "*.tiktoken"]
             folder = huggingface_hub.snapshot_download(name, revision=Path(folder).name, allow_patterns=others)
         return Path(folder)
     except GatedRepoError as error:
-        raise config.fault(
-            SETTING, f"{SETTING}: {name} is gated on the hub; set HF_TOKEN to a token that may read it"
-        ) from error
+        message = f"{name} is gated on the hub; set HF_TOKEN to a token with access to it"
+        raise config.fault(SETTING, message) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise config.fault(
             SETTING,
-            f"{SETTING}: {name} is no local folder, and not on the hub; "
-            "check its spelling, or HF_TOKEN where it is private",
+            f"{name} is not a local folder, and not found on the hub; check its spelling, or set HF_TOKEN if it is "
+            "private",
         ) from error
     except Exception as error:
         raise hub_unavailable(name, error) from error

@@ -1,11 +1,11 @@
-"""A cache of objects on this machine's disk, shared by all processes and all buckets.
+"""Local copies of the objects in buckets, shared by all processes and buckets.
 
 objects/<ab>/<digest>.arrow      named by the BLAKE3 of their bytes, as in a store
-<place>/<name>                   what is not named so, apart for each bucket
+<address>/<name>                 blobs with other names, separate for each store (<address> is a digest of its address)
 scratch/                         files being written
 
-Each file appears whole, and its bytes are checked before a process uses it. The least recently used go when there is
-more than the limit; one that is mapped meanwhile stays readable.
+Files are written atomically, and their bytes are checked before a process uses them. Above the size limit, the least
+recently used objects are deleted; a process that has one mapped can still read it.
 """
 
 from __future__ import annotations
@@ -28,71 +28,69 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `50GB`, `1.5 TB`, `512MiB` or `1000000`.
+    """Return the number of bytes of a size such as `50GB`, `1.5 TB`, `512MiB` or `1000000`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a size.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(text)
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(unit.lower()) if unit else 0))
 
 
 class FileCache:
-    """The cache below a folder.
+    """A cache in a folder.
 
     Args:
-        root: the folder; made when it is needed.
-        limit: bytes of objects that it may hold. Several processes that fill it at once may pass it by a small share.
+        root: the folder, created on the first write.
+        limit: maximum size of all objects in bytes. Processes that write at the same time can exceed it slightly.
     """
 
     def __init__(self, root: Path, limit: int):
         self.root, self.limit = root, limit
         self._checked: dict[str, tuple[int, int, int]] = {}
-        self._room = 0  # bytes to add before looking again at what is there
+        self._room = 0  # bytes that can be added before the folder is scanned again
 
     @classmethod
     def from_environment(cls) -> FileCache:
-        """The cache in `$TOKENLOOM_CACHE` (default: `~/.cache/tokenloom`), limited by `$TOKENLOOM_CACHE_SIZE`.
+        """Open the cache in `$TOKENLOOM_CACHE` (default: `~/.cache/tokenloom`), limited by `$TOKENLOOM_CACHE_SIZE`.
 
         Raises:
-            ConfigError: the limit is no size, or there is no home folder.
+            ConfigError: the limit is not a size, or there is no home folder.
         """
-        named = os.environ.get("TOKENLOOM_CACHE_SIZE") or DEFAULT_LIMIT
+        size = os.environ.get("TOKENLOOM_CACHE_SIZE") or DEFAULT_LIMIT
         try:
-            limit = parse_size(named)
+            limit = parse_size(size)
         except ValueError:
-            raise ConfigError(
-                [Fault("TOKENLOOM_CACHE_SIZE", f"{named!r} is no size such as {DEFAULT_LIMIT}")]
-            ) from None
+            message = f"must be a size such as {DEFAULT_LIMIT}, got {size!r}"
+            raise ConfigError([Fault("TOKENLOOM_CACHE_SIZE", message)]) from None
         try:
             folder = os.environ.get("TOKENLOOM_CACHE") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/tokenloom"
             return cls(Path(folder).expanduser().absolute(), limit)
         except RuntimeError:
-            raise ConfigError(
-                [Fault("TOKENLOOM_CACHE", "there is no home folder to cache objects in; set it")]
-            ) from None
+            message = "no home folder found for the cache; set this variable to a folder"
+            raise ConfigError([Fault("TOKENLOOM_CACHE", message)]) from None
 
     def find(self, digest: str) -> Path | None:
-        """The file of an object, or None where it is not here; a damaged one is removed."""
+        """Return the file of an object, or None if it is not cached. A damaged file is removed."""
         path = self._path(digest)
         try:
             found = path.stat()
-            mark = found.st_ino, found.st_size, found.st_mtime_ns
-            if self._checked.get(digest) != mark:
+            stamp = found.st_ino, found.st_size, found.st_mtime_ns
+            if self._checked.get(digest) != stamp:
                 if digest_bytes(path.read_bytes()) != digest:
                     self.remove(digest)
                     return None
-                self._checked[digest] = mark
-            os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # used now; written when it was
+                self._checked[digest] = stamp
+            os.utime(path, ns=(time.time_ns(), found.st_mtime_ns))  # the access time orders eviction
         except OSError:
             return None
         return path
 
     def add(self, digest: str, data: bytes | memoryview) -> Path:
-        """Keep an object whose bytes were checked.
+        """Add an object whose bytes were checked, and return its file.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -106,17 +104,21 @@ class FileCache:
         return path
 
     def remove(self, digest: str) -> None:
-        """Forget an object."""
+        """Delete an object from the cache."""
         with suppress(OSError):
             self._path(digest).unlink()
 
-    def lay(self, place: str, name: str, data: bytes) -> Path:
-        """A file with a blob that is not named by its bytes, as it is now; it does not count towards the limit.
+    def put_named(self, address: str, name: str, data: bytes) -> Path:
+        """Write a blob that is not named by its digest, and return its file. It does not count towards the limit.
+
+        Args:
+            address: address of the store.
+            data: the blob's current content.
 
         Raises:
             StoreError: the folder cannot be written.
         """
-        path = self.root / digest_bytes(place.encode())[:16] / name
+        path = self.root / digest_bytes(address.encode())[:16] / name
         with suppress(OSError):
             if path.read_bytes() == data:
                 return path
@@ -139,17 +141,21 @@ class FileCache:
                 temporary.unlink(missing_ok=True)
             raise StoreError(
                 f"cannot write to the cache {self.root}: {error.strerror or error}; "
-                "set TOKENLOOM_CACHE to a folder with room, or a smaller TOKENLOOM_CACHE_SIZE"
+                "set TOKENLOOM_CACHE to a folder with free space, or set a smaller TOKENLOOM_CACHE_SIZE"
             ) from error
         return found
 
     def _trim(self, kept: Path) -> None:
-        """Remove what was not used for longest, down to a little below the limit, and what was left half-written."""
-        held = sorted(_files(self.root / "objects"))
-        total = sum(size for _, size, _ in held)
-        wanted = self.limit - self.limit // 16 if total > self.limit else total
-        for _, size, path in held:
-            if total <= wanted:
+        """Delete the least recently used objects until the size is a little below the limit, and stale scratch files.
+
+        Args:
+            kept: the file that was just added, which is not deleted.
+        """
+        objects = sorted(_files(self.root / "objects"))
+        total = sum(size for _, size, _ in objects)
+        target = self.limit - self.limit // 16 if total > self.limit else total
+        for _, size, path in objects:
+            if total <= target:
                 break
             if path != str(kept):
                 with suppress(OSError):
@@ -164,7 +170,7 @@ class FileCache:
 
 
 def _files(folder: Path | str) -> Iterator[tuple[int, int, str]]:
-    """When each file was last used (nanoseconds, POSIX), its size and its path; others may remove them meanwhile."""
+    """Yield the access time (POSIX ns), size and path of each file. Other processes can delete files meanwhile."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""Work that holds Python's lock, in processes: the same results and errors, and none is left behind."""
+"""Worker processes: same results and errors as in the calling thread, and no process is left running."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, Fault, SpansError, TemplateError
-from tokenloom.resources.engines import processes
+from tokenloom.resources.engines import worker_processes
 from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.engines.processes import Processes
+from tokenloom.resources.engines.worker_processes import WorkerProcesses
 from tokenloom.resources.store import ArtifactStore
 
 OPAQUE_CHAT = (
@@ -37,29 +37,29 @@ PROMPTS = {
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are started with the first call."""
-    monkeypatch.setattr(processes, "PATIENCE", 0.0)
+    """Start workers at the first call."""
+    monkeypatch.setattr(worker_processes, "START_AFTER_SECONDS", 0.0)
 
 
 @pytest.fixture
-def apart(eager: None) -> Iterator[Processes]:
-    """Two workers, both ready."""
-    made = Processes(os.path.basename, 2)
-    assert made("a/b") == "b"
-    await_workers(made, 2)
-    yield made
-    made.close()
+def basename(eager: None) -> Iterator[WorkerProcesses]:
+    """`os.path.basename` in two workers, both ready."""
+    function = WorkerProcesses(os.path.basename, 2)
+    assert function("a/b") == "b"
+    await_workers(function, 2)
+    yield function
+    function.close()
 
 
-def await_workers(made: Processes, count: int) -> None:
+def await_workers(function: WorkerProcesses, count: int) -> None:
     deadline = time.monotonic() + 60
-    while made._idle.qsize() < count:
+    while function._idle.qsize() < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def pids(made: Processes) -> list[int]:
-    return [worker._process.pid for worker in made._workers]
+def pids(function: WorkerProcesses) -> list[int]:
+    return [worker._process.pid for worker in function._workers]
 
 
 def alive(pid: int) -> bool:
@@ -70,48 +70,48 @@ def alive(pid: int) -> bool:
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def await_end(found: list[int]) -> None:
+def await_end(processes: list[int]) -> None:
     deadline = time.monotonic() + 30
-    while any(map(alive, found)):
+    while any(map(alive, processes)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def test_small_work_starts_no_process() -> None:
     engine = ComputeEngine(2)
-    made = list(engine.map(engine.apart(whereabouts_here), range(50)))
-    assert made == [(value, os.getpid()) for value in range(50)]
-    assert ComputeEngine(1).apart(whereabouts_here) is whereabouts_here
+    results = list(engine.map(engine.apart(with_pid), range(50)))
+    assert results == [(value, os.getpid()) for value in range(50)]
+    assert ComputeEngine(1).apart(with_pid) is with_pid
 
 
-def whereabouts_here(value: int) -> tuple[int, int]:
+def with_pid(value: int) -> tuple[int, int]:
     return value, os.getpid()
 
 
-def test_workers_answer_as_soon_as_they_are_ready_and_end_when_closed(apart: Processes) -> None:
-    found = pids(apart)
-    assert len(set(found)) == 2
-    assert [apart(f"x/{number}") for number in range(9)] == [str(number) for number in range(9)]
-    apart.close()
-    await_end(found)
+def test_ready_workers_answer_and_exit_when_closed(basename: WorkerProcesses) -> None:
+    workers = pids(basename)
+    assert len(set(workers)) == 2
+    assert [basename(f"x/{number}") for number in range(9)] == [str(number) for number in range(9)]
+    basename.close()
+    await_end(workers)
 
 
-def test_what_a_worker_raises_is_raised_as_it_is(eager: None) -> None:
-    made = Processes(bytes.fromhex, 1)
-    made("00")
-    await_workers(made, 1)
+def test_exceptions_of_workers_are_raised_unchanged(eager: None) -> None:
+    from_hex = WorkerProcesses(bytes.fromhex, 1)
+    from_hex("00")
+    await_workers(from_hex, 1)
     with pytest.raises(ValueError, match="non-hexadecimal"):
-        made("zz")
-    assert made("ff") == b"\xff"
+        from_hex("zz")
+    assert from_hex("ff") == b"\xff"
     with pytest.raises(TypeError):
-        made(7)
-    made.close()
+        from_hex(7)
+    from_hex.close()
 
 
-def test_a_worker_that_is_killed_loses_nothing(apart: Processes) -> None:
-    for pid in pids(apart):
+def test_no_result_is_lost_when_workers_are_killed(basename: WorkerProcesses) -> None:
+    for pid in pids(basename):
         os.kill(pid, signal.SIGKILL)
-    assert [apart(f"x/{number}") for number in range(5)] == [str(number) for number in range(5)]
+    assert [basename(f"x/{number}") for number in range(5)] == [str(number) for number in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_worker_that_is_killed_loses_nothing(apart: Processes) -> None:
         SpansError("cannot be followed"),
     ],
 )
-def test_errors_are_the_same_behind_a_pipe(error: Exception) -> None:
+def test_errors_survive_pickling(error: Exception) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
@@ -135,11 +135,11 @@ def test_errors_are_the_same_behind_a_pipe(error: Exception) -> None:
         pa.concat_tables([pa.table({"a": [1]}), pa.table({"a": [2, 3]})]),
     ],
 )
-def test_tables_are_the_same_behind_a_pipe(table: pa.Table) -> None:
+def test_tables_survive_a_pipe(table: pa.Table) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb") as sink:
-        processes._send(sink, {"table": table})
-        again = processes._receive(source)["table"]
+        worker_processes._send(sink, {"table": table})
+        again = worker_processes._receive(source)["table"]
     assert again.equals(table)
     assert again.schema.equals(table.schema, check_metadata=True)
 
@@ -147,47 +147,49 @@ def test_tables_are_the_same_behind_a_pipe(table: pa.Table) -> None:
 def build(folder: Path, store: Path, form: str, workers: int) -> dict[str, str]:
     config = PipelineConfig.from_file(write_dataset(folder, 600, **PROMPTS[form]))
     size = ChunkSize(target=4_000, maximum=16_000)
-    made = Build(config, ArtifactStore(store), ComputeEngine(workers), chunk_size=size)
-    return {report.name: report.digest for report in made.run_all("prompts")}
+    run = Build(config, ArtifactStore(store), ComputeEngine(workers), chunk_size=size)
+    return {report.name: report.digest for report in run.run_all("prompts")}
 
 
 @pytest.mark.parametrize("form", PROMPTS)
-def test_processes_change_no_byte(form: str, tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = build(tmp_path, tmp_path / "one", form, 1)
-    asked: list[int] = []
-    here, ask = Processes._here, processes._Worker.ask
+def test_worker_processes_do_not_change_digests(
+    form: str, tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = build(tmp_path, tmp_path / "one", form, 1)
+    requests: list[int] = []
+    compute_here, request = WorkerProcesses._compute_here, worker_processes._Worker.request
 
-    def wait(self: Processes, argument: object) -> object:
-        result = here(self, argument)
+    def wait(self: WorkerProcesses, argument: object) -> object:
+        result = compute_here(self, argument)
         await_workers(self, 1)
         return result
 
-    def count(self: processes._Worker, message: object) -> tuple[bool, object]:
-        asked.append(self._process.pid)
-        return ask(self, message)
+    def count(self: worker_processes._Worker, message: object) -> tuple[bool, object]:
+        requests.append(self._process.pid)
+        return request(self, message)
 
-    monkeypatch.setattr(Processes, "_here", wait)
-    monkeypatch.setattr(processes._Worker, "ask", count)
-    assert build(tmp_path, tmp_path / "three", form, 3) == alone
-    assert len(asked) > len(set(asked)) + 5  # each is asked for the function first
-    await_end(list(set(asked)))
+    monkeypatch.setattr(WorkerProcesses, "_compute_here", wait)
+    monkeypatch.setattr(worker_processes._Worker, "request", count)
+    assert build(tmp_path, tmp_path / "three", form, 3) == expected
+    assert len(requests) > len(set(requests)) + 5  # the first request to each worker sends the function
+    await_end(list(set(requests)))
 
 
 PARENT = """
 import sys, threading, time
-from tokenloom.resources.engines import processes
+from tokenloom.resources.engines import worker_processes
 from tokenloom.resources.engines.compute import ComputeEngine
-processes.PATIENCE = 0.0
+worker_processes.START_AFTER_SECONDS = 0.0
 engine = ComputeEngine(2)
 nap = engine.apart(time.sleep)
 def naps():
     while True:
         yield 0.05
-def tell():
+def print_pids():
     while len(nap._workers) < 2:
         time.sleep(0.01)
     print(*(worker._process.pid for worker in nap._workers), flush=True)
-threading.Thread(target=tell, daemon=True).start()
+threading.Thread(target=print_pids, daemon=True).start()
 try:
     for _ in engine.map(nap, naps()):
         pass
@@ -210,19 +212,19 @@ def test_no_worker_outlives_its_parent(sent: signal.Signals) -> None:
         assert (out, err, parent.returncode) == ("interrupted\n", "", 0)
 
 
-def test_a_script_without_a_main_guard_is_run_once(tmp_path: Path) -> None:
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "print('begun', flush=True)\n"
+        "print('started', flush=True)\n"
         "import time\n"
-        "from tokenloom.resources.engines import processes\n"
-        "processes.PATIENCE = 0.0\n"
-        "made = processes.Processes(len, 2)\n"
-        "made('a')\n"
-        "while made._idle.qsize() < 2:\n"
+        "from tokenloom.resources.engines import worker_processes\n"
+        "worker_processes.START_AFTER_SECONDS = 0.0\n"
+        "length = worker_processes.WorkerProcesses(len, 2)\n"
+        "length('a')\n"
+        "while length._idle.qsize() < 2:\n"
         "    time.sleep(0.01)\n"
-        "print(made('abc'), flush=True)\n",
+        "print(length('abc'), flush=True)\n",
         encoding="utf-8",
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr, done.returncode) == ("begun\n3\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == ("started\n3\n", "", 0)

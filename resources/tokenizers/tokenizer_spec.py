@@ -1,4 +1,4 @@
-"""The tokenizer in force: what its files tell, with what the YAML says first."""
+"""The resolved tokenizer: what its files declare, overridden by the settings of the YAML."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.sources.resolve import local_path
-from tokenloom.resources.tokenizers.converted import ConvertedTokenizer, convert
-from tokenloom.resources.tokenizers.files import CONFIG, TOKENIZER, find_files
+from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert
+from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TOKENIZER, find_files
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
 KEPT = ("clean_up_tokenization_spaces", "model_input_names", "model_max_length", "padding_side", "truncation_side")
-"""Settings of tokenizer_config.json that are exported; what stands in tokenizer.json is not said twice, and no other
-class, path or code is named."""
+"""Settings of tokenizer_config.json that are exported. Others are in tokenizer.json already, or name a class, a path or
+code."""
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer as far as its files tell: nothing is loaded yet.
+    """A tokenizer as declared by its files, not loaded yet.
 
     Args:
-        files: tokenizer.json, with every token that further files add, and tokenizer_config.json as it is exported;
-            empty where the tokenizer is still to be trained.
+        files: tokenizer.json, with every token that other files add, and tokenizer_config.json as exported; empty if
+            the tokenizer is still to be trained.
         bos, eos, pad, unk: special tokens, or None.
         control: all control tokens, longest first.
         chat_template: its text, or None.
         prepended: the special token that the tokenizer itself puts before a text, or None.
-        others: further named tokens, such as sep_token, which templates may read.
+        others: other named tokens, such as sep_token, which templates can use.
     """
 
     files: dict[str, bytes] = field(repr=False)
@@ -48,16 +48,17 @@ class TokenizerSpec:
         return self.bos is not None and self.prepended == self.bos
 
     def tokens(self) -> dict[str, str]:
-        """bos_token, eos_token, pad_token and unk_token, as templates read them, and others; those that exist."""
-        found = {f"{role}_token": getattr(self, role) for role in SPECIAL_ROLES}
-        return {name: token for name, token in found.items() if token is not None} | self.others
+        """Return the named tokens that exist, by the name that templates use: bos_token, eos_token, …"""
+        tokens = {f"{role}_token": getattr(self, role) for role in SPECIAL_ROLES}
+        return {name: token for name, token in tokens.items() if token is not None} | self.others
 
 
 def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
-    """The tokenizer that the YAML names or trains, with special tokens and chat template from the YAML first.
+    """Resolve the tokenizer that the YAML names or trains. Its special tokens and chat template take precedence over
+    those of the files.
 
     Raises:
-        ConfigError: the YAML names none, or one that does not exist, or whose files cannot be used.
+        ConfigError: the YAML names no tokenizer, or one that does not exist or whose files cannot be used.
     """
     tokenizer = config.tokenizer
     given = tokenizer.special_tokens
@@ -68,18 +69,16 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
         if tokenizer.train.vocab_size < 256 + special:
             raise config.fault(
                 "tokenizer.train.vocab_size",
-                f"tokenizer.train.vocab_size: 256 bytes and {special} special tokens need at least {256 + special}",
+                f"256 bytes and {special} special tokens need at least {256 + special}",
             )
     elif tokenizer.name_or_path is not None:
         converted = convert(config, find_files(config, tokenizer.name_or_path))
         own = _spec(converted)
         for role, token in [*named.items(), *(("additional", token) for token in given.additional)]:
             if token not in converted.vocabulary:
-                raise config.fault(
-                    f"tokenizer.special_tokens.{role}", f"special_tokens.{role}: the tokenizer has no token {token!r}"
-                )
+                raise config.fault(f"tokenizer.special_tokens.{role}", f"the tokenizer has no token {token!r}")
     else:
-        raise config.fault("tokenizer", "tokenizer: set name_or_path, or train: {vocab_size: 8000}")
+        raise config.fault("tokenizer", "set name_or_path, or train: {vocab_size: 8000}")
     spec = replace(own, chat_template=_chat_template(config) or own.chat_template, **named)
     control = {*own.control, *given.additional, *(token for token in spec.tokens().values())}
     return replace(spec, control=tuple(sorted(control, key=lambda token: (-len(token), token))))
@@ -92,7 +91,7 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
         kept["additional_special_tokens"] = converted.special.extra
     special = [token["content"] for token in converted.parsed["added_tokens"] if token.get("special")]
     types = ["token_type_ids"] if converted.parsed["model"].get("type") == "WordPiece" else []
-    made = {
+    exported = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", *types, "attention_mask"],
@@ -100,7 +99,7 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
         **named,
     }
     return TokenizerSpec(
-        files={TOKENIZER: converted.content, CONFIG: json.dumps(made, sort_keys=True, ensure_ascii=False).encode()},
+        files={TOKENIZER: converted.content, CONFIG: json.dumps(exported, sort_keys=True, ensure_ascii=False).encode()},
         **{role: named.get(f"{role}_token") for role in SPECIAL_ROLES},
         control=tuple(token for token in (*special, *converted.special.extra) if token),
         chat_template=converted.chat_template,
@@ -110,26 +109,26 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
 
 
 def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
-    """What the YAML says of special tokens and chat template, before any file is read."""
+    """Return the YAML's name, special tokens and chat template by dotted setting, without reading any file."""
     names = {"name_or_path", "special_tokens", "chat_template"}
-    found = config.tokenizer.model_dump(mode="json", include=names)
-    return {f"tokenizer.{name}": value for name, value in found.items()}
+    settings = config.tokenizer.model_dump(mode="json", include=names)
+    return {f"tokenizer.{name}": value for name, value in settings.items()}
 
 
 def _chat_template(config: PipelineConfig) -> str | None:
-    """The YAML's chat template: the text itself, or the content of the file it names."""
+    """Return the YAML's chat template: its text, or the content of the file that it names."""
     given = config.tokenizer.chat_template
     if given is None or "{{" in given or "{%" in given:
         return given
     path = local_path(config, given)
     if path is None or not path.is_file():
-        raise config.fault("tokenizer.chat_template", f"tokenizer.chat_template: no such file: {given}")
+        raise config.fault("tokenizer.chat_template", f"no such file: {given}")
     return path.read_text(encoding="utf-8")
 
 
 def export_config(spec: TokenizerSpec) -> bytes:
-    """tokenizer_config.json in force, with the special tokens resolved; `transformers.AutoTokenizer.from_pretrained`
-    takes tokenizer.json beside it as it stands."""
-    made = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    made |= {"model_input_names": ["input_ids", "attention_mask"], **json.loads(spec.files.get(CONFIG, b"{}"))}
-    return json.dumps({**made, **spec.tokens()}, indent=2, sort_keys=True, ensure_ascii=False).encode()
+    """Return tokenizer_config.json with the resolved special tokens. With it, `AutoTokenizer.from_pretrained` of
+    transformers loads tokenizer.json unchanged."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings |= {"model_input_names": ["input_ids", "attention_mask"], **json.loads(spec.files.get(CONFIG, b"{}"))}
+    return json.dumps({**settings, **spec.tokens()}, indent=2, sort_keys=True, ensure_ascii=False).encode()

@@ -1,8 +1,8 @@
-"""A pure function in processes of its own, for work that holds Python's lock.
+"""Worker processes that run a pure function, for work that holds the GIL.
 
-Workers are plain child processes that are sent pickles through a pipe, tables in them as Arrow IPC. They import nothing
-of the program's main module, hold nothing of this process, and end when the pipe closes: so a script needs no
-`if __name__ == "__main__"`, and no worker outlives its parent, however that ends.
+Workers are plain child processes that exchange pickles with this process through pipes; tables are pickled as Arrow
+IPC. They do not import the program's main module, so scripts need no `if __name__ == "__main__"`. They inherit no
+state, and exit when the pipe closes, so no worker outlives its parent, even one that is killed.
 """
 
 from __future__ import annotations
@@ -21,65 +21,65 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-PATIENCE = 1.0
-"""Seconds of work done in this process before workers are started: about what starting them costs."""
+START_AFTER_SECONDS = 1.0
+"""Seconds of work done in this process before workers are started: about the cost of starting them."""
 
-_START = "import sys; sys.path[:] = {!r}; from tokenloom.resources.engines.processes import serve; serve()"
+_START = "import sys; sys.path[:] = {!r}; from tokenloom.resources.engines.worker_processes import serve; serve()"
 _READY = "ready"
 
 
-class Processes:
-    """`function`, computed in worker processes as soon as enough work has shown up and they are ready.
+class WorkerProcesses:
+    """A callable that computes `function` in worker processes.
 
-    Until then the calling thread computes. It may be called from many threads at once; what it raises is what
-    `function` raised.
+    Workers are started once the work exceeds `START_AFTER_SECONDS`; until they are ready, the calling thread computes.
+    Thread-safe. Raises what `function` raises.
 
     Args:
-        function: pure, and picklable, as its arguments and results are.
-        count: worker processes.
+        function: pure and picklable, as are its arguments and results.
+        count: number of worker processes.
     """
 
     def __init__(self, function: Callable[[Any], Any], count: int):
         self._function, self._count = function, count
         self._lock = Lock()
-        self._worked = 0.0
+        self._seconds = 0.0
         self._starting: list[Thread] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._workers: list[_Worker] = []
         self._closed = False
 
     def __call__(self, argument: Any) -> Any:
-        """`function` of the argument."""
+        """Return `function(argument)`."""
         try:
             worker = self._idle.get_nowait()
         except Empty:
-            return self._here(argument)
+            return self._compute_here(argument)
         try:
-            done, result = worker.ask(argument)
-        except (EOFError, OSError, ValueError):  # it was killed, or closed; nothing is lost but its time
+            succeeded, result = worker.request(argument)
+        except (EOFError, OSError, ValueError):  # the worker was killed or closed: compute again here
             worker.close()
             if self._closed:
                 raise
-            return self._here(argument)
+            return self._compute_here(argument)
         self._idle.put(worker)
-        if not done:
+        if not succeeded:
             raise result
         return result
 
     def close(self) -> None:
-        """End the workers, those still at work too."""
+        """Kill all workers, including busy ones."""
         with self._lock:
             self._closed = True
             workers = list(self._workers)
         for worker in workers:
             worker.close()
 
-    def _here(self, argument: Any) -> Any:
+    def _compute_here(self, argument: Any) -> Any:
         started = time.perf_counter()
         result = self._function(argument)
         with self._lock:
-            self._worked += time.perf_counter() - started
-            if self._worked >= PATIENCE and not self._starting:
+            self._seconds += time.perf_counter() - started
+            if self._seconds >= START_AFTER_SECONDS and not self._starting:
                 self._starting = [Thread(target=self._start, daemon=True) for _ in range(self._count)]
                 for thread in self._starting:
                     thread.start()
@@ -91,8 +91,8 @@ class Processes:
                 return
             worker = _Worker()
             self._workers.append(worker)
-        with contextlib.suppress(EOFError, OSError, ValueError):  # it does not start: the work goes on here
-            if worker.ask(self._function) == (True, _READY):
+        with contextlib.suppress(EOFError, OSError, ValueError):  # a worker that fails to start is not used
+            if worker.request(self._function) == (True, _READY):
                 self._idle.put(worker)
 
 
@@ -105,14 +105,14 @@ class _Worker:
             [sys.executable, "-c", _START.format(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
+            start_new_session=True,  # Ctrl-C goes to the parent only, which then closes the pipe
         )
 
-    def ask(self, message: Any) -> tuple[bool, Any]:
-        """Whether it was done, and the result or what was raised.
+    def request(self, message: Any) -> tuple[bool, Any]:
+        """Send a message and return (True, result) or (False, exception raised).
 
         Raises:
-            EOFError, OSError, ValueError: the process is gone.
+            EOFError, OSError, ValueError: the process has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -129,9 +129,9 @@ class _Worker:
 
 
 def serve() -> None:
-    """What a worker does: receive a function, then apply it to all that comes, until the pipe closes."""
+    """Run a worker: receive a function, then answer each argument received, until the pipe closes."""
     receiving, sending = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed is no answer
+    os.dup2(2, 1)  # prints go to stderr: stdout carries the answers
     with contextlib.suppress(EOFError, BrokenPipeError):
         function = _receive(receiving)
         _send(sending, (True, _READY))
@@ -145,7 +145,7 @@ def serve() -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same, if it cannot be sent."""
+    """Return the error, or a RuntimeError with the same text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -182,5 +182,5 @@ def _receive(pipe: BinaryIO | Any) -> Any:
 def _read(pipe: BinaryIO | Any, count: int) -> bytes:
     data = pipe.read(count)
     if len(data) < count:
-        raise EOFError("the other process is gone")
+        raise EOFError("the other process has ended")
     return data

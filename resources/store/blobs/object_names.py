@@ -1,0 +1,20 @@
+"""Names of objects: `objects/<ab>/<digest>.arrow`, where `digest` is the hex BLAKE3 of the blob's bytes."""
+
+from __future__ import annotations
+
+import re
+
+OBJECTS = "objects"
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text has the form of an object's digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def object_digest(blob: str) -> str | None:
+    """Return the digest of the object with that blob name, or None if the blob is not an object."""
+    return found[2] if (found := _BLOB.fullmatch(blob)) else None
