@@ -31,8 +31,8 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
-from tokenloom.resources.tables.sides import sides
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest

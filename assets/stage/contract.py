@@ -13,7 +13,7 @@ import pyarrow as pa
 from pandera.api.pyarrow.types import PyArrowData
 from pandera.pyarrow import Check, Column, DataFrameSchema
 
-from tokenloom.resources.tables.sides import SIDES
+from tokenloom.resources.tables.preference_pairs import SIDES
 
 Holds = Callable[[pa.Table], bool]
 

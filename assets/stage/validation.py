@@ -12,7 +12,7 @@ from tokenloom.assets.stage.contract import allows_pairs, types_of
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import REJECTS
 from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.sides import sides
+from tokenloom.resources.tables.preference_pairs import sides
 
 
 def validate(stage: Stage, table: pa.Table) -> None:

@@ -257,7 +257,7 @@ def told(folder: Path, *sources: Any, **sections: Any) -> list[str]:
         ([{"dataset": "a", "by": "row"}], {}, r"5: mixture.0.by: 'row' is not one of .*; did you mean rows\?"),
         ([{"weight": 1}], {}, r"3: mixture.0.dataset: missing; it is required"),
         (["a", "b", "a"], {}, r"10: mixture.2.dataset: 'a' is listed twice; list it once, with the sum of the weights"),
-        ([THREE[0], {"dataset": "b", "by": "tokens"}], {}, r"10: mixture.1.by: 'tokens' differs from 'rows' in another entry; .*"),
+        ([THREE[0], {"dataset": "b", "by": "tokens"}], {}, r"10: mixture.1.by: 'tokens' differs from 'rows' in .*"),
         (["mix"], {}, r"4: mixture.0.dataset: 'mix' is the mixture itself"),
         (["a", "cc"], {}, r"7: mixture.1.dataset: no YAML in this folder declares 'cc', and the store does not .*"),
         (["othr"], {}, r"4: mixture.0.dataset: no YAML in .* declares 'othr', and the store does not hold it"),
