@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.load import Config, load_config
+from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError, Fault, did_you_mean
-
-SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def yaml_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    return sorted(entry for entry in visible if entry.suffix in SUFFIXES and entry.is_file())
+    return sorted(entry for entry in visible if is_yaml(entry) and entry.is_file())
 
 
 def find_members(mixture: MixtureConfig, stored_names: Callable[[], Collection[str]] | None = None) -> list[Member]:

@@ -1,4 +1,4 @@
-"""The terminal: what a person sees, what a script reads, and exit codes."""
+"""The command line: what people see, what scripts read, and exit codes."""
 
 from __future__ import annotations
 

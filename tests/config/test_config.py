@@ -1,4 +1,4 @@
-"""A YAML loads as it is meant, or every fault in it is named with its line and remedy."""
+"""Reading YAML files: valid ones load, and every fault of a wrong one is reported with its line and a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenloom.errors import ConfigError
 
 
 def faults(folder: Path, text: str | bytes) -> list[str]:
-    """The faults of a YAML, without the file's name: `line: message`."""
+    """Return the faults of a YAML as `line: message`, without the file name."""
     path = folder / "data.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as caught:
@@ -91,7 +91,7 @@ def test_all_faults_are_named_in_file_order(tmp_path: Path) -> None:
         (b"\xff\xfe\x00bad", r"cannot be read"),
     ],
 )
-def test_what_is_no_yaml_of_settings_is_refused(tmp_path: Path, text: str | bytes, found: str) -> None:
+def test_a_file_that_is_not_yaml_with_settings_is_refused(tmp_path: Path, text: str | bytes, found: str) -> None:
     assert re.search(found, faults(tmp_path, text)[0])
 
 

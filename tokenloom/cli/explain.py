@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     parser = add_command(commands, "explain", "show what a build would compute and why, without computing it", run)
     add_config(parser)
     add_store(parser)
-    add_limit(parser)
+    add_limit(parser, "explain a build with this --limit")
     add_json(parser)
 
 

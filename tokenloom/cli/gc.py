@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
     parser = add_command(commands, "gc", "show what no dataset needs any more, or remove it", run)
     add_store(parser)
-    text = "versions to keep of each dataset, the latest first (default: 3)"
+    text = "number of versions of each dataset to keep (default: 3)"
     parser.add_argument("--keep", metavar="N", type=positive_integer, default=3, help=text)
     text = "remove only what is older, such as 12h; use less than 1d only while nothing builds (default: 1d)"
     parser.add_argument("--older-than", metavar="AGE", default="1d", help=text)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.options import add_command, add_json, add_store, is_yaml, positive_integer
+from tokenloom.cli.options import add_command, add_json, add_limit, add_store
 
 
 def add_parser(commands: Any) -> None:
@@ -18,15 +18,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", help=text)
     text = "tokenizer to set in the YAML (default: train one)"
     parser.add_argument("--tokenizer", metavar="TOKENIZER", help=text)
-    text = "YAML file to write, or - for stdout (default: named after SOURCE, in the working directory)"
+    text = "YAML file to write, or - for stdout (default: named after SOURCE; none with --json or if SOURCE is a YAML)"
     parser.add_argument("--out", metavar="FILE", help=text)
     parser.add_argument("--force", action="store_true", help="overwrite an existing YAML file")
     parser.add_argument("--config", metavar="SUBSET", help="hub subset")
     parser.add_argument("--revision", metavar="REVISION", help="hub revision: a branch, tag or commit")
     parser.add_argument("--split", metavar="SPLIT", help="only this split (default: all splits)")
     parser.add_argument("--root", metavar="PATH", help="path to the rows of nested JSON, e.g. data[].qas[]")
-    text = "use only the first N rows of each split"
-    parser.add_argument("--limit", metavar="N", type=positive_integer, help=text)
+    add_limit(parser, "use only the first N rows of each split")
     add_store(parser)
     add_json(parser)
 
@@ -43,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.progress import BuildProgress
     from tokenloom.cli.terminal.tables import column_table, format_table
+    from tokenloom.config.yaml_file import is_yaml
     from tokenloom.resources.store import ArtifactStore
 
     target = args.out

@@ -6,7 +6,6 @@ import argparse
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.errors import ConfigError
@@ -53,9 +52,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout, and the rest on stderr")
 
 
-def add_limit(parser: argparse.ArgumentParser) -> None:
+def add_limit(
+    parser: argparse.ArgumentParser, text: str = "use only the first N rows of each split; published as NAME@N"
+) -> None:
     """Add `--limit`."""
-    text = "use only the first N rows of each split; the result is published as NAME@N"
     parser.add_argument("--limit", metavar="N", type=positive_integer, help=text)
 
 
@@ -104,15 +104,9 @@ def duration(option: str, text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def is_yaml(target: str) -> bool:
-    """Return whether an argument names a YAML file rather than a dataset."""
-    return Path(target).suffix in (".yaml", ".yml")
-
-
 def name_of(target: str) -> str:
     """Return the dataset or mixture that an argument names: by its name, or by its YAML file."""
-    if not is_yaml(target):
-        return target
     from tokenloom.config.load import load_config
+    from tokenloom.config.yaml_file import is_yaml
 
-    return load_config(target).dataset_name
+    return load_config(target).dataset_name if is_yaml(target) else target

@@ -15,6 +15,8 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Location = tuple[str | int, ...]
 """Keys and list indexes that lead to a setting, from the top of the file."""
 
+SUFFIXES = (".yaml", ".yml")
+
 DEEPEST = 32
 """Most levels of nesting that a file can have."""
 
@@ -39,6 +41,11 @@ class Origin:
             nearest = nearest[:-1]
         line = self.lines.get(nearest, 1)
         return line + 1 + offset if offset is not None and nearest == location and nearest in self.blocks else line
+
+
+def is_yaml(path: str | Path) -> bool:
+    """Return whether a path has the suffix of a YAML file."""
+    return Path(path).suffix in SUFFIXES
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:

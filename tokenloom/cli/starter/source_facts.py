@@ -12,10 +12,10 @@ from typing import Any
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.mapping import plain_roles, resolve
 from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
-from tokenloom.cli.options import is_yaml
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
+from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError
 from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.store import ArtifactStore
