@@ -95,7 +95,7 @@ def _misfits(members: Sequence[Member]) -> Iterator[str]:
             yield f"{name} has dataset.streaming: true, but only built datasets can be mixed"
         if packing != other_packing:
             packed, unpacked = (name, first) if packing else (first, name)
-            yield f"{packed} is packed, but {unpacked} is not; set the same length.packing in both"
+            yield f"{packed} is packed, but {unpacked} is not; set length.packing in both or in neither"
         if packing and tokenizer.max_length != other.tokenizer.max_length:
             yield f"{first} is packed to {other.tokenizer.max_length} tokens and {name} to {tokenizer.max_length}"
         for setting in ("padding", "padding_side"):
