@@ -47,12 +47,12 @@ PARTS = {
     "bytes of each text": ("vocabulary.py", "adds_up"),
     "code points": ("fast.py", "_doubtful"),
     "the sample": ("fast.py", "_holds"),
-    "spans in tokens": ("masks.py", "span_tokens"),
+    "spans in tokens": ("loss_mask.py", "span_tokens"),
     "the table of spans": ("stage.py", "_token_spans"),
     "validation": ("build.py", "_verify"),
     "compressing": ("objects.py", "encode_table"),
     "hashing": ("digest.py", "digest_bytes"),
-    "publishing": ("publication.py", "publish"),
+    "publishing": ("folder.py", "create"),
 }
 
 
