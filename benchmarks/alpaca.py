@@ -1,4 +1,4 @@
-"""The rows that benchmarks run on: Alpaca's where $TOKENLOOM_REAL_DATA names them, else the quickstart's."""
+"""The rows that benchmarks run on: those of Alpaca if $TOKENLOOM_REAL_DATA is set, else those of the quickstart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIPELINES = Path(__file__).parent.parent / "tokenloom" / "pipelines"
 
 
 def source(folder: Path) -> tuple[list[dict[str, str]], str]:
-    """Rows, and the tokenizer's folder."""
+    """Return rows with a non-empty output, and the folder of their tokenizer."""
     real = os.environ.get("TOKENLOOM_REAL_DATA")
     if real:
         rows = json.loads((Path(real) / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))
@@ -20,12 +20,12 @@ def source(folder: Path) -> tuple[list[dict[str, str]], str]:
     pipeline = DataPipeline.from_config(PIPELINES / "quickstart.yaml", store=folder / "quickstart").unwrap()
     tokenizer = pipeline.get_dataset().unwrap().tokenizer_path
     lines = (PIPELINES / "samples" / "quickstart.jsonl").read_text(encoding="utf-8").splitlines()
-    talks = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
-    return [{"instruction": talk[-2], "input": "", "output": talk[-1]} for talk in talks], tokenizer
+    conversations = [[message["content"] for message in json.loads(line)["messages"]] for line in lines]
+    return [{"instruction": contents[-2], "input": "", "output": contents[-1]} for contents in conversations], tokenizer
 
 
 def write_rows(path: Path, rows: list[dict[str, str]], count: int) -> None:
-    """So many rows as JSONL, repeated where there are fewer, and made distinct."""
+    """Write `count` distinct rows as JSONL, repeating `rows` with a running number in each instruction."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             row = rows[number % len(rows)]

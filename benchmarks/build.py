@@ -1,10 +1,9 @@
-"""Times whole processes in turn: a cold build, a build in which nothing changed, and the `datasets.map` idiom.
+"""Time a cold build, a build in which nothing changed, and the `datasets.map` idiom, as whole processes in turn.
 
 usage: build.py [--rows N] [--runs N] [--alone]
 
-Rows are Alpaca's, repeated and made distinct, with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them; else
-those of the quickstart with the tokenizer trained on it. Prints medians, the most memory taken, and ratios
-within the run.
+Rows are those of Alpaca, repeated and made distinct, with phi-2's tokenizer, if $TOKENLOOM_REAL_DATA is set; else those
+of the quickstart, with the tokenizer trained on it. Prints medians, peak memory, and ratios within the run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Respon
 
 
 def write(folder: Path, count: int) -> tuple[Path, Path, str]:
-    """Distinct rows as JSONL, a YAML that declares them, and the tokenizer's folder."""
+    """Write distinct rows as JSONL and a YAML for them. Return both paths and the tokenizer's folder."""
     rows, tokenizer = source(folder)
     data, config = folder / "rows.jsonl", folder / "rows.yaml"
     write_rows(data, rows, count)
@@ -44,7 +43,7 @@ def write(folder: Path, count: int) -> tuple[Path, Path, str]:
 
 
 def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds, and the process's peak of resident memory in MB (of its largest child, where it has some)."""
+    """Run a command. Return its seconds and peak resident memory in MB (of its largest child, if it has any)."""
     started = time.perf_counter()
     null = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=null, stderr=null, env={**os.environ, "HF_HUB_OFFLINE": "1"})
@@ -58,9 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=52_000)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--alone", action="store_true", help="leave datasets.map out")
+    parser.add_argument("--alone", action="store_true", help="do not run datasets.map")
     options = parser.parse_args()
-    found: dict[str, list[tuple[float, int]]] = {
+    measured: dict[str, list[tuple[float, int]]] = {
         what: [] for what in ("cold", "unchanged", "datasets.map")[: 2 if options.alone else 3]
     }
     with tempfile.TemporaryDirectory() as name:
@@ -72,14 +71,14 @@ def main() -> None:
         for _ in range(options.runs):
             shutil.rmtree(store, ignore_errors=True)
             shutil.rmtree(out, ignore_errors=True)
-            found["cold"].append(timed(build))
-            found["unchanged"].append(timed(build))
+            measured["cold"].append(timed(build))
+            measured["unchanged"].append(timed(build))
             if not options.alone:
-                found["datasets.map"].append(timed(peer))
-    median = {what: statistics.median(seconds for seconds, _ in runs) for what, runs in found.items()}
+                measured["datasets.map"].append(timed(peer))
+    median = {what: statistics.median(seconds for seconds, _ in runs) for what, runs in measured.items()}
     print(f"{options.rows:,} rows, {options.runs} runs, {cpu_count()} cores; whole processes, medians")
     last = [*median][-1]
-    for what, runs in found.items():
+    for what, runs in measured.items():
         head = f"{what:14} {median[what]:7.2f} s, {max(peak for _, peak in runs):5} MB"
         print(f"{head}   {median[last] / median[what]:6.1f} × as fast as {last}")
 

@@ -1,9 +1,9 @@
-"""Times create_collate_fn against transformers' DataCollatorForSeq2Seq on batches of ragged rows.
+"""Time create_collate_fn against transformers' DataCollatorForSeq2Seq on batches of ragged rows.
 
 usage: collation.py [--rows N] [--length N] [--runs N]
 
-Rows have input_ids, attention_mask and labels of 1 to --length tokens, as lists, arrays or tensors; both collators make
-the same int64 tensors of them, which is checked. Prints the CPU time of a batch for each, and their ratio.
+Rows have input_ids, attention_mask and labels of 1 to --length tokens, as lists, arrays or tensors. The script checks
+that both collators return the same int64 tensors. Prints the CPU time per batch of each, and their ratio.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def transformers_collator() -> Callable[[Any], Any]:
-    """A collator of transformers that pads with token 0."""
+    """Return a collator of transformers that pads with token 0."""
     from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast
 
     with tempfile.TemporaryDirectory() as folder:

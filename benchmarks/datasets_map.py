@@ -1,4 +1,4 @@
-"""The idiom to time against: `datasets.map` with a tokenizer, prompt and answer masked by offsets, saved as Arrow.
+"""The idiom to compare with: `datasets.map` with a tokenizer, the prompt masked by offsets, saved as Arrow.
 
 usage: datasets_map.py ROWS.jsonl TOKENIZER_DIR OUT_DIR [PROCESSES]
 """
@@ -24,11 +24,11 @@ def main(rows: str, tokenizer_folder: str, out: str, processes: int) -> None:
         encoded = tokenizer(
             [prompt + answer for prompt, answer in parts], return_offsets_mapping=True, truncation=True, max_length=2047
         )
-        ids = [[*found, tokenizer.eos_token_id] for found in encoded["input_ids"]]
+        ids = [[*row, tokenizer.eos_token_id] for row in encoded["input_ids"]]
         labels = [
-            [token if end > len(prompt) else -100 for token, (_, end) in zip(found, offsets, strict=False)]
+            [token if end > len(prompt) else -100 for token, (_, end) in zip(row, offsets, strict=False)]
             + [tokenizer.eos_token_id]
-            for found, offsets, (prompt, _) in zip(ids, encoded["offset_mapping"], parts, strict=True)
+            for row, offsets, (prompt, _) in zip(ids, encoded["offset_mapping"], parts, strict=True)
         ]
         return {"input_ids": ids, "labels": labels}
 

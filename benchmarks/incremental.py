@@ -1,9 +1,9 @@
-"""Times builds after small changes against a build from nothing, in whole processes, and counts what they recompute.
+"""Time builds after small changes against a build from nothing, as whole processes, and count recomputed chunks.
 
 usage: incremental.py [--rows N]
 
-Rows are Alpaca's, repeated and made distinct, with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them; else
-those of the quickstart. Each change is built on the store of the one before, then held against a build from nothing.
+Rows are those of Alpaca, repeated and made distinct, with phi-2's tokenizer, if $TOKENLOOM_REAL_DATA is set; else those
+of the quickstart. Each change is built on the store of the previous one, then compared with a build from nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Lines = list[bytes]
 
 
 def built(config: Path, store: Path) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds of the whole process, and what each stage did."""
+    """Run a build. Return the seconds of the whole process, and the report of each stage."""
     started = time.perf_counter()
     command = [str(BIN / "tokenloom"), "build", str(config), "--store", str(store), "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -50,7 +50,7 @@ def edit(lines: Lines) -> None:
 
 
 def nothing(lines: Lines) -> None:
-    """An unchanged file."""
+    """Leave the file unchanged."""
 
 
 CHANGES: dict[str, Callable[[Lines], None]] = {
@@ -83,16 +83,16 @@ def main() -> None:
             change(lines)
             data.write_bytes(b"".join(lines))
             seconds, reports = built(config, folder / "store")
-            anew = {stage["name"]: stage["chunks"] - stage["chunks_reused"] for stage in reports}
-            same = "" if what == "unchanged" else held(reports, config, folder / f"{change.__name__}-cold")
-            counts = " ".join(f"{stage} {count}" for stage, count in anew.items() if count) or "none"
+            new_chunks = {stage["name"]: stage["chunks"] - stage["chunks_reused"] for stage in reports}
+            same = "" if what == "unchanged" else comparison(reports, config, folder / f"{change.__name__}-cold")
+            counts = " ".join(f"{stage} {count}" for stage, count in new_chunks.items() if count) or "none"
             print(f"{what:30} {seconds:6.2f} s, {seconds / cold:6.1%} of cold; chunks recomputed: {counts}{same}")
 
 
-def held(reports: list[dict[str, Any]], config: Path, store: Path) -> str:
-    """Whether a build from nothing gives the same digests."""
-    _, found = built(config, store)
-    same = [stage["digest"] for stage in found] == [stage["digest"] for stage in reports]
+def comparison(reports: list[dict[str, Any]], config: Path, store: Path) -> str:
+    """Say whether a build from nothing gives the same digests."""
+    _, cold = built(config, store)
+    same = [stage["digest"] for stage in cold] == [stage["digest"] for stage in reports]
     return "; equal to a build from nothing" if same else "; NOT EQUAL to a build from nothing"
 
 

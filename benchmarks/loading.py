@@ -1,18 +1,18 @@
-"""Times tokenloom's loader against other loaders and a plain NumPy loop, on the same rows, in one run.
+"""Time tokenloom's loader against other loaders and a plain NumPy loop, on the same rows, in one run.
 
 usage: loading.py --prepare [--tokens N]
        loading.py [--tokens N] [--runs N] [--seconds S] [--workloads W1 W2] [--only NAME ...]
 
-W1: Alpaca's rows with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them, else the quickstart's, in batches of 8,
-padded to the longest. W2: batches of 8 × 2,048 of a stream of N tokens. Batches are int64 `input_ids` and `labels`, in
-W1 also `attention_mask`; tokenloom always gives the mask, and for packed rows position_ids and cu_seqlens.
+W1: rows of Alpaca with phi-2's tokenizer if $TOKENLOOM_REAL_DATA is set, else those of the quickstart, in batches of 8,
+padded to the longest. W2: batches of 8 × 2,048 from a stream of N tokens. Batches are int64 `input_ids` and `labels`,
+in W1 also `attention_mask`; tokenloom always returns the mask, and for packed rows position_ids and cu_seqlens.
 
-`--prepare` makes environments for the others by pip, builds the datasets, and writes each loader's own format, all in
-$BENCH_HOME (~/.cache/tokenloom-bench); what is there is kept. Loaders that are not installed are named and left out.
-Each trial is a process of its own; contenders take turns, each run in another order. tokenloom shuffles, is one of so
-many ranks, and is asked for its state every 100 batches. Prints medians, ratios within the runs, and what an
-epoch of each shows: how much of the data 1,000 rows span, whether each row comes once, and whether a state that another
-process loads goes on with the same batches.
+`--prepare` installs the other loaders in environments by pip, builds the datasets, and writes each loader's own format,
+all in $BENCH_HOME (~/.cache/tokenloom-bench); existing files are kept. Loaders that are not installed are reported and
+skipped. Each trial is a separate process; contenders take turns, in another order each run. tokenloom shuffles, reads
+one rank's rows, and returns its state every 100 batches. Prints medians, ratios within the runs, and properties of an
+epoch: how much of the data 1,000 rows span, whether each row occurs once, and whether another process that loads a
+state continues with the same batches.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tokenloom.resources.engines.cpu_count import cpu_count
 
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LITDATA_DISABLE_VERSION_CHECK": "1"}
 FLOOR, OWN, GLOBAL, FAULTS = "floor", "tokenloom", 0.95, ("missing", "repeated", "unknown")
-"""What all are measured by, how tokenloom's names begin, and what part of the data a global shuffle spans at least."""
+"""The baseline, the prefix of tokenloom's names, the minimum span of a global shuffle, and the faults reported."""
 HEAD = (
     "loader",
     "M tokens/s",
-    "µs a batch",
+    "µs per batch",
     "of the floor",
     "of the best other",
     "of the best that shuffles and resumes",
@@ -56,7 +56,7 @@ class Trial:
 
     Attributes:
         kind: its name in `CONTENDERS`.
-        speeds: tokens a second of each run.
+        speeds: tokens per second of each run.
     """
 
     def __init__(self, home: Path, folder: Path, kind: str):
@@ -75,37 +75,37 @@ class Trial:
         return self.seen["span"] > GLOBAL and self.seen["resumes"] == "yes"
 
     def run(self, action: str, *rest: str) -> dict[str, Any]:
-        """What a process of its own prints.
+        """Run an action in a separate process and return the JSON that it prints.
 
         Raises:
-            ChildProcessError: it fails; the message is the last that it said.
+            ChildProcessError: the process fails; the message is the last line of its errors.
         """
-        made: Any = CONTENDERS[self.kind]
-        python = interpreter(self.home, getattr(made, "func", made).environment)
+        contender: Any = CONTENDERS[self.kind]
+        python = interpreter(self.home, getattr(contender, "func", contender).environment)
         if not python.exists():
-            raise ChildProcessError("not installed: say --prepare")
+            raise ChildProcessError("not installed: run with --prepare")
         command = [str(python), str(Path(__file__).with_name("trial.py")), self.kind, str(self.folder), action, *rest]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **QUIET})
         if done.returncode:
             raise ChildProcessError(([*done.stderr.splitlines(), f"exit {done.returncode}"])[-2 if done.stderr else -1])
         return json.loads(done.stdout.splitlines()[-1])
 
-    def look(self) -> None:
-        """See what an epoch shows."""
+    def inspect(self) -> None:
+        """Measure the properties of an epoch."""
         state = str(self.home / "state")
         self.seen = self.run("properties", state)
         following = self.run("resume", state)["following"]
         self.seen["resumes"] = "—" if following is None else "yes" if following == self.seen["following"] else "no"
 
     def time(self, seconds: float) -> None:
-        """Read batches for some seconds."""
+        """Read batches for some seconds and record the speed."""
         offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
-        found = self.run("speed", str(seconds))
-        self.speeds.append(found["rows_a_second"] * int(offsets[-1]) / (len(offsets) - 1))
-        self.microseconds.append(found["microseconds"])
+        speed = self.run("speed", str(seconds))
+        self.speeds.append(speed["rows_a_second"] * int(offsets[-1]) / (len(offsets) - 1))
+        self.microseconds.append(speed["microseconds"])
 
     def cells(self, floor: Trial | None, others: list[Trial]) -> list[str]:
-        """A row of the table, ratios taken run by run."""
+        """Return a row of the table, with ratios computed run by run."""
 
         def ratio(against: list[Trial]) -> str:
             if not against:
@@ -128,64 +128,64 @@ class Trial:
 
 
 def trials(home: Path, folder: Path, workload: str, only: list[str]) -> list[Trial]:
-    """The contenders of a workload that are installed, each with its own format written."""
+    """Return the installed contenders of a workload, after writing each one's own format."""
     rows = folder / ("sft" if workload == "W1" else "stream")
-    asked = [Trial(home, rows, kind) for kind in only or CONTENDERS]
+    selected = [Trial(home, rows, kind) for kind in only or CONTENDERS]
     if workload == "W2":
-        asked += [Trial(home, folder / "packed", kind) for kind in only or CONTENDERS if kind == OWN]
+        selected += [Trial(home, folder / "packed", kind) for kind in only or CONTENDERS if kind == OWN]
     ready = []
-    for trial in asked:
+    for trial in selected:
         try:
             trial.run("prepare")
             ready.append(trial)
         except ChildProcessError as error:
-            print(f"{workload}: {trial.label} is left out: {error}", file=sys.stderr)
+            print(f"{workload}: {trial.label} is skipped: {error}", file=sys.stderr)
     return ready
 
 
 def timed(trials: list[Trial], runs: int, seconds: float) -> list[Trial]:
-    """Those that end all their runs."""
+    """Time the trials and return those that complete all their runs."""
 
-    def ended(trial: Trial, run: Callable[[], None]) -> bool:
+    def completed(trial: Trial, run: Callable[[], None]) -> bool:
         try:
             run()
         except ChildProcessError as error:
-            print(f"{trial.label} is left out: {error}", file=sys.stderr)
+            print(f"{trial.label} is skipped: {error}", file=sys.stderr)
             return False
         return True
 
-    trials = [trial for trial in trials if ended(trial, trial.look)]
+    trials = [trial for trial in trials if completed(trial, trial.inspect)]
     for number in range(runs):
         order = random.Random(number).sample(trials, len(trials))
-        failed = [trial for trial in order if not ended(trial, lambda trial=trial: trial.time(seconds))]
+        failed = [trial for trial in order if not completed(trial, lambda trial=trial: trial.time(seconds))]
         trials = [trial for trial in trials if trial not in failed]
     return trials
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prepare", action="store_true", help="make everything that is missing, and time nothing")
+    parser.add_argument("--prepare", action="store_true", help="install and write what is missing, and time nothing")
     parser.add_argument("--tokens", type=int, default=200_000_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a trial, after as many to warm up")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per trial, after as many for warm-up")
     parser.add_argument("--workloads", nargs="+", choices=["W1", "W2"], default=["W1", "W2"])
     parser.add_argument(
         "--only", nargs="+", choices=[*CONTENDERS], default=[], metavar="NAME", help=", ".join(CONTENDERS)
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     home = Path(os.environ.get("BENCH_HOME") or Path.home() / ".cache" / "tokenloom-bench")
-    folder = home / f"{'alpaca' if os.environ.get('TOKENLOOM_REAL_DATA') else 'quickstart'}-{asked.tokens}"
-    if asked.prepare:
+    folder = home / f"{'alpaca' if os.environ.get('TOKENLOOM_REAL_DATA') else 'quickstart'}-{options.tokens}"
+    if options.prepare:
         make_environments(home)
-    make_workloads(folder, asked.tokens)
-    for workload in asked.workloads:
-        ready = trials(home, folder, workload, asked.only)
-        if asked.prepare:
+    make_workloads(folder, options.tokens)
+    for workload in options.workloads:
+        ready = trials(home, folder, workload, options.only)
+        if options.prepare:
             continue
-        done = timed(ready, asked.runs, asked.seconds)
+        done = timed(ready, options.runs, options.seconds)
         floor = next((trial for trial in done if trial.kind == FLOOR), None)
         others = [trial for trial in done if trial.other]
-        print(f"\n{workload}: {cpu_count()} cores, {asked.runs} runs of {asked.seconds:g} s, medians\n")
+        print(f"\n{workload}: {cpu_count()} cores, {options.runs} runs of {options.seconds:g} s, medians\n")
         print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
         for trial in sorted(done, key=lambda trial: -statistics.median(trial.speeds)):
             print(f"| {' | '.join(trial.cells(floor, others))} |")

@@ -1,10 +1,10 @@
-"""Times best-fit packing on Alpaca's lengths, and the sequences stage around it.
+"""Time packing on the lengths of Alpaca's rows, alone and within the sequences stage.
 
 usage: packing.py [--rows N] [--max-length N] [--runs N]
 
-Rows are Alpaca's with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them, else the quickstart's, in chunks as a
-build makes them. Prints for each packing how full its sequences are, and rows a second: of the packing alone, and of
-all that the stage computes of a chunk of tokens.
+Rows are those of Alpaca with phi-2's tokenizer if $TOKENLOOM_REAL_DATA is set, else those of the quickstart, in the
+chunks of a build. Prints for each packing how full its sequences are, and rows per second: for the packing alone, and
+for everything that the stage computes for a chunk of tokens.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def main() -> None:
         list(build.run_all("tokens"))
         tables = [chunk.load() for chunk in build.input_chunks("tokens")]
     lengths = [np.minimum(np.diff(list_parts(table["input_ids"])[0]), longest) for table in tables]
-    tokens, count = sum(int(found.sum()) for found in lengths), sum(map(len, lengths))
+    tokens, count = sum(int(chunk.sum()) for chunk in lengths), sum(map(len, lengths))
     print(f"{count:,} rows, {tokens:,} tokens in {len(tables)} chunks, {cpu_count()} cores, one used")
     for packing, pack in LAYOUTS.items():
         length = LengthConfig.model_validate({"packing": packing})
-        sequences = sum(len(pack(found, longest).pieces) for found in lengths)
-        alone = median_seconds(lambda pack=pack: [pack(found, longest) for found in lengths], options.runs)
+        sequences = sum(len(pack(chunk, longest).pieces) for chunk in lengths)
+        alone = median_seconds(lambda pack=pack: [pack(chunk, longest) for chunk in lengths], options.runs)
         stage = median_seconds(
             lambda length=length: [to_sequences(table, length, longest) for table in tables], options.runs
         )

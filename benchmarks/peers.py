@@ -1,7 +1,7 @@
 """The loaders that are timed, one class each: batches of 8 rows from one workload, as dicts of int64 tensors.
 
 All read the same rows: tokenloom from the store that it built, the others from the flat arrays of `workloads.py`, or
-from what their own writers made of them. None uses worker processes.
+from files that their own writers wrote from them. None uses worker processes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-BATCH, SEED, IGNORED, ASKED = 8, 1234, -100, 100
-"""Rows of a batch, seed, the label of what is not trained; after how many batches tokenloom is asked for its state."""
+BATCH, SEED, IGNORED, STATE_EVERY = 8, 1234, -100, 100
+"""Rows of a batch, seed, the label of masked tokens, and batches between reads of tokenloom's state."""
 
 Batches = Iterator[dict[str, Any]]
 
 
 class Rows:
-    """Rows as a sequence of dicts of arrays: `input_ids`, and where they are ragged also int32 `labels`."""
+    """Rows as a sequence of dicts of arrays: `input_ids`, and for ragged rows also int32 `labels`."""
 
     def __init__(self, folder: Path):
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ class Rows:
 
 
 def padded(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
-    """Rows of any length, padded on the right to the longest."""
+    """Pad rows of any length on the right to the longest."""
     shape = len(rows), max(len(row["input_ids"]) for row in rows)
     input_ids, labels = np.full(shape, pad, np.int64), np.full(shape, IGNORED, np.int64)
     attention_mask = np.zeros(shape, np.int64)
@@ -61,7 +61,7 @@ def padded(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
 
 
 def stacked(rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Rows of one length, arrays or tensors."""
+    """Stack rows of one length, given as arrays or tensors."""
     tensors = [torch.as_tensor(row["input_ids"]) for row in rows]
     input_ids = torch.stack(tensors).to(torch.int64)
     return {"input_ids": input_ids, "labels": input_ids.clone()}
@@ -71,12 +71,12 @@ class Contender:
     """A loader of one workload.
 
     Args:
-        folder: of the workload; the contender's own format, where it has one, goes there too.
+        folder: of the workload; the contender's own format, if it has one, is written there too.
 
     Attributes:
-        environment: which one of `environments.py` it runs in; empty: where tokenloom does.
-        own: its own format's folder.
-        ranks: how many share the rows.
+        environment: its environment in `environments.py`; empty: the one of tokenloom.
+        own: the folder of its own format.
+        ranks: the world size.
     """
 
     environment: ClassVar[str] = ""
@@ -90,7 +90,7 @@ class Contender:
         self.collate: Any = partial(padded, pad=self.rows.pad) if self.rows.ragged else stacked
 
     def prepare(self) -> None:
-        """Write the contender's own format where it is not there."""
+        """Write the contender's own format if it is missing."""
         if not self.data.exists():
             part = self.data.with_suffix(".part")
             shutil.rmtree(part, ignore_errors=True)
@@ -100,15 +100,15 @@ class Contender:
     def write(self, folder: Path) -> None: ...
 
     def batches(self, state: Any = None) -> Batches:
-        """The batches of an epoch, or of the rest of one."""
+        """Yield the batches of an epoch, or the rest of one after `state`."""
         raise NotImplementedError
 
     def state(self) -> Any:
-        """Where it stands behind the last batch; None where it cannot tell."""
+        """Return the state after the last batch; None if the loader has none."""
 
 
 class Tokenloom(Contender):
-    """Shuffled, as one of some ranks, and asked for its state every 100 batches."""
+    """tokenloom: shuffled, as rank 0, with its state read every 100 batches."""
 
     def __init__(self, folder: Path, world_size: int = 1):
         super().__init__(folder)
@@ -123,7 +123,7 @@ class Tokenloom(Contender):
         if state:
             self.loader.load_state_dict(state)
         for number, batch in enumerate(self.loader):
-            if not number % ASKED:
+            if not number % STATE_EVERY:
                 self.loader.state_dict()
             yield batch
 
@@ -132,24 +132,24 @@ class Tokenloom(Contender):
 
 
 class Floor(Contender):
-    """A NumPy loop over a memory map that copies shuffled rows into batches, and nothing else."""
+    """A NumPy loop over a memory map that only copies shuffled rows into batches."""
 
     def batches(self, state: Any = None) -> Batches:
         order = np.random.default_rng(SEED).permutation(len(self.rows))
         make = self._ragged if self.rows.ragged else self._even
-        for begin in range(0, len(order), BATCH):
-            batch = make(order[begin : begin + BATCH])
+        for start in range(0, len(order), BATCH):
+            batch = make(order[start : start + BATCH])
             yield {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def _ragged(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
-        ids, begins = self.rows.ids, self.rows.offsets[chosen]
-        lengths = self.rows.offsets[chosen + 1] - begins
+        ids, starts = self.rows.ids, self.rows.offsets[chosen]
+        lengths = self.rows.offsets[chosen + 1] - starts
         shape = len(chosen), int(lengths.max())
         input_ids, labels = np.full(shape, self.rows.pad, np.int64), np.full(shape, IGNORED, np.int64)
         attention_mask = np.zeros(shape, np.int64)
-        places = zip(begins.tolist(), lengths.tolist(), self.rows.prompts[chosen].tolist(), strict=True)
-        for row, (begin, length, prompt) in enumerate(places):
-            input_ids[row, :length] = ids[begin : begin + length]
+        places = zip(starts.tolist(), lengths.tolist(), self.rows.prompts[chosen].tolist(), strict=True)
+        for row, (start, length, prompt) in enumerate(places):
+            input_ids[row, :length] = ids[start : start + length]
             labels[row, prompt:length] = input_ids[row, prompt:length]
             attention_mask[row, :length] = 1
         return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
@@ -157,15 +157,15 @@ class Floor(Contender):
     def _even(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         ids, length = self.rows.ids, self.rows.length
         input_ids, labels = (np.empty((len(chosen), length), np.int64) for _ in range(2))
-        for row, begin in enumerate(self.rows.offsets[chosen].tolist()):
-            found = ids[begin : begin + length]
-            input_ids[row] = found
-            labels[row] = found
+        for row, start in enumerate(self.rows.offsets[chosen].tolist()):
+            values = ids[start : start + length]
+            input_ids[row] = values
+            labels[row] = values
         return {"input_ids": input_ids, "labels": labels}
 
 
 class Datasets(Contender):
-    """Hugging Face datasets in a `DataLoader`, or in torchdata's."""
+    """Hugging Face datasets in a `DataLoader`, or in torchdata's `StatefulDataLoader`."""
 
     environment, own = "peers", "datasets"
 
@@ -182,13 +182,13 @@ class Datasets(Contender):
         import pyarrow as pa
 
         datasets, rows, tables = import_module("datasets"), self.rows, []
-        for begin in range(0, len(rows), 1000):
-            offsets = rows.offsets[begin : begin + 1001]
+        for start in range(0, len(rows), 1000):
+            offsets = rows.offsets[start : start + 1001]
             ids = rows.ids[offsets[0] : offsets[-1]]
             lists = pa.array((offsets - offsets[0]).astype(np.int32))
             table = {"input_ids": pa.ListArray.from_arrays(lists, pa.array(ids))}
             if rows.ragged:
-                labels = np.concatenate([rows[row]["labels"] for row in range(begin, begin + len(offsets) - 1)])
+                labels = np.concatenate([rows[row]["labels"] for row in range(start, start + len(offsets) - 1)])
                 table["labels"] = pa.ListArray.from_arrays(lists, pa.array(labels))
             tables.append(pa.table(table))
         datasets.Dataset(pa.concat_tables(tables)).save_to_disk(folder)
@@ -218,7 +218,7 @@ class Datasets(Contender):
 
 
 class Litdata(Contender):
-    """litdata with its default shuffle; a stream of tokens in its own layout for those."""
+    """litdata with its default shuffle; token streams in its layout for them."""
 
     environment, own = "peers", "litdata"
 
@@ -254,9 +254,9 @@ class Litdata(Contender):
         return self.loader.state_dict()
 
 
-def tokens_from(folder: Path, count: int, begin: int) -> Iterator[torch.Tensor]:
-    """So many tokens of a stream, as litdata takes them."""
-    yield torch.from_numpy(Rows(folder).ids[begin : begin + count].copy())
+def tokens_from(folder: Path, count: int, start: int) -> Iterator[torch.Tensor]:
+    """Yield `count` tokens of a stream, as litdata takes them."""
+    yield torch.from_numpy(Rows(folder).ids[start : start + count].copy())
 
 
 class Mosaic(Contender):
@@ -287,7 +287,7 @@ class Mosaic(Contender):
 
 
 class Grain(Contender):
-    """Grain's `MapDataset`, asked for batch after batch by index, or iterated with its threads."""
+    """Grain's `MapDataset`, read batch by batch by index, or iterated with its threads."""
 
     environment = "peers"
 
@@ -312,33 +312,33 @@ class Grain(Contender):
 
 
 class Megatron(Contender):
-    """In the manner of Megatron-LM's indexed and GPT datasets: a shuffled list of samples, each put together from the
-    documents that it spans, one token longer than a row, for labels that are shifted."""
+    """As Megatron-LM's indexed and GPT datasets: a shuffled list of samples, each assembled from the documents that it
+    spans, one token longer than a row, for shifted labels."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
         rows = self.rows
         self.map = memoryview(rows.ids)  # pyright: ignore[reportArgumentType]
-        self.begins, self.lengths = rows.offsets[:-1] * rows.ids.itemsize, np.diff(rows.offsets).astype(np.int32)
+        self.starts, self.lengths = rows.offsets[:-1] * rows.ids.itemsize, np.diff(rows.offsets).astype(np.int32)
         self.samples = len(rows)
         if not rows.ragged:
             lengths = np.load(folder.parent / "packed" / "documents.npy")
             ends = np.minimum(np.cumsum(lengths, dtype=np.int64), len(rows.ids))
             ends = np.append(ends[ends < len(rows.ids)], len(rows.ids))
-            begins = np.append(0, ends[:-1])
-            self.begins, self.lengths = begins * rows.ids.itemsize, np.diff(ends, prepend=0).astype(np.int32)
+            starts = np.append(0, ends[:-1])
+            self.starts, self.lengths = starts * rows.ids.itemsize, np.diff(ends, prepend=0).astype(np.int32)
             self.samples = (len(rows.ids) - 1) // rows.length
             first = np.arange(self.samples + 1) * rows.length
             document = np.searchsorted(ends, first, side="right")
-            self.first = np.stack([document, first - begins[document]], 1)
+            self.first = np.stack([document, first - starts[document]], 1)
         self.order = np.random.default_rng(SEED).permutation(self.samples)
         self.given = 0
 
     def get(self, document: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Some tokens of a document."""
+        """Return `length` tokens of a document from `offset` on; None: up to its end."""
         ids = self.rows.ids
         count = self.lengths[document] - offset if length is None else length
-        return np.frombuffer(self.map, ids.dtype, count, self.begins[document] + offset * ids.itemsize)
+        return np.frombuffer(self.map, ids.dtype, count, self.starts[document] + offset * ids.itemsize)
 
     def __len__(self) -> int:
         return self.samples

@@ -1,9 +1,9 @@
-"""Times the rendering of chats: by Arrow's kernels or, where the template does more than place contents, by Jinja.
+"""Time the rendering of chats: by Arrow's kernels or, if the template does more than place contents, by Jinja.
 
 usage: prompts.py [--rows N] [--runs N] TEMPLATE…
 
-Prints, for each chat template, rows a second of the stage's function on all cores, and the ratio to plain renderings of
-the same rows in one process: Jinja's sandbox, set up as `transformers` does, and nothing but texts.
+Prints, for each chat template, rows per second of the stage's function on all cores, and the ratio to plain rendering
+of the same rows in one process: Jinja's sandbox, set up as in `transformers`, returning only texts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
 
 def chunks(count: int) -> list[pa.Table]:
-    """Prompts and completions, as the columns stage gives them."""
+    """Return prompts and completions as the stage `columns` outputs them."""
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as folder:
         rows, _ = source(Path(folder))
     rows = (rows * (count // len(rows) + 1))[:count]
@@ -48,7 +48,7 @@ def chunks(count: int) -> list[pa.Table]:
 
 
 def as_transformers(source: str) -> jinja2.Template:
-    """The template in the environment that `transformers` makes."""
+    """Compile the template in the environment that `transformers` uses."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -64,12 +64,12 @@ def as_transformers(source: str) -> jinja2.Template:
 def plain(template: jinja2.Template, tables: list[pa.Table]) -> None:
     for table in tables:
         for row in table.to_pylist():
-            said = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
-            template.render({"messages": said, "add_generation_prompt": False, **TOKENS})
+            messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["completion"]}]
+            template.render({"messages": messages, "add_generation_prompt": False, **TOKENS})
 
 
 def rendered(engine: ComputeEngine, chat: ChatFormat, tables: list[pa.Table]) -> int:
-    """Rows made, as a build makes them."""
+    """Render all rows as a build does. Return their number."""
     render = chat.render if chat.opacity is None else engine.apart(chat.render)
     return sum(output.table.num_rows for output in engine.map(render, tables))
 

@@ -1,11 +1,10 @@
-"""Measures reading and introspection: whole processes for time and peak memory, and how many chunks an edit changes.
+"""Measure reading and introspection: time and peak memory of whole processes, and how many chunks an edit renews.
 
 usage: raw.py [--rows N …] [--edits N]
 
-For each number of rows, processes run in turn that build `raw`, then `raw` and `schema` on a fresh store; `schema` of
-the second is what introspection takes on top of reading. For the last number row 100 is then deleted, and a file added
-beside the first. Then single rows of the first file are inserted, deleted and changed at random, and the chunks
-counted that were not there before.
+For each number of rows, one process builds `raw` and another `raw` and `schema`, each on a fresh store; `schema` of the
+second is the cost of introspection on top of reading. For the last number, row 100 is then deleted, and a second file
+added. Then single rows of the first file are inserted, deleted and changed at random, and new chunks are counted.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def config_of(path: Path) -> PipelineConfig:
 
 
 def run_stages(data: str, store: str, *stages: str) -> None:
-    """One process: build the stages, then print their seconds and the process's peak memory in MB."""
+    """Build stages in this process. Print their seconds and the process's peak memory in MB."""
     build = Build(config_of(Path(data)), ArtifactStore(store))
     seconds = {stage: build.run(stage).seconds for stage in stages}
     print(json.dumps({**seconds, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}))
@@ -53,7 +52,7 @@ def measured(data: Path, store: Path, *stages: str, keep: bool = False) -> dict[
 
 
 def rebuilt(folder: Path, store: Path) -> str:
-    """How many chunks of a folder's files were not in the store."""
+    """Build a folder's files. Say how many of their chunks were not in the store."""
     report = Build(config_of(folder), ArtifactStore(store)).run("raw")
     return f"{report.chunks - report.chunks_reused} of {report.chunks} chunks new"
 
@@ -75,8 +74,8 @@ def digests(path: Path, size: ChunkSize) -> Counter[str]:
 
 
 def edits(folder: Path, lines: list[str], count: int, size: ChunkSize) -> tuple[int, Counter[int]]:
-    """How many chunks there are, and how many edits made so many new ones."""
-    noise, path, found = random.Random(7), folder / "edited.jsonl", Counter()
+    """Edit single rows. Return the number of chunks, and how many edits led to each number of new chunks."""
+    noise, path, renewed = random.Random(7), folder / "edited.jsonl", Counter()
     path.write_text("".join(lines), encoding="utf-8")
     before = digests(path, size)
     for _ in range(count):
@@ -84,8 +83,8 @@ def edits(folder: Path, lines: list[str], count: int, size: ChunkSize) -> tuple[
         row = json.dumps({"instruction": f"edit {noise.random()}", "input": "", "output": lines[place][20:200]}) + "\n"
         edited = lines[:place] + ([] if kind == "delete" else [row]) + lines[place + (kind != "insert") :]
         path.write_text("".join(edited), encoding="utf-8")
-        found[(digests(path, size) - before).total()] += 1
-    return before.total(), found
+        renewed[(digests(path, size) - before).total()] += 1
+    return before.total(), renewed
 
 
 def main() -> None:
@@ -102,7 +101,7 @@ def main() -> None:
         data, store = folder / "rows.jsonl", folder / "store"
         for count in parsed.rows:
             write_rows(data, rows, count)
-            measured(data, store, "raw")  # brings the file into memory
+            measured(data, store, "raw")  # warms the page cache
             reading = measured(data, store, "raw")
             both = measured(data, store, "raw", "schema", keep=True)
             again = measured(data, store, "raw", "schema")
@@ -116,9 +115,9 @@ def main() -> None:
         write_rows(data, rows, parsed.rows[0])
         lines = data.read_text(encoding="utf-8").splitlines(keepends=True)
         for size in (ChunkSize(), SMALL):
-            chunks, found = edits(folder, lines, parsed.edits, size)
-            told = ", ".join(f"{new} new: {found[new]}" for new in sorted(found))
-            print(f"{parsed.edits:,} edits of {chunks} chunks of about {size.target >> 10} KB: {told}")
+            chunks, renewed = edits(folder, lines, parsed.edits, size)
+            counts = ", ".join(f"{new} new: {renewed[new]}" for new in sorted(renewed))
+            print(f"{parsed.edits:,} edits of {chunks} chunks of about {size.target >> 10} KB: {counts}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Times epochs of a loader with and without checks of the bytes that it reads.
+"""Time epochs of a loader with and without checks of the bytes that it reads.
 
 usage: reading.py [--tokens N] [--batch N] [--runs N]
 
-Writes objects of random tokens in rows of 2,048, as a build would store them, and prints, for the first epoch after
-opening and for a later one, tokens a second without checks, and the share of the time that checks add.
+Writes objects of random tokens in rows of 2,048, as a build would store them. Prints, for the first epoch after opening
+and for a later one, tokens per second without and with checks, and the ratio of their times.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def reading(dataset: TokenDataset, batch: int) -> Callable[[], object]:
 
 
 def write(folder: Path, chunks: int) -> int:
-    """Write a dataset of so many chunks; returns its tokens."""
-    draw, store, made = np.random.default_rng(0), ArtifactStore(folder), []
+    """Write a dataset with this number of chunks. Return its number of tokens."""
+    draw, store, written = np.random.default_rng(0), ArtifactStore(folder), []
     store.prepare()
     counts = {"rows_in": CHUNK, "rows_out": CHUNK, "rejected": 0, "filtered": 0, "tokens": CHUNK * LENGTH}
     offsets, each = np.arange(CHUNK + 1) * LENGTH, np.arange(CHUNK + 1)
@@ -69,9 +69,9 @@ def write(folder: Path, chunks: int) -> int:
         key = f"{number:064x}"
         action = store.put_action(key, table, table.slice(0, 0), counts, {}, compressed=False, blocks=True)
         place = {"split": "train", "source": "random", "offset": 0, "unit": "row"}
-        made.append(ManifestChunk(**place, input=key, key=key, **action.outcome()))
+        written.append(ManifestChunk(**place, input=key, key=key, **action.outcome()))
     facts = {"pad_token_id": 0, "vocab_size": 50_000, "max_length": LENGTH, "packed": False}
-    store.put_manifest(Manifest("random", "sequences", tuple(made), facts, {"weighted_chunks": 0}))
+    store.put_manifest(Manifest("random", "sequences", tuple(written), facts, {"weighted_chunks": 0}))
     return chunks * CHUNK * LENGTH
 
 

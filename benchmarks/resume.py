@@ -1,16 +1,16 @@
-"""Times the first batch: of loaders that resume far into their order, and of a fresh process.
+"""Time the first batch of loaders that resume far into their order, and of a fresh process.
 
 usage: resume.py [--rows N] [--runs N] [--folder DIR]
 
-Rows are those of build.py, built once; DIR keeps them for the next time. Prints medians over fresh processes, of
+Rows are those of build.py, built once; DIR keeps them for the next run. Prints medians over fresh processes, for
 
-- a dataset whose 10^12 rows are simulated: a real one's, over and over. From `load_state_dict` to the first batch, as
-  the first thing that the process reads;
+- a dataset with 10^12 simulated rows, the rows of a real one repeated: from `load_state_dict` to the first batch, the
+  first thing that the process reads;
 - the real dataset, open and in the page cache: from `load_state_dict` of a new loader to its first batch;
 - the real dataset: from `open_dataset` to the first batch, with its files in the page cache and without;
 
-and how much more memory the process has then than after its imports. Pages of mapped files are told apart: processes
-share them, and they go when memory is short.
+and the memory that the process has then in addition to its imports. Pages of mapped files are counted separately:
+processes share them, and the system frees them when memory is short.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tokenloom.resources.tables.ragged import Ints
 SIMULATED = 10**12
 KINDS = ("full", "block", "none", "mixture of two", "token budget")
 WINDOW = 4096
-"""Where a token budget has states: at the first rows of windows."""
+"""Rows of a window of a token budget, whose states are at the first row of a window."""
 
 
 class RepeatedReader(SequenceReader):
-    """Reads row n of simulated datasets, each as long as the others, as row n modulo the rows of the real ones."""
+    """Reads row n of simulated datasets, all of one length, as row n modulo the rows of the real ones."""
 
     def __init__(self, real: list[SequenceReader]):
         self.__dict__.update(SequenceReader.joined(real).__dict__)
@@ -62,7 +62,7 @@ class RepeatedReader(SequenceReader):
 
 
 class SimulatedDataset(TokenDataset):
-    """A real dataset's rows, repeated until there are `SIMULATED`."""
+    """The rows of a real dataset, repeated up to `SIMULATED` rows."""
 
     def __init__(self, real: TokenDataset):
         self.__dict__.update(real.__dict__)
@@ -77,7 +77,7 @@ class SimulatedDataset(TokenDataset):
 
 
 class SimulatedMixture(MixedDataset):
-    """Two of them."""
+    """A mixture of two simulated datasets."""
 
     def __init__(self, one: SimulatedDataset, other: SimulatedDataset):
         super().__init__({"one": one, "other": other}, {"one": 0.7, "other": 0.3}, by="rows")
@@ -95,7 +95,7 @@ def loader_of(dataset: TokenDataset | MixedDataset, kind: str = "full") -> Token
 
 
 def first_batch(loader: TokenLoader, position: int) -> tuple[float, TokenLoader]:
-    """Seconds from a state to the batch that follows, and the loader, open."""
+    """Load a state and read one batch. Return the seconds, and the open loader."""
     state = {**loader.state_dict(), "position": position}
     started = time.perf_counter()
     loader.load_state_dict(state)
@@ -104,20 +104,20 @@ def first_batch(loader: TokenLoader, position: int) -> tuple[float, TokenLoader]
 
 
 def resident() -> tuple[int, int]:
-    """Bytes of this process's own memory, and of the files that it has mapped."""
+    """Return the bytes of this process's own memory, and of the files that it has mapped."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    found = {line.split()[0]: int(line.split()[1]) for line in status.splitlines() if line.startswith("Rss")}
-    return 1024 * (found["RssAnon:"] + found["RssShmem:"]), 1024 * found["RssFile:"]
+    sizes = {line.split()[0]: int(line.split()[1]) for line in status.splitlines() if line.startswith("Rss")}
+    return 1024 * (sizes["RssAnon:"] + sizes["RssShmem:"]), 1024 * sizes["RssFile:"]
 
 
 def disk_reads() -> int:
-    """Bytes that this process had read from a disk."""
+    """Return the bytes that this process has read from disk."""
     lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def measured(run: Callable[[], tuple[float, TokenLoader]]) -> tuple[float, ...]:
-    """The seconds that `run` returns, and how many bytes of memory, of mapped files and from disk its loader took."""
+    """Return the seconds that `run` reports, and its loader's bytes of memory, of mapped files and read from disk."""
     before, read = resident(), disk_reads()
     seconds, loader = run()
     after = resident()
@@ -156,7 +156,7 @@ def opened(store: str, batches: int) -> tuple[float, ...]:
 
 
 def fresh(run: Callable[..., tuple[float, ...]], *arguments: Any) -> tuple[float, ...]:
-    """What a function measures in a process that has done nothing but imports."""
+    """Call a function in a fresh process that has done nothing but imports. Return what it measures."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(run, *arguments).result()
 
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_300_000)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the dataset is kept; default: a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder that keeps the dataset; default: a temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as temporary:
         folder = options.folder or Path(temporary)

@@ -1,10 +1,11 @@
-"""Times a training loop whose steps take some milliseconds, with tokenloom's loader and with one batch that is ready.
+"""Time a training loop with steps of some milliseconds, with tokenloom's loader and with one ready batch.
 
 usage: step.py [--milliseconds M] [--steps N] [--runs N] [--tokens N]
 
-Steps either sleep, as a thread does that waits for a GPU, or train a small torch model on the CPU, on all but one core.
-Batches are 8 × 2,048 random tokens, shuffled. The loops take turns. Prints the median time of a step with the ready
-batch, and how much longer steps are, within the run, with batches made in the caller's thread and in a thread ahead.
+Steps either sleep, as a thread that waits for a GPU does, or train a small torch model on the CPU, on all but one core.
+Batches are 8 × 2,048 random tokens, shuffled. The loops take turns. Prints the median time per step with the ready
+batch, and how much longer steps are, within the run, with batches built in the caller's thread and in a background
+thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def sleeping(seconds: float) -> Step:
 
 
 def training(seconds: float, batch: Batch) -> Step:
-    """Steps of a model as deep as fits into that time."""
+    """Return a training step of a model as deep as fits into that time."""
 
     def step_of(depth: int) -> Step:
         layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
@@ -57,11 +58,11 @@ def training(seconds: float, batch: Batch) -> Step:
 
 
 def loop(step: Step, batches: Iterable[Batch], steps: int) -> float:
-    """Seconds that so many steps take."""
-    began = time.perf_counter()
+    """Run `steps` steps. Return the seconds that they take."""
+    started = time.perf_counter()
     for _, batch in zip(range(steps), batches, strict=False):
         step(batch)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def main() -> None:
@@ -70,27 +71,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=50_000_000)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(max(1, cpu_count() - 1))
     with tempfile.TemporaryDirectory(prefix="tokenloom-bench-") as folder:
-        write(Path(folder), max(asked.tokens // LENGTH // CHUNK, 1))
+        write(Path(folder), max(options.tokens // LENGTH // CHUNK, 1))
         dataset = open_dataset("random", store=folder)
         depths = {"caller's thread": 0, "a thread ahead": 2}
         loaders = {name: TokenLoader(dataset, BATCH, prefetch_factor=depth) for name, depth in depths.items()}
         ready = next(iter(TokenLoader(dataset, BATCH)))
         batches = {"ready batch": repeat(ready)}
         batches |= {name: chain.from_iterable(repeat(loader)) for name, loader in loaders.items()}
-        seconds = asked.milliseconds / 1000
-        print(f"{asked.runs} runs of {asked.steps} steps, batches of {BATCH} × {LENGTH}, {cpu_count()} cores, medians")
+        seconds = options.milliseconds / 1000
+        shape = f"{options.runs} runs of {options.steps} steps, batches of {BATCH} × {LENGTH}"
+        print(f"{shape}, {cpu_count()} cores, medians")
         for kind, step in {"sleeping": sleeping(seconds), "training": training(seconds, ready)}.items():
-            found: dict[str, list[float]] = {name: [] for name in batches}
-            for _ in range(asked.runs):
+            measured: dict[str, list[float]] = {name: [] for name in batches}
+            for _ in range(options.runs):
                 for name, source in batches.items():
                     loop(step, source, WARM)
-                    found[name].append(loop(step, source, asked.steps) / asked.steps)
-            print(f"{kind}: {statistics.median(found['ready batch']) * 1e3:.2f} ms a step with a ready batch")
+                    measured[name].append(loop(step, source, options.steps) / options.steps)
+            print(f"{kind}: {statistics.median(measured['ready batch']) * 1e3:.2f} ms per step with a ready batch")
             for name in loaders:
-                added = [own / other - 1 for own, other in zip(found[name], found["ready batch"], strict=True)]
+                added = [own / other - 1 for own, other in zip(measured[name], measured["ready batch"], strict=True)]
                 print(f"  {name:20} adds {statistics.median(added):6.2%}")
 
 

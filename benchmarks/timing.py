@@ -1,4 +1,4 @@
-"""How long something takes."""
+"""Timing of a function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def median_seconds(run: Callable[[], object], runs: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The median over some runs, in seconds by the clock; `time.process_time` counts the CPU's time."""
+    """Return the median over some runs, in seconds of `clock`; `time.process_time` counts CPU time."""
 
     def once() -> float:
         started = clock()

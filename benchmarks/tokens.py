@@ -1,10 +1,10 @@
-"""Times the tokens stage against the library that reads the text, and shows where the rest of its time goes.
+"""Time the tokens stage against the library that tokenizes the text, and show where the rest of its time goes.
 
 usage: tokens.py [--rows N] [--runs N] [--workers N]
 
-Rows are Alpaca's, repeated and made distinct, as chats, with phi-2's tokenizer where $TOKENLOOM_REAL_DATA names them;
-else those of the quickstart. The stage reads, checks, hashes, compresses and publishes; the library gets the same texts
-in memory, as many threads, and its own fastest way of being called. Prints medians, and ratios within the run.
+Rows are those of Alpaca, repeated and made distinct, as chats, with phi-2's tokenizer, if $TOKENLOOM_REAL_DATA is set;
+else those of the quickstart. The stage reads, checks, hashes, compresses and publishes. The library gets the same texts
+in memory, as many threads, and is called in its fastest way. Prints medians, and ratios within the run.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ PARTS = {
     "reading and checking the chunk": ("objects.py", "get_verified"),
     "loading the tokenizers": ("stage.py", "_encoder"),
     "loading gigatoken and its certificate": ("encode.py", "_fast_for"),
-    "cutting texts at control tokens": ("segments.py", "segments"),
+    "splitting texts at control tokens": ("segments.py", "segments"),
     "gigatoken": ("engines.py", "ids"),
     "bytes of each token": ("vocabulary.py", "bytes_of"),
     "bytes of each text": ("vocabulary.py", "adds_up"),
     "code points": ("fast.py", "_doubtful"),
     "the sample": ("fast.py", "_holds"),
-    "spans in tokens": ("masks.py", "span_tokens"),
+    "spans in tokens": ("loss_mask.py", "span_tokens"),
     "the table of spans": ("stage.py", "_token_spans"),
     "validation": ("build.py", "_verify"),
     "compressing": ("objects.py", "encode_table"),
     "hashing": ("digest.py", "digest_bytes"),
-    "publishing": ("publication.py", "publish"),
+    "publishing": ("folder.py", "create"),
 }
 
 
@@ -72,7 +72,7 @@ def prepared(folder: Path, count: int) -> PipelineConfig:
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds on the clock, and of all cores."""
+    """Run a function. Return its wall time and the CPU time of all cores, in seconds."""
     clock, cores = time.perf_counter(), time.process_time()
     run()
     return time.perf_counter() - clock, time.process_time() - cores
@@ -85,16 +85,16 @@ def library(content: str, chunks: list[pa.Array], workers: int) -> None:
 
 
 def forget(build: Build) -> None:
-    """Remove the actions of the stage's last run."""
+    """Remove the actions of the stage's last run, so that it runs again."""
     for chunk in build.manifest("tokens").chunks:
         (Path(build.store.address) / "actions" / chunk.key[:2] / f"{chunk.key}.json").unlink(missing_ok=True)
 
 
-def shares(profile: cProfile.Profile) -> dict[str, float]:
-    """Seconds of each part, and of all."""
+def parts_of(profile: cProfile.Profile) -> dict[str, float]:
+    """Return the seconds of each part, and of the whole run."""
     stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    found = {place[2]: row[3] for place, row in stats.items() if place[0].endswith("build.py") and place[2] == "run"}
-    spent = {"all": found["run"]}
+    runs = {place[2]: row[3] for place, row in stats.items() if place[0].endswith("build.py") and place[2] == "run"}
+    spent = {"all": runs["run"]}
     for part, (file, name) in PARTS.items():
         spent[part] = sum(row[3] for place, row in stats.items() if place[0].endswith(f"/{file}") and place[2] == name)
     return spent
@@ -128,7 +128,7 @@ def main() -> None:
         with cProfile.Profile(time.thread_time) as profile:
             build.run("tokens")
     clock, cores = (
-        {what: statistics.median(run[side] for run in found) for what, found in runs.items()} for side in (0, 1)
+        {what: statistics.median(run[side] for run in timings) for what, timings in runs.items()} for side in (0, 1)
     )
     print(
         f"{parsed.rows:,} rows, {megabytes:.0f} MB of text, {len(chunks)} chunks, {parsed.workers} workers on "
@@ -136,17 +136,17 @@ def main() -> None:
     )
     print(f"tokenizers {text_parts(some)[0][-1] / 1e6 / slow:7.1f} MB/s")
     for what in runs:
-        print(f"{what:10} {megabytes / clock[what]:7.1f} MB/s, {megabytes / cores[what]:7.1f} MB a second of a core")
+        print(f"{what:10} {megabytes / clock[what]:7.1f} MB/s, {megabytes / cores[what]:7.1f} MB/s per core")
     print(
-        f"stage / library: {clock['library'] / clock['stage']:.2f} by the clock, "
-        f"{cores['library'] / cores['stage']:.2f} by the cores; with a new certificate {clock['library'] / first:.2f}"
+        f"stage / library: {clock['library'] / clock['stage']:.2f} by wall time, "
+        f"{cores['library'] / cores['stage']:.2f} by CPU time; with a new certificate {clock['library'] / first:.2f}"
     )
-    spent = shares(profile)
+    spent = parts_of(profile)
     whole = spent.pop("all")
     print(f"where the time of one worker goes, {whole:.2f} s under the profiler:")
     for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"  {part:40} {seconds / whole:6.1%}")
-    print(f"  {'all else':40} {1 - sum(spent.values()) / whole:6.1%}")
+    print(f"  {'everything else':40} {1 - sum(spent.values()) / whole:6.1%}")
 
 
 if __name__ == "__main__":

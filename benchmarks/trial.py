@@ -1,12 +1,12 @@
-"""One process that tries one loader on one workload and prints what came of it as JSON.
+"""Run one loader on one workload in this process, and print the result as JSON.
 
 usage: trial.py CONTENDER FOLDER prepare
        trial.py CONTENDER FOLDER speed SECONDS
        trial.py CONTENDER FOLDER properties STATE
        trial.py CONTENDER FOLDER resume STATE
 
-`prepare` writes the loader's own format. `speed` reads batches for some seconds, after as many to warm up.
-`properties` reads an epoch, and keeps the state in the midst of it in a file, from which `resume` goes on.
+`prepare` writes the loader's own format. `speed` reads batches for some seconds, after as many for warm-up.
+`properties` reads an epoch and saves a state from within it to a file, from which `resume` continues.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import torch
 from peers import BATCH, CONTENDERS, Contender, Rows
 
 INTERRUPT, COMPARED, WINDOW, OFTEN = 301, 3, 1000, 16
-"""Batches before a state is taken, where there are so many, and batches that are then compared; rows of a window;
-batches between looks at the clock."""
+"""Batches before a state is saved (fewer for small data), and batches compared after it; rows of a window; batches
+between reads of the clock."""
 
 
 def prepare(contender: Contender) -> dict[str, Any]:
@@ -38,13 +38,13 @@ def prepare(contender: Contender) -> dict[str, Any]:
 
 
 def speed(contender: Contender, seconds: str) -> dict[str, float]:
-    """Rows a second, and microseconds a batch."""
+    """Return rows per second, and microseconds per batch."""
     torch.set_num_threads(1)
     batches = contender.batches()
     check(next(batches), contender.rows)
 
     def read(limit: float) -> tuple[float, int, int]:
-        """Seconds, batches and rows, through as many epochs as there is time for."""
+        """Read for `limit` seconds, over as many epochs as needed. Return seconds, batches and rows."""
         nonlocal batches
         began, count, rows = time.perf_counter(), 0, 0
         while True:
@@ -62,7 +62,7 @@ def speed(contender: Contender, seconds: str) -> dict[str, float]:
 
 
 def check(batch: dict[str, Any], rows: Rows) -> None:
-    """Fail where a batch is not what all are to make."""
+    """Fail if a batch is not in the format that all contenders return."""
     names = ["input_ids", "labels", *(["attention_mask"] if rows.ragged else [])]
     shapes = {batch[name].shape for name in names} | ({(BATCH, rows.length)} if not rows.ragged else set())
     if {batch[name].dtype for name in names} != {torch.int64} or len(shapes) > 1:
@@ -70,8 +70,8 @@ def check(batch: dict[str, Any], rows: Rows) -> None:
 
 
 def properties(contender: Contender, path: str) -> dict[str, Any]:
-    """What part of the data 1,000 rows span, which rows of an epoch do not come once, and what follows the state."""
-    rows, found, following = contender.rows, [], hashlib.blake2b()
+    """Return the fraction of the data that 1,000 rows span, counts of rows not read once, and what follows a state."""
+    rows, order, following = contender.rows, [], hashlib.blake2b()
     interrupt = min(INTERRUPT, len(rows) // BATCH // 4)
     known: dict[bytes, int] = {}
     of_row = [known.setdefault(rows[row]["input_ids"].tobytes(), row) for row in range(len(rows))]
@@ -83,10 +83,10 @@ def properties(contender: Contender, path: str) -> dict[str, Any]:
         ids = batch["input_ids"].numpy().astype(rows.ids.dtype)
         masks = batch["attention_mask"].numpy().astype(bool) if "attention_mask" in batch else np.ones_like(ids, bool)
         own = [row[mask].tobytes() for row, mask in zip(ids, masks, strict=True)]
-        found += [known.get(row, -1) for row in own if row]  # rows of padding are empty
-    window = min(WINDOW, len(found))
-    windows = np.array(found[: len(found) // window * window]).reshape(-1, window)
-    counts = np.bincount(np.array(found) + 1, minlength=len(rows) + 1)
+        order += [known.get(row, -1) for row in own if row]  # padding rows are empty
+    window = min(WINDOW, len(order))
+    windows = np.array(order[: len(order) // window * window]).reshape(-1, window)
+    counts = np.bincount(np.array(order) + 1, minlength=len(rows) + 1)
     repeated = int(np.maximum(counts[1:] - np.bincount(of_row, minlength=len(rows)), 0).sum())
     return {
         "span": float(np.mean(np.ptp(windows, axis=1)) / len(rows)),
@@ -98,7 +98,7 @@ def properties(contender: Contender, path: str) -> dict[str, Any]:
 
 
 def resume(contender: Contender, path: str) -> dict[str, Any]:
-    """What comes behind the state."""
+    """Return a digest of the batches after a state."""
     state = pickle.loads(Path(path).read_bytes())
     if state is None:
         return {"following": None}
@@ -114,9 +114,9 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(name: str, folder: str, action: str, *rest: str) -> None:
-    made = ACTIONS[action](CONTENDERS[name](Path(folder)), *rest)
-    print(json.dumps(made), flush=True)
-    os._exit(0)  # threads of loaders are not waited for
+    printed = ACTIONS[action](CONTENDERS[name](Path(folder)), *rest)
+    print(json.dumps(printed), flush=True)
+    os._exit(0)  # does not wait for threads of loaders
 
 
 if __name__ == "__main__":

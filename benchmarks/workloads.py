@@ -1,7 +1,7 @@
-"""What loaders are timed on: datasets that tokenloom builds, and their rows in flat arrays for everyone else.
+"""The data that loaders are timed on: datasets built by tokenloom, and their rows as flat arrays for the others.
 
-`sft`: Alpaca's rows, or the quickstart's, as prompts and answers of any length. `stream`: documents of random words,
-each one row of LENGTH tokens. `packed`: documents of random words, of lognormal lengths, packed into rows.
+`sft`: rows of Alpaca, or of the quickstart, as prompts and answers of any length. `stream`: documents of random words,
+each one row of LENGTH tokens. `packed`: documents of random words, with lognormal lengths, packed into rows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offs
 
 LENGTH, SFT_ROWS, PART = 2048, 51_974, 4096
 DOCUMENT = (6.0, 1.1)
-"""Mean and deviation of the logarithm of a document's tokens: about 740 on average."""
+"""Mean and standard deviation of the logarithm of a document's token count: about 740 tokens on average."""
 TEMPLATE = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n{output}\n"
 
 
 def make_workloads(folder: Path, tokens: int) -> None:
-    """Make what is not there: the datasets, in `folder/store`, and the flat arrays of each, in `folder/<name>`.
+    """Create what is missing: the datasets in `folder/store`, and the flat arrays of each in `folder/<name>`.
 
     Args:
-        tokens: of `stream`, and about as many of `packed`.
+        folder: where to write.
+        tokens: tokens of `stream`, and approximately of `packed`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows, tokenizer = source(folder)
@@ -64,48 +65,51 @@ def make_workloads(folder: Path, tokens: int) -> None:
         settings = {"prompt_template": {"format_type": "text"}, "length": length}
         built(name, lambda path, name=name: write_documents(path, words, lengths[name]), settings)
     if set(np.diff(np.load(folder / "stream" / "offsets.npy"))) != {LENGTH}:
-        raise SystemExit(f"rows of stream are not all of {LENGTH} tokens")
+        raise SystemExit(f"not all rows of stream have {LENGTH} tokens")
 
 
 def whole_words(rows: list[dict[str, str]], tokenizer_file: Path) -> pa.Array:
-    """The words of rows that are one token each, at the start of a line as well as behind a space."""
+    """Return the words of the rows that are one token each, both at the start of a line and after a space."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     words = sorted({word for row in rows for text in row.values() for word in text.split() if word.isalpha()})
-    lone, behind = (
+    lone, spaced = (
         tokenizer.encode_batch_fast([before + word for word in words], add_special_tokens=False) for before in ("", " ")
     )
-    return pa.array([word for word, a, b in zip(words, lone, behind, strict=True) if len(a.ids) == len(b.ids) == 1])
+    return pa.array([word for word, a, b in zip(words, lone, spaced, strict=True) if len(a.ids) == len(b.ids) == 1])
 
 
 def write_documents(path: Path, words: pa.Array, lengths: Ints) -> None:
-    """Documents of so many tokens each, the one that ends them counted, a line each."""
+    """Write one document per line, with `lengths` tokens each, including the token that ends it."""
     draw = np.random.default_rng(0)
     with path.open("w", encoding="utf-8") as file:
-        for begin in range(0, len(lengths), PART):
-            offsets = offsets_of(lengths[begin : begin + PART] - 1)
+        for start in range(0, len(lengths), PART):
+            offsets = offsets_of(lengths[start : start + PART] - 1)
             lists = list_array(offsets, words.take(pa.array(draw.integers(0, len(words), offsets[-1]))))
             file.writelines(f"{line}\n" for line in pc.binary_join(lists, " ").to_pylist())
 
 
 def flatten(store: ArtifactStore, name: str, folder: Path) -> None:
-    """Write a dataset's rows as arrays: `ids` [tokens] in the width that the store holds, int64 `offsets` [rows + 1],
-    int64 `prompts` [rows], how many tokens at a row's begin are not trained, int64 `documents`, their lengths."""
+    """Write a dataset's rows as arrays.
+
+    `ids` [tokens] has the dtype of the store. int64 `offsets` [rows + 1]; int64 `prompts` [rows], the number of masked
+    tokens at the start of a row; int64 `documents`, the lengths of documents.
+    """
     manifest = store.manifest(name)
-    found: dict[str, list[npt.NDArray[Any]]] = {"ids": [], "lengths": [], "prompts": [], "documents": []}
+    columns: dict[str, list[npt.NDArray[Any]]] = {"ids": [], "lengths": [], "prompts": [], "documents": []}
     for chunk in manifest.of_split("train"):
         table = store.objects.get(chunk.output)
         offsets, ids = list_parts(table["input_ids"])
         trained = list_parts(table["trained"])[1].to_numpy()
         falls = np.flatnonzero(np.diff(trained.astype(np.int8)) < 0) + 1
         if not np.isin(falls, offsets).all():
-            raise SystemExit(f"rows of {name} have tokens that are not trained behind trained ones")
-        found["ids"].append(ids.to_numpy())
-        found["lengths"].append(np.diff(offsets))
-        found["prompts"].append(np.diff(offsets) - sum_rows(trained, offsets))
-        found["documents"].append(list_parts(table["document_lengths"])[1].to_numpy())
-    arrays = {part: np.concatenate(values) for part, values in found.items()}
+            raise SystemExit(f"rows of {name} have masked tokens after trained ones")
+        columns["ids"].append(ids.to_numpy())
+        columns["lengths"].append(np.diff(offsets))
+        columns["prompts"].append(np.diff(offsets) - sum_rows(trained, offsets))
+        columns["documents"].append(list_parts(table["document_lengths"])[1].to_numpy())
+    arrays = {part: np.concatenate(values) for part, values in columns.items()}
     arrays["offsets"] = offsets_of(arrays.pop("lengths"))
     folder.mkdir(exist_ok=True)
     for part, array in arrays.items():

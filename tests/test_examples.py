@@ -1,4 +1,4 @@
-"""Examples run as their users would run them."""
+"""The examples run as a user would run them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,13 @@ def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
     pipeline = DataPipeline.from_config(QUICKSTART, store=tmp_path).unwrap()
     reports = {report.name: report for report in pipeline.build().unwrap()}
     assert reports["sequences"].rows_out >= 500
-    command = [
-        sys.executable,
-        str(ROOT / "examples" / "train.py"),
-        "quickstart",
-        "--store",
-        str(tmp_path),
-        "--steps",
-        "30",
-    ]
+    script = str(ROOT / "examples" / "train.py")
+    command = [sys.executable, script, "quickstart", "--store", str(tmp_path), "--steps", "30"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
     assert "tokens/s" in printed
-    found = re.search(r"loss fell from ([\d.]+) to ([\d.]+)", printed)
-    assert found and float(found[2]) < float(found[1]) - 0.5
+    losses = re.search(r"loss fell from ([\d.]+) to ([\d.]+)", printed)
+    assert losses and float(losses[2]) < float(losses[1]) - 0.5
 
 
 def test_the_trained_tokenizer_loads_with_transformers(tmp_path: Path) -> None:
@@ -39,5 +32,5 @@ def test_the_trained_tokenizer_loads_with_transformers(tmp_path: Path) -> None:
     dataset = pipeline.get_dataset("validation").unwrap()
     shown = tokenizer.decode(dataset[0]["input_ids"])
     assert shown.startswith(("<|user|>", "<|system|>")) and shown.endswith("<|end|>")
-    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-    assert tokenizer.apply_chat_template(talk, tokenize=False) == "<|user|>2 + 2?<|assistant|>4<|end|>"
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<|user|>2 + 2?<|assistant|>4<|end|>"

@@ -1,4 +1,4 @@
-"""Draw docs/images/preview.svg: `tokenloom preview` of three rows of the quickstart. Part of `make docs`."""
+"""Draw docs/images/preview.svg: `tokenloom preview` of rows of the quickstart. Part of `make docs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tokenloom.cli.terminal.marked_rows import print_preview
 from tokenloom.cli.terminal.token_runs import RowReader
 
 ROOT = Path(__file__).parents[2]
-ROWS = (3, 12, 60)
+ROWS = (3, 12)
+TITLE = f"tokenloom preview tokenloom/pipelines/quickstart.yaml --row {' '.join(map(str, ROWS))}"
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
         reader = RowReader(pipeline.store, "quickstart")
         console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True)
         print_preview(console, "quickstart", [reader.read(row) for row in ROWS])
-    svg = console.export_svg(title="tokenloom preview pipelines/quickstart.yaml", unique_id="preview")
+    svg = console.export_svg(title=TITLE, unique_id="preview")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # loads no fonts from the network
     (ROOT / "docs" / "images" / "preview.svg").write_text(svg, encoding="utf-8")
 
