@@ -140,7 +140,7 @@ def flat(steps: list[Step]) -> list[int]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Data]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenloom.loaders.order.plan.WINDOW_ROWS", WINDOW)
+        patch.setattr("tokenloom.loaders.order.batch_plan.WINDOW_ROWS", WINDOW)
         yield Data(tmp_path_factory.mktemp("product"))
 
 

@@ -21,8 +21,8 @@ from tokenloom.loaders.order.apportionment import (
     period_of,
     shares_of,
 )
+from tokenloom.loaders.order.interleaving import MixtureOrder
 from tokenloom.loaders.order.mixture import Mixture, Source
-from tokenloom.loaders.order.mixture_order import MixtureOrder
 from tokenloom.loaders.order.row_order import RowOrder
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"

@@ -20,8 +20,8 @@ from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
+from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
 from tokenloom.loaders.order.blockwise import BLOCK
-from tokenloom.loaders.order.plan import WINDOW_ROWS
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.store import ArtifactStore

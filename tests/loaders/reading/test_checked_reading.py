@@ -20,7 +20,7 @@ from support.stored_sequences import Written, write_sequences
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
-from tokenloom.loaders.order.plan import WINDOW_ROWS
+from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
 from tokenloom.resources.store import ArtifactStore
 
 MIB = 1 << 20
