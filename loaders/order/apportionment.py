@@ -22,7 +22,7 @@ LONGEST_PERIOD = 1 << 16
 
 
 def shares_of(rates: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return how many rows of a period each source has, in proportion to `rates`; 0 for a rate too small for one row."""
+    """Return each source's rows per period, in proportion to `rates`; 0 for a rate too small for one row."""
     denominator = math.lcm(*(rate.denominator for rate in rates))
     whole = [int(rate * denominator) for rate in rates]
     common = math.gcd(*whole)

@@ -78,7 +78,7 @@ class VisionDataCollator:
         self.image_column, self.label_column = image_column, label_column
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """Return a batch of `pixel_values`, `labels` (int64 or float32 [rows, …]) if rows have any, and other columns."""
+        """Return a batch of `pixel_values`, int64 or float32 `labels` [rows, …] if there are any, and other columns."""
         rows = [row if isinstance(row, Mapping) else self._named(row) for row in rows]
         names = column_names(rows)
         image_column = self.image_column or next((name for name in IMAGE_COLUMNS if name in names), None)

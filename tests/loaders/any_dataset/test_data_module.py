@@ -1,4 +1,4 @@
-"""Data modules: whatever a script holds becomes batches to train on and to validate on."""
+"""Data modules: any kind of data becomes training and validation batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flat(batches: Any) -> list[Any]:
 
 
 def rows_in(loader: Any) -> list[tuple[int, ...]]:
-    """The rows of batches without their padding."""
+    """Return the rows of batches without padding."""
     rows = []
     for batch in loader:
         for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):

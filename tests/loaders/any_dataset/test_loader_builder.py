@@ -1,4 +1,4 @@
-"""The builder and the factory: every setting arrives at the loader, and what does not fit is told."""
+"""The builder and the factory: every setting reaches the loader, and settings that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS = 41
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
-    """A store that holds `data` and `packed`."""
+    """A store with `data` and `packed`."""
     path = tmp_path_factory.mktemp("builder")
     write_rows(path / "rows.jsonl", ROWS)
     for name, length in (("data", {}), ("packed", {"packing": "concat"})):

@@ -1,4 +1,4 @@
-"""Collate functions against rows padded one by one in plain Python, whatever the rows are made of."""
+"""Collate functions compared with rows padded one by one in plain Python, for rows of all types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[list[int]], Any]] = {
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """Rows that all have input_ids and the same others of some columns."""
+    """Rows with input_ids and a random subset of other columns, the same for all rows."""
     found = []
     for length in draw(st.lists(st.integers(0, 9), min_size=1, max_size=6)):
         many: dict[str, Any] = {"min_size": length, "max_size": length}
@@ -54,7 +54,7 @@ def fill(values: list[int], width: int, pad: int, side: str) -> list[int]:
 
 
 def padded(given: list[Row], width: int, side: str) -> dict[str, list[list[int]]]:
-    """What `create_collate_fn` is to make of rows, one row and token after the other."""
+    """Return the expected batch of `create_collate_fn`, built row by row and token by token."""
     batch: dict[str, list[list[int]]] = {}
     for row in given:
         mask = row.get("attention_mask", [1] * len(row["input_ids"]))

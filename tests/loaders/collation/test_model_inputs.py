@@ -1,4 +1,4 @@
-"""What models of transformers are given of a batch has the losses of its documents, each alone."""
+"""A transformers model has the same losses on a batch as on each of its documents alone."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_shares_of_what_is_hidden_are_80_10_10_of_15_percent() -> None:
     assert near(chosen[ordinary], 0.15) and not chosen[~ordinary].any()
     before, after = ids[chosen], seen[chosen]
     assert near(after == 5, 0.8)
-    other = 995 - 1  # of the ordinary tokens, those that are not the one that stood there
+    other = 995 - 1  # ordinary tokens other than the original one
     assert near((after != 5) & (after != before), 0.1 * other / 995)
     random = after[(after != 5) & (after != before)]
     assert set(np.unique(random)) <= set(range(1000)) - {0, 1, 2, 5, 999}
@@ -158,7 +158,7 @@ def test_a_seed_gives_the_same_masks_and_each_call_others(tokenizer: Any) -> Non
 def test_workers_draw_masks_of_their_own_and_the_same_each_time(tokenizer: Any, method: str) -> None:
     rows = [{"input_ids": np.full(200, 100)}] * 4
     collator = LanguageModelingDataCollator(tokenizer, mlm=True, seed=5)
-    collator(rows)  # what the process itself has drawn does not matter to workers
+    collator(rows)  # numbers drawn in this process do not affect workers
 
     def labels() -> list[list[list[int]]]:
         loader = DataLoader(rows, 1, collate_fn=collator, num_workers=2, multiprocessing_context=method)  # type: ignore[arg-type]

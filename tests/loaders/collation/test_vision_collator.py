@@ -1,4 +1,4 @@
-"""Vision collators: images of every kind come to the same pixels, normalized as asked."""
+"""Vision collators: every form of an image gives the same pixels, normalized as configured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def forms(pixels: np.ndarray) -> list[Any]:
-    """The same image [height, width, 3] or [height, width], uint8, in every form that a row may hold."""
+    """Return a uint8 image [height, width, 3] or [height, width] in every form that a row can have."""
     image, tensor = Image.fromarray(pixels), torch.from_numpy(pixels)
     first = tensor.permute(2, 0, 1) if pixels.ndim == 3 else tensor[None]
     return [
@@ -46,7 +46,7 @@ def forms(pixels: np.ndarray) -> list[Any]:
 
 
 def normalized(pixels: np.ndarray, mean: Any, std: Any) -> np.ndarray:
-    """[channels, height, width], a pixel and channel after the other."""
+    """Return [channels, height, width], computed pixel by pixel and channel by channel."""
     pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
     height, width, channels = pixels.shape
     out = np.empty((channels, height, width))

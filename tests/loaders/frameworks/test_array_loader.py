@@ -1,4 +1,4 @@
-"""Batches as arrays: the rows that were written, each once an epoch, at any batch size."""
+"""Batches as arrays: every written row once per epoch, for any batch size."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_epoch_has_every_row_as_it_was_written(
 
 
 def test_batches_are_those_of_a_token_loader(store: Path, written: dict[str, list[Row]]) -> None:
-    """Every column, and one loader goes on where the other stood."""
+    """Every column is equal, and each loader resumes from the other's state."""
     arguments: dict[str, Any] = {"seed": 3, "padding": 8, "drop_last": True}
     arrays, tensors = (
         loader(store, "packed", **arguments),
@@ -149,7 +149,7 @@ print(json.dumps([loader.rank, loader.world_size, [row for row in rows if row]])
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 def test_jax_is_given_the_same() -> None:
-    """In a process of its own: one that holds JAX cannot be forked, as other tests do."""
+    """Runs in a separate process: a process with JAX cannot be forked, which other tests do."""
     cases = TESTS / "support" / "array_framework_cases.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
     done = subprocess.run(command, cwd=cases.parent.parent, capture_output=True, text=True)
@@ -178,7 +178,7 @@ def test_a_mixture_may_be_given(store: Path, written: dict[str, list[Row]]) -> N
 
 
 def test_examples_and_batches_can_be_changed(store: Path, written: dict[str, list[Row]]) -> None:
-    """What `collate_fn` is given are the rows without padding; what `transform` returns is the batch."""
+    """`collate_fn` gets rows without padding, and the result of `transform` is the batch."""
     given = []
 
     def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def test_mistakes_are_named(
 def test_a_missing_framework_is_named(
     store: Path, written: dict[str, list[Row]], blocked: str, call: str, remedy: str
 ) -> None:
-    """And NumPy batches need neither."""
+    """NumPy batches need neither."""
     program = f"""
 import os, sys
 os.environ["TOKENLOOM_STORE"] = {str(store)!r}
@@ -342,7 +342,7 @@ def free_port() -> int:
 
 
 def test_an_error_comes_with_its_batch(store: Path, written: dict[str, list[Row]]) -> None:
-    """Batches that are made ahead of it are given first."""
+    """Batches prefetched before the error are yielded first."""
     token = written["plain"][13][0][0]
 
     def fail(batch: dict[str, Any]) -> dict[str, Any]:

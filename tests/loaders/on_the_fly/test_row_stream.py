@@ -1,4 +1,4 @@
-"""StreamingPreprocessedDataset: every row once over ranks and workers, shuffled locally, and each skipped row named."""
+"""StreamingPreprocessedDataset: every row once over ranks and workers, shuffled locally, and skipped rows listed."""
 
 from __future__ import annotations
 
@@ -168,12 +168,12 @@ def test_skipped_rows_are_all_named(tokenizer_folder: Path, workers: int, shards
         dataset = StreamingPreprocessedDataset(
             raw, engine_of(tokenizer_folder), 50, skip_errors=True, rank=rank, world_size=2
         )
-        for epoch in range(2):  # those of the latest epoch, not of all
+        for epoch in range(2):  # only those of the latest epoch
             dataset.set_epoch(epoch)
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 mine = loaded(dataset, workers)
-            assert not workers or not told  # each worker tells on its own stderr
+            assert not workers or not told  # each worker warns on its own stderr
             assert workers or "rows were skipped" in str(told[0].message)
         found += mine
         skipped += dataset.skipped
@@ -243,7 +243,7 @@ def resumed_at(dataset: StreamingPreprocessedDataset, state: dict[str, Any]) -> 
 
 
 class WithStates(StreamingPreprocessedDataset):
-    """Gives each row with the number of the worker that made it, and its state behind the row."""
+    """Yields each row with its worker's number and the worker's state after the row."""
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -282,7 +282,7 @@ def test_a_state_goes_on_at_the_next_row() -> None:
         state = pickle.loads(pickle.dumps(dataset.state_dict()))
         resumed = made()
         resumed.load_state_dict(state)
-        resumed.set_epoch(2)  # as training loops do
+        resumed.set_epoch(2)  # like training loops do
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert ids(resumed) == whole[stop:]
