@@ -36,7 +36,7 @@ def plain(row: Row) -> Plain:
 
 
 class LengthEngine:
-    """A custom engine that repeats a row's number as its ids, and counts its calls and rows."""
+    """A custom engine that repeats a row's number as its ids, and records the rows of each call."""
 
     def __init__(self) -> None:
         self.tables: list[list[int]] = []

@@ -115,9 +115,9 @@ def test_packing_is_held_and_what_is_missing_is_said(store: Path, dataset: Token
     batch = next(iter(DataLoaderBuilder().with_dataset(packed).with_packing().build()))
     assert "cu_seqlens" in batch
     for data in (dataset, MixedDataset({"a": dataset}, {"a": 1.0})):
-        with pytest.raises(ConfigError, match=r"'data' is not packed; put `length: \{packing: concat\}`"):
+        with pytest.raises(ConfigError, match=r"'data' is not packed; add `length: \{packing: concat\}`"):
             DataLoaderBuilder().with_dataset(data).with_packing().build()
-    with pytest.raises(ConfigError, match="a Numbers cannot be packed"):
+    with pytest.raises(ConfigError, match="a Numbers is never packed"):
         of_numbers().with_packing().build()
 
 

@@ -118,12 +118,12 @@ def test_a_decorated_function_stays_itself(registry: CollatorRegistry) -> None:
 
 
 def test_wrong_names_are_told(registry: CollatorRegistry) -> None:
-    with pytest.raises(ValueError, match="no collator 'visoin'; did you mean 'vision'"):
+    with pytest.raises(ValueError, match=r"no collator 'visoin', .*; did you mean vision"):
         registry.get_collator(collator_name="visoin")
-    with pytest.raises(ValueError, match="there are text, vision, default"):
+    with pytest.raises(ValueError, match="only text, vision, default"):
         registry.get_collator(collator_name="xyz")
     for name in ("text", "default", ""):
-        with pytest.raises(ValueError, match="built in"):
+        with pytest.raises(ValueError, match="choose a name other than"):
             registry.register(name)
 
 
@@ -134,9 +134,9 @@ def test_the_default_stacks_and_refuses_what_does_not_stack() -> None:
     assert batch["y"].tolist() == [1, 2] and batch["z"] == ["a", "b"]
     assert collate([torch.tensor(1), torch.tensor(2)]).tolist() == [1, 2]
     for rows in ([torch.ones(2), torch.ones(3)], [object()], [{"x": 1}, {"y": 1}], [None], [[1], [1, 2]]):
-        with pytest.raises(DataValidationError, match="register one, or pad with create_collate_fn"):
+        with pytest.raises(DataValidationError, match="pad them with create_collate_fn"):
             collate(rows)
-    with pytest.raises(DataValidationError, match="at least one row"):
+    with pytest.raises(DataValidationError, match="at least one"):
         collate([])
 
 

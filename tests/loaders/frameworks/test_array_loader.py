@@ -262,28 +262,28 @@ def test_a_tokenizer_that_is_not_the_datasets_is_refused(tmp_path: Path, tokeniz
     own.add_tokens(["<one more>"])
     assert len(ArrayDataLoader(pipeline, own)) > 0
     assert len(ArrayDataLoader(pipeline, Tokenizer.from_str(own.backend_tokenizer.to_str()))) > 0
-    with pytest.raises(ConfigError, match=r"tokenizer: the dataset was built with another one \(its id of"):
+    with pytest.raises(ConfigError, match=r"tokenizer: the dataset was built with another tokenizer \('.* has id"):
         ArrayDataLoader(pipeline, tokenizer)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"dataset_name": "plian"}, DatasetNotFoundError, "no dataset and no file 'plian'; did you mean 'plain'"),
-        ({"dataset_name": None}, ConfigError, "dataset_name: there is nothing to read"),
-        ({"dataset_name": "data.txt"}, ConfigError, "tokenizer: data.txt is raw text, which needs a tokenizer"),
+        ({"dataset_name": "plian"}, DatasetNotFoundError, "no dataset or file 'plian' found; .*; did you mean plain"),
+        ({"dataset_name": None}, ConfigError, "dataset_name: no dataset to read"),
+        ({"dataset_name": "data.txt"}, ConfigError, "tokenizer: data.txt is raw text; pass a tokenizer"),
         ({"dataset_name": "data.txt", "tokenizer": Ids(), "split": "test"}, DatasetNotFoundError, "no split 'test'"),
         ({"dataset_name": "plain", "split": "test"}, DatasetNotFoundError, "has no split 'test'"),
-        ({"dataset_name": "blank.txt", "tokenizer": Ids()}, SourceError, "blank.txt: there is no text"),
-        ({"dataset_name": "empty", "tokenizer": Ids()}, SourceError, "empty: the folder holds no file"),
-        ({"dataset_name": "bad.jsonl", "tokenizer": Ids()}, SourceError, "bad.jsonl:2: .* it has 'texts'"),
-        ({"dataset_name": "torn.jsonl", "tokenizer": Ids()}, SourceError, "torn.jsonl:1: this is no JSON"),
+        ({"dataset_name": "blank.txt", "tokenizer": Ids()}, SourceError, "blank.txt: found no text"),
+        ({"dataset_name": "empty", "tokenizer": Ids()}, SourceError, "empty: the folder has no files"),
+        ({"dataset_name": "bad.jsonl", "tokenizer": Ids()}, SourceError, "bad.jsonl:2: .* an object with 'texts'"),
+        ({"dataset_name": "torn.jsonl", "tokenizer": Ids()}, SourceError, "torn.jsonl:1: not valid JSON"),
         ({"dataset_name": "latin.txt", "tokenizer": Ids()}, SourceError, "latin.txt: .* UTF-8"),
-        ({"dataset_name": "plain", "framework": "torch"}, ConfigError, "framework: 'torch' is not"),
+        ({"dataset_name": "plain", "framework": "torch"}, ConfigError, "framework: must be .* got 'torch'"),
         ({"dataset_name": "plain", "batch_size": 4, "token_budget": 9}, ConfigError, "token_budget: .* one of them"),
-        ({"dataset_name": "plain", "config": "data.yaml"}, ConfigError, "config: 'data.yaml' is a path"),
+        ({"dataset_name": "plain", "config": "data.yaml"}, ConfigError, "config: got the path 'data.yaml'"),
         ({"dataset_name": "plain", "batch_size": 0}, ValueError, "must be at least 1"),
-        ({"dataset_name": "plain", "padding": "none"}, ValueError, "padding 'none'"),
+        ({"dataset_name": "plain", "padding": "none"}, ValueError, "padding must be .* got 'none'"),
     ],
 )
 def test_mistakes_are_named(

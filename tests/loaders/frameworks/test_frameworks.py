@@ -212,7 +212,7 @@ def test_trainer_refuses_a_checkpoint_of_another_order_or_of_no_loader(dataset: 
     assert state["epoch"] == pytest.approx(2 * BATCH / ROWS)
     del state["stateful_callbacks"]["TokenLoader"]
     path.write_text(json.dumps(state))
-    with pytest.raises(LoaderStateError, match="no state"):
+    with pytest.raises(LoaderStateError, match="no TokenLoader state"):
         trainer(0, 4).train(resume_from_checkpoint=True)
 
 
