@@ -110,7 +110,9 @@ def test_max_length_fixes_the_width_and_longer_rows_are_cut_only_when_asked(
     assert plain(dynamic(given)) == padded(cut, max(1, min(most, longest)), side)
     strict = create_collate_fn(PAD, padding_side=side, max_length=most)
     if longest > most:
-        with pytest.raises(DataValidationError, match=f"has {longest} tokens, max_length is {most}; .*truncation=True"):
+        with pytest.raises(
+            DataValidationError, match=f"has {longest} tokens, but max_length is {most}; .*truncation=True"
+        ):
             strict(given)
     else:
         assert plain(strict(given)) == padded(given, most, side)

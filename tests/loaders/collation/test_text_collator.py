@@ -61,7 +61,7 @@ def test_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
     assert short["input_ids"].shape == (3, 3)
     with pytest.raises(DataValidationError, match="max_length is 3"):
         LanguageModelingDataCollator(tokenizer, max_length=3)(texts)
-    with pytest.raises(DataValidationError, match="row 1 of the batch has a NoneType in place of a text"):
+    with pytest.raises(DataValidationError, match="row 1 of the batch has a NoneType instead of a text"):
         LanguageModelingDataCollator(tokenizer)([{"text": "a"}, {"text": None}])
     with pytest.raises(DataValidationError, match="no tokenizer"):
         LanguageModelingDataCollator(pad_token_id=0)(texts)
@@ -204,7 +204,7 @@ def test_a_task_says_what_is_modeled_and_where_the_text_is(tokenizer: Any) -> No
             "sum of the last two",
         ),
         (lambda tokenizer: LanguageModelingDataCollator(tokenizer, seed=-1), "seed must be .* got -1"),
-        (lambda tokenizer: TextCollator(TaskSpec("t", task_type="seq2seq"), tokenizer), "'seq2seq'; .*create_seq2seq"),
+        (lambda tokenizer: TextCollator(TaskSpec("t", task_type="seq2seq"), tokenizer), "'seq2seq', .*create_seq2seq"),
         (lambda tokenizer: TextCollator(TaskSpec("t", input_fields=("q", "a")), tokenizer), "several input fields"),
         (lambda tokenizer: TaskSpec("", "text"), "name of a TaskSpec"),
     ],

@@ -198,7 +198,7 @@ def test_rows_may_be_tuples_or_images_alone_or_hold_more() -> None:
         ([{"image": np.zeros((4, 4, 4))}], r"got shape \[4, 4, 4\]"),
         ([{"image": np.zeros((4, 4))}, {"image": np.zeros((4, 5))}], r"row 1 .* has shape \[1, 4, 5\], .* pass size="),
         ([{"image": np.zeros((4, 4))}, {"image": np.zeros((4, 4), np.uint8)}], "row 1 .* has dtype torch.uint8"),
-        ([{"image": np.full((4, 4), 300)}], "0 to 255"),
+        ([{"image": np.full((4, 4), 300)}], "between 0 and 255"),
         ([{"image": np.zeros((4, 4)), "label": "cat"}], "labels 'label' must be numbers"),
         ([{"image": np.zeros((4, 4)), "label": None}], "default collator"),
     ],
