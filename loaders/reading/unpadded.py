@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tokenloom.loaders.reading.batch import Batch
+from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints
 
 Row = dict[str, torch.Tensor]
