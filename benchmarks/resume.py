@@ -32,7 +32,7 @@ import numpy as np
 from build import BIN, write
 
 from tokenloom.loaders import MixedDataset, PaddingPolicy, TokenDataset, TokenLoader, open_dataset
-from tokenloom.loaders.collation.batch import Batch
+from tokenloom.loaders.reading.batch import Batch
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.tables.ragged import Ints

@@ -1,4 +1,4 @@
-"""A DataLoader over a built dataset: shuffled, sharded over ranks, each batch one vectorized gather."""
+"""A DataLoader over a built dataset: shuffled, sharded over ranks, with one vectorized gather per batch."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tokenloom.loaders.collation.batch import Batch, Padding, PaddingPolicy
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
-from tokenloom.loaders.order.plan import FILLER, FixedBatches, Place, Step, TokenBudget
+from tokenloom.loaders.order.batch_plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, check_state, place_in
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.prefetch import DeviceCopy, pinned, prefetched
-from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.loaders.reading.workers import worker_options
 from tokenloom.resources.tables.ragged import Ints
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _ROWS_AT_ONCE = 512
-"""Rows of batches that are found at once: more gain nothing that can be measured."""
+"""Rows located at once; more give no measurable speedup."""
 
 
 class _Batches(Dataset[Batch]):
-    """A dataset as `DataLoader` fetches from it: many rows at once come as one batch."""
+    """A dataset from which `DataLoader` fetches whole batches."""
 
     def __init__(self, dataset: TokenDataset | MixedDataset, policy: PaddingPolicy):
         self.dataset, self.policy = dataset, policy
@@ -47,12 +47,13 @@ class _Batches(Dataset[Batch]):
 
 
 class _Rows:
-    """What a `DataLoader` draws batches from: the rows of each step of the rest of the epoch.
+    """The batch sampler of a `DataLoader`: the rows of each remaining step of the epoch.
 
-    It does not know the loader: worker processes end with the last reference to a loader, not with the garbage's.
+    It has no reference to the loader, so that worker processes end with the loader's last reference, not only when
+    garbage is collected.
 
     Attributes:
-        resumed: whether the next iteration goes on from `place`, rather than to begin its epoch.
+        resumed: whether the next iteration continues from `place` instead of starting its epoch.
     """
 
     def __init__(self, plan: FixedBatches | TokenBudget, rank: int, world_size: int):
@@ -75,41 +76,45 @@ class _Rows:
 
 
 class TokenLoader(DataLoader[Any]):
-    """Batches of a `TokenDataset`: dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length].
+    """A DataLoader over a `TokenDataset` or `MixedDataset`.
 
-    `labels` are not shifted and are -100 where nothing is trained. Packed datasets add `position_ids`, int32
-    `cu_seqlens` and `max_seqlen`; datasets with weights other than 0 and 1 add float32 `loss_weights`, of the same
-    shape. Preference datasets have all keys twice, under `chosen_` and `rejected_`, each side padded on its own; kto
-    datasets add `label`, bool [batch_size].
+    Batches are dicts of int64 `input_ids`, `attention_mask` and `labels`, [batch_size, length]. `labels` are not
+    shifted and are -100 where nothing is trained. Packed datasets add int64 `position_ids` of that shape, int32
+    `cu_seqlens` [documents + 1] and int `max_seqlen`. Datasets with weights other than 0 and 1 add float32
+    `loss_weights` of that shape. Preference datasets have all keys twice, prefixed with `chosen_` and `rejected_`, each
+    side padded separately. KTO datasets add `label`, bool [batch_size].
 
-    Each iteration is an epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
-    position: `state_dict` and `load_state_dict` resume at any step, also with another number of ranks or workers or
-    another batch size. All ranks make the same number of steps; rows of padding without loss fill the last one.
+    Each iteration is one epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
+    position. `state_dict` and `load_state_dict` resume at any step, on any number of ranks and workers, and with any
+    batch size (not with a token budget). All ranks take the same number of steps; padding rows without loss fill the
+    last one.
 
     Args:
-        dataset: what to read; a `MixedDataset` for several.
-        batch_size: rows a rank and batch.
-        token_budget: instead of `batch_size`: tokens a rank and batch, padding counted; rows of like length go
-            together.
-        shuffle: `full` or True; `block`: blocks of consecutive rows, then rows within some blocks; `none` or False.
-        seed: chooses the order, together with the dataset's digest and the epoch.
-        drop_last: leave out a last global batch that is not full.
-        padding: `max_length`, `longest`, or a multiple.
-        padding_side: which side is filled.
-        rank, world_size: default: those of `mesh`, else of `torch.distributed` where it is initialized, else 0 of 1.
-        mesh: a DeviceMesh; ranks that differ only in other dimensions than `mesh_dim` get the same batches.
-        mesh_dim: the dimension of data parallelism, or several, such as `("dp_replicate", "dp_shard")`.
-        num_workers, pin_memory, persistent_workers: as in `torch.utils.data.DataLoader`; None is chosen for the
-            hardware.
-        prefetch_factor: batches that each worker makes ahead; without workers, that a thread does, None or 0: none,
-            they are made when they are asked for.
-        prefetch_to_device: a CUDA device that batches are moved to while those before them are in use.
+        dataset: the dataset to read; a `MixedDataset` for several.
+        batch_size: rows per rank and batch.
+        shuffle: `full` or True: shuffle all rows; `block`: shuffle blocks of consecutive rows, then the rows within
+            windows of several blocks; `none` or False: keep the order.
+        seed: determines the order, together with the dataset's digest and the epoch.
+        drop_last: drop the last global batch if it is not full.
+        padding: `max_length`; `longest`: to the longest row of the batch; or an integer: to the longest row, rounded up
+            to a multiple of it.
+        padding_side: the side on which rows are padded.
+        rank, world_size: default: those of `mesh`, else of `torch.distributed` if it is initialized, else 0 and 1.
+        num_workers, pin_memory, persistent_workers: as in `torch.utils.data.DataLoader`. `pin_memory` None: if there
+            is a CUDA device; `persistent_workers` None: if there are workers.
+        prefetch_factor: batches prefetched by each worker process; without workers, by a background thread. Without
+            workers, None or 0 disables prefetching.
+        token_budget: replaces `batch_size`: maximum tokens per rank and batch, padding included; batches consist of
+            rows of similar length.
+        mesh: a DeviceMesh; ranks that differ only in dimensions other than `mesh_dim` get the same batches.
+        mesh_dim: the data-parallel dimension, or several, such as `("dp_replicate", "dp_shard")`.
+        prefetch_to_device: a CUDA device to which batches are copied while the previous ones are in use.
 
     Raises:
-        ValueError: an argument is not one of these.
+        ValueError: an argument is out of range, or arguments contradict each other.
     """
 
-    _is_accelerate_prepared = True  # Accelerate's prepare would shard what is sharded
+    _is_accelerate_prepared = True  # or Accelerate's `prepare` would shard the batches a second time
 
     def __init__(
         self,
@@ -134,42 +139,39 @@ class TokenLoader(DataLoader[Any]):
         self.rank, self.world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
         kind: Any = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
         if batch_size < 1 or (token_budget is not None and token_budget < 1):
-            raise ValueError(f"batch_size {batch_size} and token_budget {token_budget} must be at least 1")
+            raise ValueError(f"batch_size and token_budget must be at least 1, got {batch_size} and {token_budget}")
         self._policy = dataset.padding(padding, padding_side)
         order, rows = dataset.order(seed, kind), len(dataset)
         plan: FixedBatches | TokenBudget
         if token_budget is None:
             plan = FixedBatches(order, rows, batch_size, drop_last)
-            planned: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
+            sizes: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
         else:
             lengths = partial(_lengths, dataset)
             key = ("batches", dataset.digest, seed)
             plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
-            planned = {"token_budget": token_budget, "padding": padding}
+            sizes = {"token_budget": token_budget, "padding": padding}
         self._data = dataset
-        self._made = {"rows": rows, "seed": seed, "shuffle": kind, **planned, "world_size": self.world_size}
+        self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes, "world_size": self.world_size}
         self._rows = _Rows(plan, self.rank, self.world_size)
         self._depth = 0 if num_workers else prefetch_factor or 0
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
-        if pin_memory is None:  # what is moved here is pinned here
-            pin_memory = torch.cuda.is_available() and self._copy is None
+        if self._copy is not None:  # it pins the batches itself
+            pin_memory = bool(pin_memory)
         super().__init__(
             _Batches(dataset, self._policy),
             batch_sampler=self._rows,  # pyright: ignore[reportArgumentType]
             collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=num_workers > 0 and persistent_workers is not False,
+            **worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers),
         )
 
     def __len__(self) -> int:
-        """Steps of a whole epoch."""
+        """Number of steps in an epoch."""
         return len(self._rows)
 
     @property
     def plan(self) -> FixedBatches | TokenBudget:
-        """Which rows each rank reads at each step."""
+        """The rows that each rank reads at each step."""
         return self._rows.plan
 
     @plan.setter
@@ -178,7 +180,7 @@ class TokenLoader(DataLoader[Any]):
 
     @property
     def place(self) -> Place:
-        """Where the loader stands."""
+        """The loader's position."""
         return self._rows.place
 
     @place.setter
@@ -186,17 +188,17 @@ class TokenLoader(DataLoader[Any]):
         self._rows.place = place
 
     def steps(self) -> Iterator[Step]:
-        """What this rank reads in the rest of the epoch."""
+        """Yield the remaining steps of the epoch, as this rank reads them."""
         return self._rows.steps()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not self._rows.resumed:
-            done = self.place.position > 0 and next(self.steps(), None) is None  # the last batch was taken, no more
+            done = self.place.position > 0 and next(self.steps(), None) is None  # stopped right after the last batch
             self.place = Place(self.place.epoch + done)
         self._rows.resumed = False
         batches = self._batches()
         if self.pin_memory and not self.num_workers and torch.cuda.is_available():
-            device = torch.cuda.current_device()  # of this thread, which another one would not have
+            device = torch.cuda.current_device()  # read here: the prefetching thread has its own current device
             batches = ((after, pinned(batch, device)) for after, batch in batches)
         if self._depth or self._copy:
             batches = prefetched(batches, self._depth, self._copy)
@@ -207,57 +209,61 @@ class TokenLoader(DataLoader[Any]):
         self.place = Place(self.place.epoch + 1)
 
     def _batches(self) -> Iterator[tuple[Place, dict[str, Any]]]:
-        """The batches of the rest of the epoch, each with where the loader stands behind it."""
+        """Yield the remaining batches of the epoch, each with the place after it."""
         if self.num_workers:
             for step, batch in zip(self.steps(), super().__iter__(), strict=True):
                 yield step.after, batch
             return
         for steps in filter(None, _grouped(self.steps())):
-            made = self._data.reader.batches([step.rows for step in steps], self._policy)
-            for step, batch in zip(steps, made, strict=True):
+            batches = self._data.reader.batches([step.rows for step in steps], self._policy)
+            for step, batch in zip(steps, batches, strict=True):
                 yield step.after, to_tensors(batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration makes; a finished one moves on by itself. One that a loaded state
-        stands in is gone on with."""
+        """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
+
+        If a loaded state is inside this epoch, iteration continues from there.
+        """
         self._rows.set_epoch(epoch)
 
     def skip(self, begin: int, end: int) -> None:
-        """Leave out the steps [begin, end), counted from 0 on through epochs; also kept in the state.
+        """Skip the steps [begin, end), counted from 0 across epochs. Skips are part of the state.
 
         Raises:
-            ValueError: there is no such range, or batches go by `token_budget`.
+            ValueError: the range is not valid, or the loader has a `token_budget`.
         """
         if not 0 <= begin < end:
-            raise ValueError(f"steps {begin} to {end} are no range")
+            raise ValueError(f"steps to skip must be a range with 0 <= begin < end, got {begin} to {end}")
         if not isinstance(self.plan, FixedBatches):
-            raise ValueError("steps of a token_budget cannot be skipped")
+            raise ValueError("a loader with a token_budget cannot skip steps")
         self.plan = self.plan.without(begin, end, self.world_size)
 
     def trace(self, step: int, rank: int | None = None) -> list[TracedRow]:
-        """Where the samples of a batch come from; rows of padding are left out, and there are none behind
-        what is skipped to the epoch's end. No other batch is read.
+        """Return where the rows of a batch come from, without reading other batches.
+
+        Padding rows are omitted. If everything from the step to the end of its epoch is skipped, the list is empty.
 
         Args:
-            step: counted from 0 on through epochs, without what is skipped.
-            rank: default: this one.
+            step: counted from 0 across epochs, as if nothing were skipped.
+            rank: default: this rank.
         """
         place = self.plan.place_of(step, self.world_size)
-        found = next(self.plan.steps(place, self.rank if rank is None else rank, self.world_size), None)
-        return [self._data.trace(row) for row in found.rows.tolist() if row != FILLER] if found else []
+        batch = next(self.plan.steps(place, self.rank if rank is None else rank, self.world_size), None)
+        return [self._data.trace(row) for row in batch.rows.tolist() if row != FILLER] if batch else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands behind the batch that was given last, as JSON of less than 1 KB."""
+        """Return the position after the last yielded batch, as less than 1 KB of JSON."""
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
         place = {"epoch": self.place.epoch, "position": self.place.position, "batch": self.place.batch}
         data = self._data.digest_until(self.place.epoch * len(self._data) + self.place.position)
-        return {"version": STATE_VERSION, "data": data, **self._made, **place, "skips": skips}
+        return {"version": STATE_VERSION, "data": data, **self._settings, **place, "skips": skips}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state: the next iteration makes the rest of its epoch.
+        """Resume from a state: the next iteration yields the rest of its epoch.
 
         Raises:
-            LoaderStateError: the state is of other data, another order or another plan; names what differs.
+            LoaderStateError: the state belongs to other data, another order or another plan; the message names what
+                differs.
         """
         own = self.state_dict()
         if (place := place_in(state_dict)) is not None:
@@ -270,7 +276,7 @@ class TokenLoader(DataLoader[Any]):
 
 
 def _grouped(steps: Iterator[Step]) -> Iterator[list[Step]]:
-    """Steps whose rows are found at once: few at first, lest the first batch wait, then more."""
+    """Group steps whose rows are located at once: one at first, so that the first batch comes early, then more."""
     group, rows, enough = list[Step](), 0, 1
     try:
         for step in steps:
@@ -279,7 +285,7 @@ def _grouped(steps: Iterator[Step]) -> Iterator[list[Step]]:
             if rows >= enough:
                 yield group
                 group, rows, enough = [], 0, min(2 * enough, _ROWS_AT_ONCE)
-    except Exception:  # of a step whose rows cannot be found; those before it are given
+    except Exception:  # a step failed; the steps before it are still yielded
         yield group
         raise
     yield group
@@ -287,18 +293,3 @@ def _grouped(steps: Iterator[Step]) -> Iterator[list[Step]]:
 
 def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:
     return dataset.reader.lengths(rows)
-
-
-def batch_digest(batch: Mapping[str, Any]) -> str:
-    """Hex BLAKE3 of a batch: equal for peers that hold the same one."""
-    parts = []
-    for name in sorted(batch):
-        value = batch[name]
-        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-        parts.append([name, str(array.dtype), list(array.shape), digest_bytes(np.ascontiguousarray(array).tobytes())])
-    return digest_json(parts)
-
-
-def to_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a batch as tensors of the same memory; numbers stay numbers."""
-    return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}

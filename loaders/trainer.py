@@ -1,4 +1,4 @@
-"""Trains Hugging Face's `Trainer`, and what derives from it, on a `TokenLoader`. Needs transformers."""
+"""Lets Hugging Face's `Trainer`, and classes derived from it, train on a `TokenLoader`. Needs transformers."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.frameworks.model_inputs import model_inputs
+from tokenloom.loaders.collation.model_inputs import model_inputs
 from tokenloom.loaders.token_loader import TokenLoader
 
 
 class TokenLoaderMixin:
-    """Mixed into `Trainer` or a class derived from it: trains on the batches of a `TokenLoader`, epoch after epoch, for
-    `max_steps`. Checkpoints hold the loader's place, and training resumes behind the last batch it was trained on.
+    """Mixin for `Trainer` and its subclasses that trains on a `TokenLoader`, epoch after epoch, for `max_steps`.
+
+    Checkpoints contain the loader's position, and training resumes after the last trained batch.
 
     `class TokenTrainer(TokenLoaderMixin, Trainer): ...`
 
-    There is one epoch for Trainer, so that no batch is lost at the end of one: say steps for what else goes by epochs.
+    Trainer sees all epochs as one, so that no batch is lost where an epoch ends. Give logging, evaluation and saving
+    intervals in steps, not in epochs.
 
     Args:
-        train_loader: makes the batches; Trainer does not shard them again.
-        args, kwargs: Trainer's own.
+        train_loader: the loader; Trainer does not shard its batches again.
+        args, kwargs: arguments of Trainer.
     """
 
     def __init__(self, *args: Any, train_loader: TokenLoader, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.train_loader = train_loader
         trainer: Any = self
-        trainer.args.ignore_data_skip = True  # nothing to replay: the loader goes on where it stood
+        trainer.args.ignore_data_skip = True  # nothing to replay: the loader resumes by itself
         trainer.add_callback(LoaderState(train_loader))
 
     def get_train_dataloader(self) -> Any:
         return _Endless(self)
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """What the model is given of a batch; to be overridden."""
+        """Return the model's inputs of a batch; override it to pass others."""
         return model_inputs(batch)
 
 
 class LoaderState(TrainerCallback):
-    """Keeps a loader's state in Trainer's, which checkpoints hold as trainer_state.json, and goes on from it.
+    """Keeps a loader's state in Trainer's state, which checkpoints save as trainer_state.json, and resumes from it.
 
     Raises:
-        LoaderStateError: a checkpoint without it, or of other data.
+        LoaderStateError: a checkpoint has no loader state, or that of other data.
     """
 
     def __init__(self, loader: TokenLoader):
@@ -58,7 +60,7 @@ class LoaderState(TrainerCallback):
         if saved is not None:
             self.loader.load_state_dict(saved)
         elif state.global_step:
-            raise LoaderStateError("the checkpoint has no state of a TokenLoader: it was made without TokenLoaderMixin")
+            raise LoaderStateError("the checkpoint has no TokenLoader state: it was saved without TokenLoaderMixin")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         place, rows = self.loader.place, self.loader.plan.rows
@@ -68,13 +70,13 @@ class LoaderState(TrainerCallback):
 
 
 class _Endless:
-    """One epoch of a loader after the other, as Trainer's model takes them."""
+    """The model inputs of all epochs of a loader, one epoch after another."""
 
     def __init__(self, trainer: TokenLoaderMixin):
         self._trainer = trainer
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        empty = 0  # epochs in a row; one that was resumed may have no batch left
+        empty = 0  # consecutive epochs without a batch; a resumed epoch can have none left
         while empty < 2:
             empty += 1
             for batch in self._trainer.train_loader:

@@ -1,4 +1,4 @@
-"""Builds the right DataLoader for a dataset, setting by setting."""
+"""Builds the fitting DataLoader for a dataset, setting by setting."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.any_dataset.map_style.map_loader import MapLoader
-from tokenloom.loaders.any_dataset.map_style.transformed import (
+from tokenloom.loaders.any_dataset.transformed import (
     TransformedDataset,
     TransformedStream,
     TransformedTokenLoader,
 )
-from tokenloom.loaders.collation.batch import Padding
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
-from tokenloom.loaders.on_the_fly.streaming import StreamingDataset, StreamingLoader
+from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.on_the_fly.batch_stream import StreamingDataset, StreamingLoader
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.reading.batch import Padding
+from tokenloom.loaders.reading.workers import worker_options
 from tokenloom.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class DataLoaderBuilder:
-    """Collects settings, and builds what reads the dataset best.
+    """Collects settings, then builds the fitting loader for the dataset.
 
-    A `TokenDataset` or `MixedDataset` is read by a `TokenLoader`, any other map-style dataset by a `MapLoader`, an
-    iterable one by a `torch.utils.data.DataLoader`. Each method changes the builder and returns it.
+    A `TokenDataset` or `MixedDataset` gets a `TokenLoader`, any other map-style dataset a `MapLoader`, a
+    `StreamingDataset` a `StreamingLoader`, and any other iterable dataset a `torch.utils.data.DataLoader`. Each method
+    changes the builder and returns it.
 
         loader = DataLoaderBuilder().with_dataset(dataset).with_batch_size(32).with_workers(8).build()
     """
@@ -46,39 +48,45 @@ class DataLoaderBuilder:
         self._resumable = False
 
     def with_dataset(self, dataset: Any) -> DataLoaderBuilder:
-        """What to read: a `TokenDataset`, a `MixedDataset`, or any other map-style or iterable dataset.
+        """Set the dataset: a `TokenDataset`, a `MixedDataset`, or any other map-style or iterable dataset.
 
-        A `StreamingDataset` makes whole batches itself: of what is set here only workers count.
+        A `StreamingDataset` builds batches itself; of the other settings, only the number of workers applies to it.
         """
         self._dataset = dataset
         return self
 
     def with_batch_size(self, batch_size: int) -> DataLoaderBuilder:
-        """Rows a rank and batch; default 8."""
+        """Set the rows per rank and batch; default 8."""
         return self._with(batch_size=batch_size)
 
     def with_token_budget(self, tokens: int) -> DataLoaderBuilder:
-        """In place of a batch size: tokens a rank and batch, padding counted; of a TokenDataset or MixedDataset."""
+        """Set the maximum tokens per rank and batch, padding included, instead of a batch size.
+
+        For a `TokenDataset` or `MixedDataset` only.
+        """
         return self._with(token_budget=tokens)
 
     def with_shuffle(self, shuffle: Shuffle | bool = True) -> DataLoaderBuilder:
-        """`full` or True, which is the default; `block`; `none` or False."""
+        """Set how rows are shuffled: `full` or True (default), `block`, or `none` or False."""
         return self._with(shuffle=shuffle)
 
     def with_seed(self, seed: int) -> DataLoaderBuilder:
-        """Chooses the order, and the random numbers that are drawn while loading; default 0."""
+        """Set the seed of the order and of random numbers drawn while loading; default 0."""
         return self._with(seed=seed)
 
     def with_drop_last(self, drop_last: bool = True) -> DataLoaderBuilder:
-        """Leave out a last batch that is not full."""
+        """Drop the last batch if it is not full."""
         return self._with(drop_last=drop_last)
 
     def with_padding(self, padding: Padding, side: Literal["left", "right"] = "right") -> DataLoaderBuilder:
-        """How rows of a TokenDataset come to one length: `max_length`, `longest` or a multiple."""
+        """Set how batches are padded: `max_length`, `longest`, or an integer to round up to a multiple of.
+
+        For a `TokenDataset` or `MixedDataset` only.
+        """
         return self._with(padding=padding, padding_side=side)
 
     def with_packing(self) -> DataLoaderBuilder:
-        """Hold that rows are packed, which is done when a dataset is built: `length.packing` of its YAML."""
+        """Require that the rows are packed; the build packs them, with `length.packing` in the YAML."""
         self._packed = True
         return self
 
@@ -89,57 +97,64 @@ class DataLoaderBuilder:
         mesh: DeviceMesh | None = None,
         mesh_dim: str | tuple[str, ...] = "dp",
     ) -> DataLoaderBuilder:
-        """Read the share of one of several ranks; default: that of `mesh`, else of `torch.distributed`.
+        """Read only the rows of one rank; default: the rank in `mesh`, else in `torch.distributed`.
 
-        A `MapLoader` has a `RankSampler`, which is a `DistributedSampler`; `set_epoch` of the loader and of the sampler
-        do the same.
+        A `MapLoader` has a `RankSampler`, which is a `DistributedSampler`. `set_epoch` of the loader and of the sampler
+        have the same effect.
+
+        Args:
+            rank, world_size: give both or neither.
+            mesh: a DeviceMesh with named dimensions.
+            mesh_dim: the data-parallel dimension, or several.
 
         Raises:
-            ValueError: there is no such rank, or no such dimension of the mesh.
+            ValueError: the rank is out of range, or the mesh lacks the dimension.
         """
         rank, world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
         return self._with(rank=rank, world_size=world_size)
 
     def with_workers(self, num: int, pin_memory: bool = True, persistent: bool | None = None) -> DataLoaderBuilder:
-        """Make batches in `num` worker processes.
+        """Build batches in `num` worker processes.
 
         Args:
-            pin_memory: pin batches, where there is a CUDA device.
-            persistent: keep workers from epoch to epoch; None: yes.
+            num: number of worker processes; 0: build batches in this process.
+            pin_memory: pin batches if there is a CUDA device.
+            persistent: keep workers between epochs; None: yes.
         """
         pinned = None if pin_memory else False
         return self._with(num_workers=num, pin_memory=pinned, persistent_workers=persistent)
 
     def with_prefetch(self, batches: int, device: torch.device | str | None = None) -> DataLoaderBuilder:
-        """Make batches ahead: so many a worker, or, of a TokenDataset without workers, in a thread.
+        """Prefetch batches with each worker or, for a `TokenDataset` without workers, with a background thread.
 
         Args:
-            device: a CUDA device that batches of a TokenDataset or MixedDataset are moved to meanwhile.
+            batches: number of batches to prefetch.
+            device: a CUDA device to which batches are copied ahead of use; for a `TokenDataset` or `MixedDataset` only.
         """
-        moved = {} if device is None else {"prefetch_to_device": device}
-        return self._with(prefetch_factor=batches, **moved)
+        device_option = {} if device is None else {"prefetch_to_device": device}
+        return self._with(prefetch_factor=batches, **device_option)
 
     def with_collate(self, collate_fn: Callable[[list[Any]], Any]) -> DataLoaderBuilder:
-        """Make batches of lists of samples; a TokenDataset is then read row by row, by a `MapLoader`."""
+        """Build batches from lists of samples with this function; a `TokenDataset` then gets a `MapLoader`."""
         self._collate_fn = collate_fn
         return self
 
     def with_transform(self, transform: Callable[[Any], Any]) -> DataLoaderBuilder:
-        """Change each sample, or, of a TokenDataset or MixedDataset without a collate_fn, each batch: augmentation.
+        """Transform each sample, or, for a `TokenDataset` or `MixedDataset` without a collate function, each batch.
 
-        Random numbers that it draws from `random`, `numpy.random` or `torch` are a function of the seed and of the
-        batch's place: the same after resuming, and with any number of workers.
+        Random numbers that it draws from `random`, `numpy.random` or `torch` depend only on the seed, the rank and the
+        batch's position, except for iterable datasets: they are the same after resuming and for any number of workers.
         """
         self._transform = transform
         return self
 
     def with_state(self, state_dict: Mapping[str, Any] | None = None) -> DataLoaderBuilder:
-        """Hold that the loader has `state_dict` and `load_state_dict`, and go on from a state where one is given."""
+        """Require a loader with `state_dict` and `load_state_dict`, and resume from a state if one is given."""
         self._resumable, self._state = True, state_dict
         return self
 
     def with_options(self, **options: Any) -> DataLoaderBuilder:
-        """Further arguments of the loader that is built, by their names there."""
+        """Set further arguments of the loader, by name."""
         return self._with(**options)
 
     def _with(self, **options: Any) -> DataLoaderBuilder:
@@ -147,60 +162,57 @@ class DataLoaderBuilder:
         return self
 
     def build(self) -> DataLoader[Any]:
-        """The loader.
+        """Return the loader.
 
         Raises:
-            ConfigError: settings that are missing, or that do not go together or with the dataset.
-            LoaderStateError: the state is not one of this loader.
-            ValueError: a value is none that the loader takes.
+            ConfigError: settings are missing, or contradict each other or the dataset.
+            LoaderStateError: the state belongs to another loader.
+            ValueError: a value is out of range.
         """
         if self._dataset is None:
-            raise _fault("with_dataset", "there is nothing to read; name a dataset")
+            raise _fault("with_dataset", "no dataset to read; call with_dataset")
         if {"batch_size", "token_budget"} <= self._options.keys():
-            raise _fault("with_token_budget", "a budget stands in place of with_batch_size; leave out one of them")
+            raise _fault("with_token_budget", "a token budget replaces with_batch_size; call only one of them")
         tokens = isinstance(self._dataset, TokenDataset | MixedDataset)
         if self._packed:
             self._check_packed(tokens)
         if tokens and self._collate_fn is None:
-            loader = self._of_tokens()
+            loader = self._token_loader()
         else:
-            self._check_foreign()
+            self._check_no_token_options()
             iterable = isinstance(self._dataset, IterableDataset)
-            loader = self._of_stream() if iterable else self._of_samples()
+            loader = self._stream_loader() if iterable else self._map_loader()
         if self._state is not None:
             loader.load_state_dict(self._state)  # pyright: ignore[reportAttributeAccessIssue]
         return loader
 
-    def _of_tokens(self) -> TokenLoader:
+    def _token_loader(self) -> TokenLoader:
         if self._transform is None:
             return TokenLoader(self._dataset, **self._options)
         return TransformedTokenLoader(self._dataset, self._transform, **self._options)
 
-    def _of_samples(self) -> MapLoader:
+    def _map_loader(self) -> MapLoader:
         if isinstance(self._dataset, MixedDataset):
-            raise _fault("with_collate", "a MixedDataset has no samples; change its batches: with_transform")
+            raise _fault("with_collate", "a MixedDataset has no samples; change its batches using with_transform")
         data = self._dataset if self._transform is None else TransformedDataset(self._dataset, self._transform)
         return MapLoader(data, collate_fn=self._collate_fn, **self._options)
 
-    def _of_stream(self) -> DataLoader[Any]:
+    def _stream_loader(self) -> DataLoader[Any]:
         if self._resumable:
-            raise _fault("with_state", "an iterable dataset has no position to resume at; take a map-style one")
+            raise _fault("with_state", "an iterable dataset has no position to resume at; use a map-style dataset")
         if "rank" in self._options:
             raise _fault(
                 "with_distributed",
-                "an iterable dataset shards itself; give the rank to it, or have `datasets` do it: "
+                "an iterable dataset shards itself; pass the rank to the dataset, or shard it with "
                 "datasets.distributed.split_dataset_by_node",
             )
         options = {name: value for name, value in self._options.items() if name != "shuffle"}
         if isinstance(self._dataset, StreamingDataset):
             return StreamingLoader(self._dataset, options.get("num_workers", 0))
-        workers, seed = options.get("num_workers", 0), options.pop("seed", 0)
-        options["persistent_workers"] = workers > 0 and options.get("persistent_workers") is not False
-        options["prefetch_factor"] = options.get("prefetch_factor") if workers else None
-        if options.get("pin_memory") is None:
-            options["pin_memory"] = torch.cuda.is_available()
+        chosen = (options.get(name) for name in ("pin_memory", "prefetch_factor", "persistent_workers"))
+        options |= worker_options(options.get("num_workers", 0), *chosen)
         data = self._dataset if self._transform is None else TransformedStream(self._dataset, self._transform)
-        generator = torch.Generator().manual_seed(seed & (1 << 63) - 1)
+        generator = torch.Generator().manual_seed(options.pop("seed", 0) & (1 << 63) - 1)
         return DataLoader(
             data, options.pop("batch_size", 8), collate_fn=self._collate_fn, generator=generator, **options
         )
@@ -208,25 +220,27 @@ class DataLoaderBuilder:
     def _check_packed(self, tokens: bool) -> None:
         name = type(self._dataset).__name__
         if not tokens:
-            raise _fault("with_packing", f"a {name} cannot be packed; build it with `length: {{packing: concat}}`")
+            raise _fault(
+                "with_packing", f"a {name} is never packed; build a dataset with `length: {{packing: concat}}`"
+            )
         mixed = isinstance(self._dataset, MixedDataset)
         for each in self._dataset.datasets.values() if mixed else [self._dataset]:
             if not each.packed:
                 raise _fault(
                     "with_packing",
-                    f"dataset {each.name!r} is not packed; put `length: {{packing: concat}}` (or best_fit) into its "
-                    "YAML and build it again",
+                    f"dataset {each.name!r} is not packed; add `length: {{packing: concat}}` (or best_fit) to its YAML "
+                    "and build it again",
                 )
 
-    def _check_foreign(self) -> None:
+    def _check_no_token_options(self) -> None:
         for setting, option in (
             ("with_token_budget", "token_budget"),
             ("with_padding", "padding"),
             ("with_prefetch(device=…)", "prefetch_to_device"),
         ):
             if option in self._options:
-                what = "with_collate makes the batches" if self._collate_fn else f"a {type(self._dataset).__name__}"
-                raise _fault(setting, f"it is for a TokenDataset or MixedDataset without with_collate; this is {what}")
+                got = "with_collate was called" if self._collate_fn else f"got a {type(self._dataset).__name__}"
+                raise _fault(setting, f"needs a TokenDataset or MixedDataset without with_collate, but {got}")
 
 
 def _fault(setting: str, message: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""The settings of a DataLoader, as one value."""
+"""The settings of a `DataLoaderFactory`."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tokenloom.loaders.order.row_order import Shuffle
-from tokenloom.resources.engines.cpu_count import cpu_count
-
-MOST_WORKERS = 4
-"""Worker processes that are chosen for the hardware, at most."""
 
 
 @dataclass(frozen=True)
 class DataLoaderConfig:
-    """Settings for a `DataLoaderFactory`; None is chosen for the hardware unless told otherwise.
+    """Settings of a `DataLoaderFactory`.
 
     Args:
-        batch_size: rows a rank and batch.
-        shuffle: `full` or True; `block`; `none` or False.
+        batch_size: rows per rank and batch.
+        shuffle: `full` or True: shuffle all rows; `block`: shuffle blocks of rows, then rows within windows of blocks;
+            `none` or False: keep the order.
         num_workers: worker processes; None: 0 without a CUDA device, else half of the CPUs, at most 4.
-        pin_memory: pin batches for the way to the GPU; None: where there is a CUDA device.
-        prefetch_factor: batches that each worker makes ahead; without workers it does not count.
-        persistent_workers: keep workers from epoch to epoch; None: where there are workers.
-        drop_last: leave out a last batch that is not full.
-        seed: of the order and of random numbers drawn while loading; None: a new one for each loader, drawn from
+        pin_memory: pin batches for faster copies to the GPU; None: if there is a CUDA device.
+        prefetch_factor: batches prefetched by each worker; ignored without workers.
+        persistent_workers: keep workers between epochs; None: if there are workers.
+        drop_last: drop the last batch if it is not full.
+        seed: seed of the order and of random numbers drawn while loading; None: a new one per loader, drawn from
             torch's generator.
-        collate_fn: makes a batch of a list of samples.
-        rank, world_size: None: those of `torch.distributed` where it is initialized, else 0 of 1.
-        max_length: tokens that rows are cut to where text is tokenized while it is loaded.
-        dataset_name: a built dataset, for where none is given.
-        cache_dir: the store that holds it; None: `$TOKENLOOM_STORE`, else `.tokenloom`.
+        collate_fn: builds a batch from a list of samples; None: the loader's default.
+        rank, world_size: None: those of `torch.distributed` if it is initialized, else 0 and 1.
+        max_length: maximum tokens per row when an `ArrayDataLoader` tokenizes raw text.
+        dataset_name: name of the built dataset to open when no dataset is passed.
+        cache_dir: the store that contains it; None: `$TOKENLOOM_STORE`, else `.tokenloom`.
         timeout, worker_init_fn, multiprocessing_context: as in `torch.utils.data.DataLoader`.
     """
 
@@ -55,8 +50,3 @@ class DataLoaderConfig:
     timeout: float = 0
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: Any = None
-
-
-def workers_for_hardware() -> int:
-    """Worker processes: without a GPU they cost more than they bring."""
-    return min(MOST_WORKERS, cpu_count() // 2) if torch.cuda.is_available() else 0

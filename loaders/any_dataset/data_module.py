@@ -1,4 +1,4 @@
-"""Loaders for training and validation over whatever a training script holds."""
+"""Training and validation loaders over any kind of data."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tokenloom.errors import ConfigError, Fault, LoaderStateError
 from tokenloom.loaders.any_dataset.config import DataLoaderConfig
 from tokenloom.loaders.any_dataset.factory import DataLoaderFactory
-from tokenloom.loaders.any_dataset.map_style.chosen_rows import ChosenRows, split_rows
 from tokenloom.loaders.collation.collators.registry import CollatorRegistry
 from tokenloom.loaders.collation.task_spec import TaskSpec
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
+from tokenloom.loaders.map_style.chosen_rows import ChosenRows, split_rows
 from tokenloom.loaders.raw_text.encoding import TextEncoder
 from tokenloom.loaders.raw_text.tokenized_texts import TokenizedTexts
 
-MOST_TOKENS = 2048
-"""That texts are cut to unless told otherwise."""
+DEFAULT_MAX_LENGTH = 2048
+"""Maximum tokens per text by default."""
 
 
 @runtime_checkable
 class DataModuleProtocol(Protocol):
-    """What hands a training loop its data: any class that has these two methods."""
+    """The data of a training loop: any class with these two methods."""
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Batches to train on."""
+        """Return the training loader."""
         ...
 
     def val_dataloader(self) -> DataLoader[Any] | None:
-        """Batches to validate on; None: there are none."""
+        """Return the validation loader, or None without validation data."""
         ...
 
 
 class TensorRows(Dataset[dict[str, torch.Tensor]]):
-    """A list of tensors of token ids as rows: each is `input_ids`, and `labels` too."""
+    """A list of token-id tensors as rows: each tensor is both `input_ids` and `labels`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self.tensors = tensors
@@ -51,36 +51,36 @@ class TensorRows(Dataset[dict[str, torch.Tensor]]):
 
 
 class UniversalDataModule:
-    """Loaders over a Hugging Face dataset, any torch dataset, a list of tensors or texts, or a `TokenDataset`.
+    """Training and validation loaders over a Hugging Face or torch dataset, tensors, texts, or a `TokenDataset`.
 
-    Rows with a raw `text` and no `input_ids` are tokenized as they are loaded; blank ones are left out. One-dimensional
-    tensors of whole numbers are rows of `input_ids`, whose `labels` they are too. A `TokenDataset` makes its own
-    batches; no collator is used.
+    Rows with a raw `text` and no `input_ids` are tokenized when they are loaded, and blank ones are dropped.
+    One-dimensional integer tensors are rows of `input_ids`, and also their `labels`. A `TokenDataset` or `MixedDataset`
+    builds its own batches, without a collator unless one is passed.
 
-    Both methods return the same loader each time, so that each iteration is a further epoch.
+    `train_dataloader` and `val_dataloader` return the same loader each time, so each iteration is the next epoch.
 
     Args:
-        train_data: what to train on.
-        val_data: what to validate on.
-        val_split: without `val_data`: the share of `train_data`, chosen by the seed, to validate on; 0: none.
+        train_data: the training data.
+        val_data: the validation data.
+        val_split: without `val_data`: the fraction of `train_data` for validation, chosen by the seed; 0: none.
         task_spec: chooses the collator.
-        tokenizer: for raw text, and handed to the collator of a text task.
-        collator: makes batches, in place of the task's; without either: of the modality `text` where there is a
-            tokenizer, else the default one.
-        batch_size: rows a rank and batch.
-        num_workers: worker processes; None: chosen for the hardware.
-        seed: of the order, of the split and of random numbers drawn while loading.
-        max_length: tokens that raw text is cut to; None: what the tokenizer says, at most 2048.
-        drop_last: leave out the last training batch where it is not full.
-        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+        tokenizer: tokenizes raw text, and is passed to the collator of a text task.
+        collator: builds batches, instead of the task's collator. Default without a task: the text collator if there is
+            a tokenizer, else the default collator.
+        batch_size: rows per rank and batch.
+        num_workers: worker processes; None: 0 without a CUDA device, else half of the CPUs, at most 4.
+        seed: seed of the order, of the split and of random numbers drawn while loading.
+        max_length: maximum tokens per raw text; None: the tokenizer's `model_max_length`, at most 2048.
+        drop_last: drop the last training batch if it is not full.
+        rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
 
     Attributes:
-        seed: as given.
-        collator: what makes batches; None for a `TokenDataset`.
-        train_dataset, val_dataset: what the loaders read.
+        seed: the seed.
+        collator: builds the batches; None if a `TokenDataset` or `MixedDataset` does.
+        train_dataset, val_dataset: the datasets that the loaders read.
 
     Raises:
-        ConfigError: data that cannot be read as they are; the message says what to give instead.
+        ConfigError: data cannot be read as given; the message says what to pass instead.
         ValueError: `val_split` is not in [0, 1), or there are too few rows to split.
     """
 
@@ -101,28 +101,29 @@ class UniversalDataModule:
         world_size: int | None = None,
     ):
         if not 0 <= val_split < 1:
-            raise ValueError(f"val_split {val_split} is no share from 0 to below 1")
+            raise ValueError(f"val_split must be a fraction of at least 0 and below 1, got {val_split}")
         self.seed, self.batch_size, self.task_spec, self.tokenizer = seed, batch_size, task_spec, tokenizer
         if max_length is None:
-            max_length = min(MOST_TOKENS, getattr(tokenizer, "model_max_length", None) or MOST_TOKENS)
+            limit = getattr(tokenizer, "model_max_length", None) or DEFAULT_MAX_LENGTH
+            max_length = min(DEFAULT_MAX_LENGTH, limit)
         self._max_length = max_length
         train = self._prepared(train_data, "train_data")
         if val_data is not None:
             self.train_dataset, self.val_dataset = train, self._prepared(val_data, "val_data")
         else:
             self.train_dataset, self.val_dataset = _split(train, val_split, seed)
-        own = isinstance(train, TokenDataset | MixedDataset)
-        self.collator = collator if own or collator is not None else self._collator()
+        is_built = isinstance(train, TokenDataset | MixedDataset)
+        self.collator = collator if is_built or collator is not None else self._collator()
         self._config: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "seed": seed}
         self._config |= {"collate_fn": self.collator, "rank": rank, "world_size": world_size}
         self._drop_last = drop_last
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Batches to train on, shuffled."""
+        """Return the training loader, which shuffles unless the data are iterable."""
         return self._train_loader
 
     def val_dataloader(self) -> DataLoader[Any] | None:
-        """Batches to validate on, in order; None where nothing is."""
+        """Return the validation loader, which keeps the order, or None without validation data."""
         return self._val_loader
 
     @cached_property
@@ -138,23 +139,24 @@ class UniversalDataModule:
         return DataLoaderFactory().create_dataloader(self.val_dataset, DataLoaderConfig(shuffle=False, **self._config))
 
     def state_dict(self) -> dict[str, Any]:
-        """The seed, and where the training loader stands behind the batch that was given last, as JSON below 1 KB.
+        """Return the seed and the training loader's position after the last yielded batch, as less than 1 KB of JSON.
 
         Raises:
             ConfigError: the training data are iterable, which has no position.
         """
         if not hasattr(self._train_loader, "state_dict"):
-            raise _fault("train_data", "an iterable dataset has no position to resume at; take a map-style one")
+            raise _fault("train_data", "an iterable dataset has no position to resume at; use a map-style dataset")
         return {"seed": self.seed, "train": self._train_loader.state_dict()}  # pyright: ignore[reportAttributeAccessIssue]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state: the training loader's next iteration makes the rest of its epoch.
+        """Resume from a state: the training loader's next iteration yields the rest of its epoch.
 
         Raises:
-            LoaderStateError: the state is of other data, another seed or another split; names what differs.
+            LoaderStateError: the state belongs to other data, another seed or another split; the message names what
+                differs.
         """
         if "train" not in state_dict:
-            raise LoaderStateError("this is no data module's state: it has no 'train'")
+            raise LoaderStateError("not a data module's state: it lacks 'train'")
         self._train_loader.load_state_dict(state_dict["train"])  # pyright: ignore[reportAttributeAccessIssue]
 
     def _collator(self) -> Callable[[list[Any]], Any]:
@@ -164,35 +166,35 @@ class UniversalDataModule:
 
     def _prepared(self, data: Any, argument: str) -> Any:
         if isinstance(data, Mapping):
-            raise _fault(argument, f"it holds several splits ({', '.join(map(str, data))}); give one of them")
+            raise _fault(argument, f"has several splits ({', '.join(map(str, data))}); pass one of them")
         if isinstance(data, TokenDataset | MixedDataset | IterableDataset):
             return data
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise _fault(argument, f"a {type(data).__name__} is no dataset: it needs __len__ and __getitem__")
+            raise _fault(argument, f"a dataset needs __len__ and __getitem__; a {type(data).__name__} lacks them")
         if not _is_text(data):
             return TensorRows(data) if _is_ids(data) else data
         if self.tokenizer is None:
-            raise _fault("tokenizer", f"{argument} holds raw text, which needs a tokenizer")
+            raise _fault("tokenizer", f"{argument} contains raw text; pass a tokenizer")
         texts = TokenizedTexts(data, self.tokenizer, self._max_length)
-        return ChosenRows(texts, texts.written())
+        return ChosenRows(texts, texts.nonblank_rows())
 
 
-def _split(data: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """Data to train on, and to validate on or None."""
-    if share == 0:
+def _split(data: Any, fraction: float, seed: int) -> tuple[Any, Any]:
+    """Return the training data, and the validation data or None."""
+    if fraction == 0:
         return data, None
     if isinstance(data, TokenDataset | MixedDataset):
         raise _fault(
-            "val_split", "a built dataset is split by `dataset.val_split` of its YAML; give val_data or val_split=0"
+            "val_split", "a built dataset is split by `dataset.val_split` in its YAML; pass val_data or val_split=0"
         )
     if isinstance(data, IterableDataset):
-        raise _fault("val_split", "an iterable dataset cannot be split; give val_data or val_split=0")
-    train, validation = split_rows(len(data), share, seed)
+        raise _fault("val_split", "an iterable dataset cannot be split; pass val_data or val_split=0")
+    train, validation = split_rows(len(data), fraction, seed)
     return ChosenRows(data, train), ChosenRows(data, validation)
 
 
 def _is_text(data: Any) -> bool:
-    """Whether rows are texts, or have a column of texts and none of tokens."""
+    """Return whether rows are texts, or have a `text` column and no `input_ids`."""
     columns = getattr(data, "column_names", None)
     if isinstance(columns, list):
         return "text" in columns and "input_ids" not in columns
@@ -204,7 +206,7 @@ def _is_raw(row: Any) -> bool:
 
 
 def _is_ids(data: Any) -> bool:
-    """Whether rows are one-dimensional tensors of whole numbers."""
+    """Return whether rows are one-dimensional integer tensors."""
     first = data[0] if isinstance(data, list | tuple) and data else None
     return isinstance(first, torch.Tensor) and first.ndim == 1 and not first.is_floating_point()
 

@@ -1,4 +1,4 @@
-"""Makes DataLoaders from a `DataLoaderConfig`: seeded, and set up for the hardware."""
+"""Creates DataLoaders from a `DataLoaderConfig`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders.any_dataset.builder import DataLoaderBuilder
-from tokenloom.loaders.any_dataset.config import DataLoaderConfig, workers_for_hardware
+from tokenloom.loaders.any_dataset.config import DataLoaderConfig
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset, open_dataset
 from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.reading.workers import workers_for_hardware
 
 
 class DataLoaderFactory:
-    """Makes DataLoaders; the same dataset and config, with a seed, give the same batches."""
+    """Creates DataLoaders. The same dataset, config and seed give the same batches."""
 
     def create_dataloader(self, dataset: Any = None, config: DataLoaderConfig | None = None) -> DataLoader[Any]:
-        """A loader, as `DataLoaderBuilder` builds it.
+        """Return the loader that `DataLoaderBuilder` builds from the config.
 
         Args:
-            dataset: map-style or iterable; None: the built one that `config.dataset_name` names.
+            dataset: a map-style or iterable dataset; None: the built dataset named by `config.dataset_name`.
             config: default: `DataLoaderConfig()`.
 
         Raises:
-            ConfigError: there is no dataset, or settings do not go with it.
-            ValueError: a value is none that the loader takes.
+            ConfigError: there is no dataset, or the settings do not fit it.
+            DatasetNotFoundError: the store has no dataset of that name.
+            ValueError: a value is out of range.
         """
         config = config or DataLoaderConfig()
         if dataset is None:
             if config.dataset_name is None:
-                raise ConfigError([Fault("create_dataloader", "give a dataset, or name one: config.dataset_name")])
+                raise ConfigError([Fault("create_dataloader", "no dataset: pass one, or set config.dataset_name")])
             dataset = open_dataset(config.dataset_name, store=config.cache_dir)
         rank, world_size = place_among_ranks(config.rank, config.world_size)
         if config.seed is None and world_size > 1:
-            raise ConfigError([Fault("seed", f"{world_size} ranks need one order: set the same seed for all of them")])
+            raise ConfigError(
+                [Fault("seed", f"{world_size} ranks need the same order: set the same seed on all ranks")]
+            )
         builder = DataLoaderBuilder().with_dataset(dataset).with_batch_size(config.batch_size)
         builder.with_seed(_drawn_seed() if config.seed is None else config.seed).with_drop_last(config.drop_last)
         builder.with_shuffle(config.shuffle)
@@ -61,5 +65,5 @@ class DataLoaderFactory:
 
 
 def _drawn_seed() -> int:
-    """Another one each time, unless torch is seeded."""
+    """Draw a seed from torch's generator."""
     return int(torch.randint(0, 1 << 62, ()))

@@ -1,1 +1,4 @@
-"""Batches of rows that come one by one."""
+"""Builds batches from lists of rows: collate functions, the columns and padding of a batch, and collators by task.
+
+`model_inputs` selects what a model takes from a batch.
+"""

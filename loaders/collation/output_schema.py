@@ -1,4 +1,4 @@
-"""What the columns of a batch are: the dtype of each, and the value that fills rows up to the batch's length."""
+"""The columns of a batch: dtype and pad value of each."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenloom.loaders.collation.batch import IGNORED
+from tokenloom.loaders.reading.batch import IGNORED
 
 
 class OutputColumn:
-    """The dtype of one column of a batch, and what fills its rows up to the batch's length.
+    """The dtype and the pad value of one column of a batch.
 
     Args:
-        dtype: of NumPy or torch, or its name: integers, bool, or floats of 16 to 64 bits.
-        pad_value: a number that this dtype holds.
+        dtype: a NumPy or torch dtype, or its name: integers, bool, or floats of 16 to 64 bits.
+        pad_value: fills rows up to the batch's length; a value of this dtype.
 
     Raises:
-        ValueError: there is no such dtype, or it does not hold the pad value.
+        ValueError: the dtype is not supported, or cannot represent the pad value.
     """
 
     def __init__(self, dtype: npt.DTypeLike | torch.dtype, pad_value: float):
@@ -31,20 +31,20 @@ class OutputColumn:
             known = np.dtype(object)
         if known.kind not in "biuf":
             raise ValueError(
-                f"dtype {dtype!r} is no number that NumPy and torch share; say 'int64' or 'float32', for example"
+                f"dtype must be a number type of both NumPy and torch, such as 'int64' or 'float32', got {dtype!r}"
             )
         self.dtype: np.dtype[Any] = known
         self.pad_value = pad_value
         try:
             self.cast(np.array(pad_value))
         except ValueError:
-            raise ValueError(f"pad value {pad_value} is none of dtype {known}") from None
+            raise ValueError(f"pad value {pad_value} does not fit dtype {known}") from None
 
     def cast(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Numbers in a dtype that becomes this one without loss; floats may be rounded to smaller floats.
+        """Return numbers in this dtype, or in one that converts to it; only floats can lose precision.
 
         Raises:
-            ValueError: a number is none of this dtype.
+            ValueError: a number does not fit this dtype.
         """
         if (
             values.dtype == self.dtype
@@ -53,11 +53,11 @@ class OutputColumn:
         ):
             return values
         if values.dtype.kind not in "biuf":
-            raise ValueError(f"holds {_described(values)}, not numbers")
+            raise ValueError(f"contains {_described(values)} instead of numbers")
         with np.errstate(invalid="ignore"):
             cast = values.astype(self.dtype)
         if not np.array_equal(cast, values):
-            raise ValueError(f"holds {values[cast != values].flat[0]}, which is none of {self.dtype}")
+            raise ValueError(f"contains {values[cast != values].flat[0]}, which does not fit dtype {self.dtype}")
         return cast
 
     def __eq__(self, other: object) -> bool:
@@ -71,13 +71,13 @@ class OutputColumn:
 
 
 class OutputSchema(Mapping[str, OutputColumn]):
-    """The columns that a batch may have, by name: dtype and pad value of each. Schemas are joined with `|`.
+    """The columns that a batch can have: a mapping from names to `OutputColumn`. `|` merges schemas.
 
     Args:
-        columns: for each name `(dtype, pad_value)`, or an `OutputColumn`.
+        columns: `(dtype, pad_value)` or an `OutputColumn` for each name.
 
     Raises:
-        ValueError: there is no such dtype, or it does not hold the pad value.
+        ValueError: a dtype is not supported, or cannot represent its pad value.
     """
 
     def __init__(self, columns: Mapping[str, OutputColumn | tuple[npt.DTypeLike | torch.dtype, float]]):
@@ -90,8 +90,15 @@ class OutputSchema(Mapping[str, OutputColumn]):
 
     @classmethod
     def default(cls, pad_token_id: int = 0, label_pad_token_id: int = IGNORED) -> OutputSchema:
-        """int64 input_ids, attention_mask, labels, position_ids, token_type_ids, special_tokens_mask and
-        decoder_input_ids, decoder_attention_mask, and float32 loss_weights; all but ids and labels are filled with 0.
+        """Return the usual columns.
+
+        int64 `input_ids`, `attention_mask`, `labels`, `position_ids`, `token_type_ids`, `special_tokens_mask`,
+        `decoder_input_ids` and `decoder_attention_mask`, and float32 `loss_weights`. All but the ids and labels are
+        padded with 0.
+
+        Args:
+            pad_token_id: pads `input_ids` and `decoder_input_ids`.
+            label_pad_token_id: pads `labels`.
         """
         zero = ("attention_mask", "position_ids", "token_type_ids", "special_tokens_mask", "decoder_attention_mask")
         fill = {"input_ids": pad_token_id, "decoder_input_ids": pad_token_id, "labels": label_pad_token_id}
@@ -108,7 +115,7 @@ class OutputSchema(Mapping[str, OutputColumn]):
         return len(self._columns)
 
     def __or__(self, other: Mapping[str, OutputColumn | tuple[npt.DTypeLike | torch.dtype, float]]) -> OutputSchema:
-        """These columns and those of `other`, which wins where both have one."""
+        """Return these columns and those of `other`, which takes precedence."""
         return OutputSchema({**self._columns, **other})
 
     def __repr__(self) -> str:
@@ -118,5 +125,5 @@ class OutputSchema(Mapping[str, OutputColumn]):
 def _described(values: npt.NDArray[Any]) -> str:
     if values.dtype.kind in "US":
         return "text"
-    found = next((value for value in values.flat if not isinstance(value, int | float)), None)
-    return "None" if found is None else f"a {type(found).__name__}"
+    other = next((value for value in values.flat if not isinstance(value, int | float)), None)
+    return "None" if other is None else f"a {type(other).__name__}"

@@ -1,4 +1,4 @@
-"""Reads columns out of rows that are dicts of lists, arrays or tensors: flat values, and how many each row has."""
+"""Reads columns from rows that are dicts of lists, arrays or tensors: flat values, and the length of each row."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ Rows = Sequence[Mapping[str, Any]]
 class RowColumn:
     """One column of all rows of a batch.
 
-    `values` [sum(lengths)] lie one row after the other; `lengths` is int64 [rows], or None where each row has a single
-    number and `values` is [rows].
+    Args:
+        values: the concatenated rows, [sum(lengths)]; or [rows], with a single number per row.
+        lengths: length of each row, int64 [rows]; or None for single numbers.
     """
 
     values: npt.NDArray[Any]
     lengths: Ints | None
 
     def first(self, most: int) -> RowColumn:
-        """No more than the first `most` values of each row."""
+        """Return at most the first `most` values of each row."""
         if self.lengths is None or int(self.lengths.max(initial=0)) <= most:
             return self
         kept = np.minimum(self.lengths, most)
@@ -39,43 +40,43 @@ class RowColumn:
 
 
 def column_names(rows: Rows) -> list[str]:
-    """The columns that all rows have, in their order.
+    """Return the columns of the rows, which must all have the same ones.
 
     Raises:
-        DataValidationError: there are no rows, they are no dicts or have different columns.
+        DataValidationError: there are no rows, a row is not a dict, or the columns of two rows differ.
     """
     if not len(rows):
-        raise DataValidationError("a batch has no rows; collate at least one")
+        raise DataValidationError("the batch has no rows; collate at least one")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise DataValidationError(f"row {number} of the batch is a {type(row).__name__}; rows are dicts of columns")
+            raise DataValidationError(f"row {number} of the batch must be a dict of columns, got {type(row).__name__}")
         if row.keys() != rows[0].keys():
-            told = ", ".join(sorted(map(repr, row.keys() ^ rows[0].keys())))
+            names = ", ".join(sorted(map(repr, row.keys() ^ rows[0].keys())))
             raise DataValidationError(
-                f"rows 0 and {number} of the batch differ in {told}; all rows of a batch have the same columns"
+                f"rows 0 and {number} of the batch differ in {names}; all rows of a batch need the same columns"
             )
     return list(rows[0])
 
 
 def read_columns(rows: Rows, schema: Mapping[str, OutputColumn]) -> dict[str, RowColumn]:
-    """All columns of rows, by name; without those that are None in every row.
+    """Return all columns of rows by name, without those that are None in every row.
 
     Raises:
-        DataValidationError: as `column_names` does, or a column is not in the schema or holds what is no number of its
+        DataValidationError: the rows differ in columns, a column is not in the schema, or a value does not fit its
             dtype.
     """
-    found = {}
+    columns = {}
     for name in column_names(rows):
         values = [row[name] for row in rows]
         if values[0] is None and all(value is None for value in values):
             continue
         if name not in schema:
             raise DataValidationError(
-                f"column {name!r} is not in the schema: name it with dtype and pad value, "
-                f"schema={{{name!r}: ('int64', 0)}}, or take it out of the rows"
+                f"column {name!r} is not in the schema: add it with dtype and pad value, such as "
+                f"schema={{{name!r}: ('int64', 0)}}, or remove it from the rows"
             )
-        found[name] = _column(name, values, schema[name])
-    return found
+        columns[name] = _column(name, values, schema[name])
+    return columns
 
 
 def _column(name: str, values: list[Any], column: OutputColumn) -> RowColumn:
@@ -85,13 +86,13 @@ def _column(name: str, values: list[Any], column: OutputColumn) -> RowColumn:
     arrays, dimensions = [], -1
     for number, value in enumerate(values):
         try:
-            found = column.cast(_array(value))
-            if dimensions not in (-1, found.ndim) or found.ndim > 1:
-                raise ValueError(f"has {found.ndim} dimensions; each row has a list of numbers, or each a single one")
+            cast = column.cast(_array(value))
+            if dimensions not in (-1, cast.ndim) or cast.ndim > 1:
+                raise ValueError(f"has {cast.ndim} dimensions; rows need a list of numbers each, or a single one each")
         except (ValueError, TypeError) as error:
             raise DataValidationError(f"column {name!r}, row {number} of the batch: {error}") from None
-        dimensions = found.ndim
-        arrays.append(found)
+        dimensions = cast.ndim
+        arrays.append(cast)
     if dimensions == 0:
         return RowColumn(np.stack(arrays).astype(column.dtype), None)
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
@@ -99,10 +100,10 @@ def _column(name: str, values: list[Any], column: OutputColumn) -> RowColumn:
 
 
 def _of_lists(values: list[list[Any]], column: OutputColumn) -> npt.NDArray[Any] | None:
-    """The numbers of lists; None where some are not of this dtype."""
+    """Return the concatenated numbers of lists, or None if a number does not fit the dtype."""
     flat = array("d" if column.dtype.kind == "f" else "q")
     try:
-        for value in values:  # several times as fast as np.array, and takes no float for an integer
+        for value in values:  # several times faster than np.array, and refuses floats for integers
             flat.fromlist(value)
         return column.cast(np.frombuffer(flat, flat.typecode)).astype(column.dtype, copy=False)
     except (TypeError, OverflowError, ValueError):

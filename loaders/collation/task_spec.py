@@ -1,4 +1,4 @@
-"""What a model is trained to do, as far as its data are concerned: chooses the collator and tells it the columns."""
+"""A training task as far as its data are concerned: it determines the collator and its columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task.
+    """A training task, which determines the collator and its columns.
 
     Args:
-        name: of the task, for people.
-        modality: chooses the collator: `text`, `vision`, or any that a collator is registered for.
-        task_type: `causal_lm`, `masked_lm`, `classification`, or any other word that a collator of yours knows.
-        input_fields: the columns that hold the input, for collators that look for one; empty: those of usual names.
-        target_field: the column that holds labels; None: one of a usual name.
-        collator_options: arguments of the collator; those of `CollatorRegistry.get_collator` win.
+        name: name of the task, used in messages.
+        modality: chooses the collator: `text`, `vision`, or any modality with a registered collator.
+        task_type: `causal_lm`, `masked_lm`, `classification`, or any other type that your own collator supports.
+        input_fields: the columns with the input; empty: the collator's usual names.
+        target_field: the column with the labels; None: the collator's usual names.
+        collator_options: arguments of the collator; those of `CollatorRegistry.get_collator` take precedence.
 
     Raises:
         ValueError: name, modality or task_type is empty.
@@ -39,15 +39,15 @@ class TaskSpec:
 
     @classmethod
     def lm_tiny(cls) -> TaskSpec:
-        """Causal language modeling on text."""
+        """Return a task of causal language modeling on text."""
         return cls("lm_tiny")
 
     @classmethod
     def mlm_tiny(cls) -> TaskSpec:
-        """Masked language modeling on text."""
+        """Return a task of masked language modeling on text."""
         return cls("mlm_tiny", task_type="masked_lm")
 
     @classmethod
     def vision_tiny(cls) -> TaskSpec:
-        """A label for each image."""
+        """Return a task of image classification."""
         return cls("vision_tiny", modality="vision", task_type="classification")

@@ -1,4 +1,4 @@
-"""Several built datasets as one: their rows take turns by weights, exactly, each dataset in its own order."""
+"""Several built datasets as one: rows interleaved by exact weights, each dataset in its own order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from tokenloom.errors import MixtureEndedError
-from tokenloom.loaders.collation.batch import PaddingPolicy
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.order.interleaving import MixtureOrder
 from tokenloom.loaders.order.mixture import By, Mixture, Source
-from tokenloom.loaders.order.mixture_order import MixtureOrder
 from tokenloom.loaders.order.row_order import Shuffle
+from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import Ints, offsets_of
@@ -24,14 +24,15 @@ from tokenloom.resources.tables.ragged import Ints, offsets_of
 
 @dataclass(frozen=True)
 class Share:
-    """What a dataset gives to an epoch of a mixture.
+    """One dataset's contribution to an epoch of a mixture.
 
     Args:
-        dataset: its name in the mixture.
-        rows, tokens: how many it has.
-        taken: how many rows an epoch of the mixture takes of it.
-        epochs: how often the dataset is gone through in that.
-        row_share, token_share: its part of all rows, and of all tokens by its rows' mean.
+        dataset: the dataset's name in the mixture.
+        rows, tokens: size of the dataset.
+        taken: rows of the dataset in one epoch of the mixture.
+        epochs: passes over the dataset in one epoch of the mixture.
+        row_share: the dataset's fraction of the mixture's rows.
+        token_share: its fraction of the mixture's tokens, estimated from its mean row length.
     """
 
     dataset: str
@@ -44,42 +45,44 @@ class Share:
 
 
 class MixedOrder:
-    """Rows of a `MixedDataset` at running positions."""
+    """The rows of a `MixedDataset` by position."""
 
     def __init__(self, order: MixtureOrder, first_row: Ints):
         self._order, self._first_row = order, first_row
 
     def span(self, begin: int, end: int) -> Ints:
-        """int64 [end - begin]: rows, counted through all datasets.
+        """Return the rows at positions [begin, end), int64, numbered across all datasets.
 
         Raises:
-            MixtureEndedError: all datasets have given their `epochs` before.
+            MixtureEndedError: all datasets have given their `epochs` before `end`.
         """
         if (last := self._order.end) is not None and end > last:
-            told = f"the mixture ends after {last} rows: all its datasets have given their `epochs`"
-            raise MixtureEndedError(f"{told}; train one epoch, or leave `epochs` out of a dataset")
-        found = self._order.span(begin, end)
-        return self._first_row[found[:, 0]] + found[:, 1]
+            raise MixtureEndedError(
+                f"the mixture ends after {last} rows, when all its datasets have given their `epochs`; train one "
+                "epoch, or remove `epochs` from a dataset"
+            )
+        places = self._order.span(begin, end)
+        return self._first_row[places[:, 0]] + places[:, 1]
 
 
 class MixedDataset:
-    """What a `TokenLoader` reads a mixture from, in place of one dataset.
+    """Several built datasets that a `TokenLoader` reads as one, interleaved by weight.
 
-    An epoch is as long as the mixture: until the last dataset that has `epochs` is used up, or, where none has, as many
-    rows as all have together. `change` gives one that goes on otherwise from some position.
+    An epoch ends when the last dataset with `epochs` has given them. If no dataset has `epochs`, an epoch has as many
+    rows as all datasets together. `change` returns a dataset that continues with other weights from a position on.
 
     Args:
-        datasets: by the name that weights call them.
-        weights: above 0, for each name.
+        datasets: the datasets, by the names that `weights` uses.
+        weights: a weight above 0 for each name.
         by: what weights count: `tokens` or `rows`.
-        epochs: for some names, how often the dataset is gone through at most.
-        mixture: in place of the last three; its sources are these datasets.
+        epochs: for some names, the maximum number of passes over the dataset.
+        mixture: replaces the last three; its sources must be these datasets.
 
     Attributes:
-        mixture: whose turn it is at a position.
+        mixture: chooses the dataset at each position.
 
     Raises:
-        ValueError: two datasets do not fit into one batch, or the weights are wrong.
+        ValueError: two datasets do not fit into one batch, or the weights are not valid.
     """
 
     def __init__(
@@ -92,8 +95,8 @@ class MixedDataset:
     ):
         self.datasets = dict(datasets)
         for (first, one), (second, other) in pairwise(self.datasets.items()):
-            if misfit := _misfit(first, one, second, other):
-                raise ValueError(misfit)
+            if mismatch := _mismatch(first, one, second, other):
+                raise ValueError(mismatch)
         if mixture is None:
             limits = epochs or {}
             sources = [_source(name, each, limits.get(name)) for name, each in self.datasets.items()]
@@ -108,41 +111,52 @@ class MixedDataset:
         datasets: Mapping[str, TokenDataset] | None = None,
         epochs: Mapping[str, float] | None = None,
     ) -> MixedDataset:
-        """The same up to position `at` (rows of all ranks), and with other weights, or more datasets, from there on."""
+        """Return the same dataset up to a position, continued with other weights or more datasets.
+
+        Args:
+            at: position of the change, in rows of all ranks since the start.
+            weights: a weight above 0 for each dataset that continues; datasets without one are paused.
+            datasets: datasets to add, by name.
+            epochs: for some of the added names, the maximum number of passes over the dataset.
+
+        Raises:
+            ValueError: `at` is not after the previous change or is after the end, a dataset does not fit, or the
+                weights are not valid.
+        """
         limits, more = epochs or {}, datasets or {}
         sources = [_source(name, each, limits.get(name)) for name, each in more.items()]
         return MixedDataset({**self.datasets, **more}, mixture=self.mixture.change(at, weights, sources))
 
     @property
     def digest(self) -> str:
-        """Hex BLAKE3 of the datasets' content and of the mixture."""
+        """Hex BLAKE3 of the datasets' content and the mixture."""
         return digest_json([self.mixture.to_json(), [each.digest for each in self._all]])
 
     def digest_until(self, position: int) -> str:
-        """Hex BLAKE3 of all that tells which rows stand before a running position: changes from there on do not."""
-        told = self.mixture.to_json()
-        past = [change for change in told["changes"] if change["at"] == 0 or change["at"] < position]
-        met = sum(len(change["sources"]) for change in past)
-        return digest_json([told["by"], past, [each.digest for each in self._all[:met]]])
+        """Return the hex BLAKE3 of all that determines the rows before a position; later changes do not count."""
+        mixture = self.mixture.to_json()
+        past = [change for change in mixture["changes"] if change["at"] == 0 or change["at"] < position]
+        sources = sum(len(change["sources"]) for change in past)
+        return digest_json([mixture["by"], past, [each.digest for each in self._all[:sources]]])
 
     def __len__(self) -> int:
-        """Rows of an epoch."""
+        """Rows per epoch."""
         return len(self.mixture)
 
     def trace(self, row: int) -> TracedRow:
-        """Where a row, counted through all datasets, comes from."""
+        """Return where a row comes from; rows are numbered across all datasets."""
         first_row = offsets_of(np.array([len(each) for each in self._all]))
         number = int(np.searchsorted(first_row, row, side="right")) - 1
         return self._all[number].trace(row - int(first_row[number]))
 
     def order(self, seed: int, shuffle: Shuffle) -> MixedOrder:
-        """Which row stands at which running position."""
+        """Return the rows by position, with positions counted across epochs."""
         orders = [each.order(seed, shuffle) for each in self._all]
         first_row = offsets_of(np.array([len(each) for each in self._all]))
         return MixedOrder(MixtureOrder(self.mixture, orders), first_row)
 
     def shares(self) -> list[Share]:
-        """What each dataset gives to the first epoch."""
+        """Return each dataset's contribution to the first epoch."""
         taken = self.mixture.given(len(self))
         tokens = [rows * each.tokens / len(each) for rows, each in zip(taken, self._all, strict=True)]
         return [
@@ -162,7 +176,7 @@ class MixedDataset:
 
     @property
     def max_length(self) -> int:
-        """Of the dataset with the longest rows."""
+        """The largest `max_length` of the datasets."""
         return max(each.max_length for each in self._all)
 
     @property
@@ -171,38 +185,44 @@ class MixedDataset:
 
     @property
     def tokenizer_path(self) -> str:
-        """A folder that `transformers.AutoTokenizer.from_pretrained` loads; of the first dataset."""
+        """Folder of the first dataset's tokenizer, which `transformers.AutoTokenizer.from_pretrained` loads."""
         return self._all[0].tokenizer_path
 
     @cached_property
     def reader(self) -> SequenceReader:
-        """All chunks of all datasets."""
+        """Reads the chunks of all datasets."""
         return SequenceReader.joined([each.reader for each in self._all])
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
-        """How batches are padded: as those of the dataset with the longest rows."""
+        """Return how batches are padded: like those of the dataset with the largest `max_length`."""
         return max((each.padding(padding, side) for each in self._all), key=lambda policy: policy.max_length)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "reader"}
 
 
-def _misfit(first: str, one: TokenDataset, second: str, other: TokenDataset) -> str:
-    """What keeps the rows of two datasets from standing in one batch, in a sentence, or nothing."""
+def _mismatch(first: str, one: TokenDataset, second: str, other: TokenDataset) -> str:
+    """Return why the rows of two datasets cannot share a batch, or ""."""
     both = f"{first} and {second}"
     if one.tokenizer_digest != other.tokenizer_digest and one.vocabulary_digest != other.vocabulary_digest:
         return (
-            f"{both} were made with different tokenizers; "
-            f"for {second} set tokenizer.name_or_path to that of {first}, which is in {one.tokenizer_path}"
+            f"{both} were built with different tokenizers; "
+            f"for {second}, set tokenizer.name_or_path to the tokenizer of {first}, which is in {one.tokenizer_path}"
         )
     if (one.pad_token_id, one.vocab_size) != (other.pad_token_id, other.vocab_size):
-        return f"{both} are padded with different tokens, {one.pad_token_id} and {other.pad_token_id}"
+        return (
+            f"{both} differ in pad token or vocabulary size: pad token {one.pad_token_id} of {one.vocab_size}, and "
+            f"{other.pad_token_id} of {other.vocab_size}"
+        )
     if one.packed != other.packed:
-        return f"of {both} only {first if one.packed else second} is packed; set length.packing alike"
+        return f"of {both}, only {first if one.packed else second} is packed; set the same length.packing for both"
     if one.packed and one.max_length != other.max_length:
-        return f"{both} are packed to {one.max_length} and to {other.max_length} tokens; set tokenizer.max_length alike"
+        return (
+            f"{both} are packed to {one.max_length} and {other.max_length} tokens; set the same tokenizer.max_length "
+            "for both"
+        )
     if one.kind != other.kind:
-        return f"a row of {first} is a {one.kind}, and one of {second} is a {other.kind}"
+        return f"each row of {first} is a {one.kind}, but each row of {second} is a {other.kind}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Opens mixtures that a store holds: datasets, as they were when the mixture was built, and how they take turns."""
+"""Opens a built mixture: its datasets in the versions it was built from, interleaved by its weights."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tokenloom.resources.store.manifest import MIXTURE
 def open_mixture(
     name: str, split: str = "train", store: str | os.PathLike[str] | None = None, verify: bool = True
 ) -> MixedDataset:
-    """Open a mixture that was built, by name. Later builds of its datasets change it only when it is built again.
+    """Open a built mixture by name. It keeps reading the same dataset versions until it is built again.
 
     Args:
-        name: its YAML's stem, or the YAML's `name`.
-        split: which each of its datasets must have.
+        name: the mixture's name: the stem of its YAML file, or the YAML's `name`.
+        split: a split that each of its datasets has.
         store, verify: as in `open_dataset`.
 
     Raises:
-        DatasetNotFoundError: no such mixture, or a dataset lacks the split; the message lists those there are.
+        DatasetNotFoundError: the mixture does not exist, or a dataset lacks the split; the message lists what exists.
         StoreError: the store is damaged.
         ValueError: two of its datasets do not fit into one batch.
     """
@@ -30,9 +30,9 @@ def open_mixture(
 
 
 def mixed_dataset(store: ArtifactStore, manifest: Manifest, split: str = "train", verify: bool = True) -> MixedDataset:
-    """The datasets that the manifest of a mixture names, mixed."""
-    told = {source["dataset"]: source for source in manifest.facts["datasets"]}
-    datasets = {name: open_split(store, manifest.pinned[name], split, verify) for name in told}
-    weights = {name: source["weight"] for name, source in told.items()}
-    epochs = {name: source["epochs"] for name, source in told.items() if source["epochs"] is not None}
+    """Return the mixture that a manifest describes."""
+    sources = {source["dataset"]: source for source in manifest.facts["datasets"]}
+    datasets = {name: open_split(store, manifest.pinned[name], split, verify) for name in sources}
+    weights = {name: source["weight"] for name, source in sources.items()}
+    epochs = {name: source["epochs"] for name, source in sources.items() if source["epochs"] is not None}
     return MixedDataset(datasets, weights, manifest.facts["by"], epochs)

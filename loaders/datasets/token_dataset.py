@@ -1,8 +1,7 @@
-"""Opens built datasets: a map-style view of one split's sequences, straight from the store's memory maps."""
+"""Opens a built dataset: a map-style view of one split's sequences, memory-mapped from the store."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from functools import cached_property
 from pathlib import Path
@@ -12,39 +11,43 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tokenloom.errors import DatasetNotFoundError
-from tokenloom.loaders.collation.batch import PaddingPolicy
-from tokenloom.loaders.collation.unpadded import unpadded
+from tokenloom.errors import DatasetNotFoundError, did_you_mean
 from tokenloom.loaders.datasets.trace import TracedRow, traced
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
+from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.checksum import MappedObject
 from tokenloom.loaders.reading.chunk import DEFERRED
 from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.loaders.reading.unpadded import unpadded
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 from tokenloom.resources.store.read_lock import ReadLock
+from tokenloom.resources.tables.preference_pairs import SIDES
+from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL
 
 
 class TokenDataset(Dataset[dict[str, torch.Tensor]]):
-    """The sequences of one split.
+    """The sequences of one split of a built dataset, as a map-style dataset. `open_dataset` opens one by name.
 
-    `dataset[i]` is row i, unpadded: int64 [length] `input_ids`, `attention_mask` and `labels` (and `position_ids`
-    where rows are packed, float32 `loss_weights` where weights differ from 1); pairs have them under `chosen_` and
-    `rejected_`, and labelled rows a bool `label`. `TokenLoader` makes batches.
+    `dataset[i]` is row i without padding: int64 [length] `input_ids`, `attention_mask` and `labels` (-100 where not
+    trained). Packed rows also have int64 `position_ids`, and rows of datasets whose weights differ from 1 have float32
+    `loss_weights`. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. Labelled rows have a bool
+    `label`. For batches, use `TokenLoader`.
 
     Attributes:
-        name, split: what was opened.
-        digest: hex BLAKE3 of the content, in order; equal digests mean equal rows.
-        version: hex digest of the content of all splits; `open_dataset(…, version=…)` opens the same again.
-        pad_token_id, vocab_size, max_length: of the tokenizer in force.
-        packed: whether rows hold several documents.
+        name, split: name of the dataset and of the split.
+        digest: hex BLAKE3 of the rows in order; equal digests mean equal rows.
+        version: hex digest of the manifest of all splits; `open_dataset(…, version=…)` opens this version again.
+        pad_token_id, vocab_size: of the dataset's tokenizer.
+        max_length: maximum number of tokens per row.
+        packed: whether a row can hold several documents.
     """
 
     def __init__(
         self, store: ArtifactStore, manifest: Manifest, split: str, verify: bool = True, hold: ReadLock | None = None
     ):
-        self._hold = hold  # as long as this lives
+        self._hold = hold  # keeps gc away while this object lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
         self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
         self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
@@ -62,7 +65,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     @cached_property
     def reader(self) -> SequenceReader:
-        """The chunks, each opened when first used."""
+        """Reads the chunks, each of which is opened when it is first read."""
         objects, chunks, name, verify = self._store.objects, self._chunks, self.name, self._verify
 
         objects.fetch(chunk.output for chunk in chunks)
@@ -89,12 +92,12 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         return self._facts["packed"]
 
     def digest_until(self, position: int) -> str:
-        """The digest, which tells the rows before any position."""
+        """Return the digest, which determines the rows before any position."""
         return self.digest
 
     @property
     def tokens(self) -> int:
-        """How many tokens the rows hold together."""
+        """Number of tokens in all rows."""
         return sum(chunk.tokens for chunk in self._chunks)
 
     @property
@@ -104,30 +107,31 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def vocabulary_digest(self) -> str:
-        """Hex BLAKE3 of the tokenizer's tokenizer.json, whatever chat template and names of tokens stand beside it."""
+        """Hex BLAKE3 of the tokenizer's tokenizer.json alone, without chat template and special-token files."""
         return digest_bytes((Path(self.tokenizer_path) / "tokenizer.json").read_bytes())
 
     @property
     def kind(self) -> str:
-        """What a row is: `sequence`, or in preference data `pair`, or in kto data `labelled sequence`."""
+        """Kind of row: `sequence`, `pair` (preference data) or `labelled sequence` (KTO data)."""
         columns = self._store.objects.get(self._chunks[0].output).column_names if self._chunks else []
-        return "labelled sequence" if "label" in columns else "pair" if "chosen_input_ids" in columns else "sequence"
+        is_pair = f"{SIDES[0]}_{INPUT_IDS}" in columns
+        return "labelled sequence" if LABEL in columns else "pair" if is_pair else "sequence"
 
     @property
     def tokenizer_path(self) -> str:
-        """A folder that `transformers.AutoTokenizer.from_pretrained` loads."""
+        """Folder of the tokenizer, which `transformers.AutoTokenizer.from_pretrained` loads."""
         return str(self._store.tokenizer_folder(self._facts["tokenizer"]))
 
     def trace(self, row: int) -> TracedRow:
-        """Where a row comes from."""
+        """Return where a row comes from: the files and raw rows of its documents."""
         return traced(self._store.objects, self._chunks, self.name, row)
 
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
-        """Which row stands at which running position."""
+        """Return the rows by position, with positions counted across epochs."""
         return RowOrder(max(len(self), 1), self.digest, seed, shuffle)
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
-        """How batches of this dataset are padded."""
+        """Return how batches of this dataset are padded."""
         return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,18 +145,19 @@ def open_dataset(
     version: str | None = None,
     verify: bool = True,
 ) -> TokenDataset:
-    """Open a built dataset by name. Reads the store, nothing else; what is open in a folder `gc` leaves.
+    """Open a built dataset by name. Reads only the store. `gc` keeps the files of open datasets in a local store.
 
     Args:
-        name: the dataset's name: its YAML's stem, or the YAML's `name`.
+        name: the dataset's name: the stem of its YAML file, or the YAML's `name`.
+        split: name of the split.
         store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
-        version: an older state of the dataset: the first characters of its digest, at least 4, or a date, which names
-            the last state published by then (`2026-03-01`, `2026-03-01T12:00+02:00`; UTC where no zone is named).
-        verify: hold the bytes of the dataset, when they are first read, against digests that the build took; rows
-            that are damaged raise a StoreError instead of being returned.
+        version: an older version: at least the first 4 characters of its digest, or a date for the last version
+            published by then (`2026-03-01` or `2026-03-01T12:00+02:00`; UTC without a time zone).
+        verify: check the bytes of the dataset against the digests of the build when they are first read; damaged rows
+            raise a StoreError instead of being returned.
 
     Raises:
-        DatasetNotFoundError: no such dataset, split or version; the message lists those there are.
+        DatasetNotFoundError: the dataset, split or version does not exist; the message lists what exists.
         StoreError: the store is damaged.
     """
     opened = ArtifactStore(store)
@@ -160,18 +165,17 @@ def open_dataset(
 
 
 def open_split(store: ArtifactStore, digest: str, split: str, verify: bool = True) -> TokenDataset:
-    """A split of the sequences whose manifest object has that digest.
+    """Open a split of the sequences whose manifest has this digest.
 
     Raises:
-        DatasetNotFoundError: there is no such split; the message lists those there are.
+        DatasetNotFoundError: the split does not exist; the message lists the splits.
         StoreError: the store is damaged.
     """
     hold = store.read_lock(digest)
     manifest = store.manifest_at(digest)
     if split not in manifest.splits:
-        close = difflib.get_close_matches(split, manifest.splits, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise DatasetNotFoundError(
-            f"dataset {manifest.dataset!r} has no split {split!r}; {hint}it has {', '.join(manifest.splits)}"
+            f"dataset {manifest.dataset!r} has no split {split!r}, only {', '.join(manifest.splits)}"
+            f"{did_you_mean(split, manifest.splits)}"
         )
     return TokenDataset(store, manifest, split, verify, hold)

@@ -1,4 +1,4 @@
-"""Where the samples of a batch come from: dataset, split, and the raw file and row of each document."""
+"""Where a row comes from: dataset, split, and the file and raw row of each of its documents."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pyarrow as pa
 from tokenloom.resources.store import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.ragged import offsets_of
+from tokenloom.resources.tables.sequence_schema import ROWS
 
 
 @dataclass(frozen=True)
 class TracedRow:
-    """One sample of a batch.
+    """The origin of one row of a batch.
 
     Args:
-        dataset, split: what it was read from.
-        row: its number in the split.
-        places: where the raw row of each of its documents stands, such as `train.jsonl:17`.
-        object: digest of the object that holds it.
+        dataset, split: the dataset and split that the row was read from.
+        row: the row's number in the split.
+        places: the raw row of each of its documents, such as `train.jsonl:17`.
+        object: digest of the stored object that contains the row.
     """
 
     dataset: str
@@ -31,16 +32,16 @@ class TracedRow:
 
 
 def traced(objects: ObjectStore, chunks: tuple[ManifestChunk, ...], dataset: str, row: int) -> TracedRow:
-    """Look one row of a split up; opens only the chunk that holds it.
+    """Return the origin of one row of a split. Opens only the chunk that contains it.
 
     Raises:
-        IndexError: there is no such row.
+        IndexError: `row` is out of range.
     """
     first = offsets_of(np.array([chunk.table_rows for chunk in chunks], np.int64))
     if not 0 <= row < first[-1]:
-        raise IndexError(f"row {row} of {first[-1]}")
+        raise IndexError(f"row {row} is out of range: the split has {first[-1]} rows")
     number = int(np.searchsorted(first, row, side="right")) - 1
     chunk = chunks[number]
     table: pa.Table = objects.get(chunk.output)
-    documents = table["rows"][row - int(first[number])].as_py()
+    documents = table[ROWS][row - int(first[number])].as_py()
     return TracedRow(dataset, chunk.split, row, tuple(map(chunk.place, documents)), chunk.output)

@@ -1,0 +1,1 @@
+"""Loaders for training frameworks other than PyTorch."""

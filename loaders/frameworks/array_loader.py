@@ -1,4 +1,4 @@
-"""Batches as NumPy or JAX arrays, or as a `tf.data.Dataset`: a `TokenLoader` for who trains without torch."""
+"""A `TokenLoader` for training without torch: batches as NumPy or JAX arrays, or as a `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.collation.batch import Padding
-from tokenloom.loaders.collation.unpadded import unpadded
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.frameworks.array_source import open_source
-from tokenloom.loaders.order.plan import FixedBatches, Place
+from tokenloom.loaders.order.batch_plan import FixedBatches, Place
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.raw_text.encoding import TextEncoder
+from tokenloom.loaders.reading.batch import Padding
+from tokenloom.loaders.reading.unpadded import unpadded
 from tokenloom.loaders.token_loader import TokenLoader
 
 if TYPE_CHECKING:
@@ -42,41 +42,43 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 class ArrayDataLoader(TokenLoader):
-    """A `TokenLoader` whose batches are dicts of arrays: `input_ids`, `attention_mask` and `labels` [rows, length], and
-    the other columns that the data have. NumPy arrays are int64; JAX arrays int32, as JAX has no int64 unless
-    `jax_enable_x64` is set, and then int64.
+    """A `TokenLoader` whose batches are dicts of NumPy or JAX arrays.
+
+    Batches have int64 `input_ids`, `attention_mask` and `labels` [rows, length], and the further columns of the data.
+    JAX arrays are int32 unless `jax_enable_x64` is set.
 
     Order, ranks, `len`, `state_dict`, `load_state_dict`, `set_epoch`, `skip` and `trace` are those of `TokenLoader`.
 
     Args:
-        config: what is not given here: a `DataLoaderConfig`, or any object or mapping with some of `batch_size`,
-            `token_budget`, `shuffle`, `seed`, `drop_last`, `padding`, `padding_side`, `rank` and `world_size`,
-            `prefetch_factor`, `collate_fn`, `max_length`, `dataset_name` and `cache_dir` (the store; default
-            `$TOKENLOOM_STORE`, else `.tokenloom`); or a `DataPipeline`, whose YAML says them, and whose dataset is
-            built where it is missing. None: the defaults.
-        tokenizer: what raw text is tokenized with: `encode(text)` returns ids, a dict with `input_ids`, or an Encoding.
-            Built datasets need none; one that is given is held against theirs.
-        dataset_name: a dataset or mixture that the store holds; else a file or folder of raw text, as `TextDataset`
-            reads it, cut to `max_length`; or a dataset that is open.
-        batch_size: rows a rank and batch; default 32. `set_batch_size` changes it between two batches.
-        shuffle: `full` or True; `block`; `none` or False. Default: True for splits named `train…`, else False.
+        config: values for arguments that are not passed: a `DataLoaderConfig`, or any object or mapping with some of
+            `batch_size`, `token_budget`, `shuffle`, `seed`, `drop_last`, `padding`, `padding_side`, `rank` and
+            `world_size`, `prefetch_factor`, `collate_fn`, `max_length`, `dataset_name` and `cache_dir` (the store;
+            default `$TOKENLOOM_STORE`, else `.tokenloom`). Or a `DataPipeline`: its YAML has the values, and its
+            dataset is built if it is missing. None: the defaults.
+        tokenizer: tokenizes raw text: its `encode(text)` returns ids, a dict with `input_ids`, or an Encoding. A built
+            dataset needs none; if one is passed, it is checked against the dataset's.
+        dataset_name: name of a dataset or mixture in the store, else a file or folder of raw text, which `TextDataset`
+            reads and truncates to `max_length`; or an open dataset.
+        batch_size: rows per rank and batch; default 32. `set_batch_size` changes it between two batches.
+        shuffle: `full` or True, `block`, or `none` or False, as in `TokenLoader`. Default: True for splits named
+            `train…`, else False.
         framework: `numpy` or `jax`.
-        split: of a built dataset.
-        token_budget: instead of `batch_size`: tokens a rank and batch, padding counted; rows of like length go
-            together, and their number changes from batch to batch.
-        seed, drop_last, padding, padding_side: as in `TokenLoader`; `max_length`, the default, gives all batches one
-            width.
-        rank, world_size: as in `TokenLoader`, but for JAX those of `jax.distributed` where it is initialized.
-        prefetch_factor: batches that a thread makes ahead; default 2. There are no worker processes.
-        collate_fn: makes a batch, a dict of arrays or tensors, of examples, dicts of NumPy arrays without padding, of
-            which a row of padding has empty ones.
-        transform: called with each batch as NumPy arrays; returns the batch to use.
+        split: split of a built dataset.
+        token_budget: replaces `batch_size`: maximum tokens per rank and batch, padding included. Batches consist of
+            rows of similar length, and differ in their number of rows.
+        seed, drop_last, padding, padding_side: as in `TokenLoader`. The default padding, `max_length`, gives all
+            batches the same width.
+        rank, world_size: as in `TokenLoader`; for JAX, default to those of `jax.distributed` if it is initialized.
+        prefetch_factor: batches prefetched by a background thread; default 2. There are no worker processes.
+        collate_fn: builds a batch, a dict of arrays or tensors, from a list of rows, which are dicts of NumPy arrays
+            without padding. The arrays of a padding row are empty.
+        transform: called with each batch of NumPy arrays; returns the batch to use.
 
     Raises:
-        ConfigError: an argument or a setting of `config` is none of these, or the tokenizer is not the dataset's.
-        DatasetNotFoundError: neither the store nor a path has that name.
+        ConfigError: an argument or a setting of `config` is not valid, or the tokenizer is not the dataset's.
+        DatasetNotFoundError: neither the store nor a path has that name, or the split does not exist.
         SourceError: a file of raw text cannot be read.
-        ModuleNotFoundError: JAX is not installed; says what installs it.
+        ModuleNotFoundError: JAX is not installed; the message says how to install it.
         ValueError: as in `TokenLoader`.
     """
 
@@ -102,18 +104,18 @@ class ArrayDataLoader(TokenLoader):
         transform: Callable[[Arrays], Arrays] | None = None,
     ):
         if framework not in ("numpy", "jax"):
-            raise ConfigError([Fault("framework", f"{framework!r} is not 'numpy' or 'jax'")])
+            raise ConfigError([Fault("framework", f"must be 'numpy' or 'jax', got {framework!r}")])
         if batch_size is not None and token_budget is not None:
-            raise ConfigError([Fault("token_budget", "a budget stands in place of batch_size; give one of them")])
+            raise ConfigError([Fault("token_budget", "a token budget replaces batch_size; pass only one of them")])
         sources = _sources(config)
 
-        def chosen(name: str, given: Any = None) -> Any:
-            found = [given, *(getattr(source, name, None) for source in sources), DEFAULTS.get(name)]
-            return next((value for value in found if value is not None), None)
+        def chosen(name: str, argument: Any = None) -> Any:
+            values = [argument, *(getattr(source, name, None) for source in sources), DEFAULTS.get(name)]
+            return next((value for value in values if value is not None), None)
 
-        self._put = _to_jax() if framework == "jax" else _as_it_is
+        self._put = _to_jax() if framework == "jax" else _unchanged
         if rank is None and world_size is None:
-            rank, world_size = _joined(sources, framework)
+            rank, world_size = _rank_and_world_size(sources, framework)
         data = open_source(
             chosen("dataset_name", dataset_name), config, tokenizer, split, chosen("max_length"), chosen("cache_dir")
         )
@@ -131,22 +133,24 @@ class ArrayDataLoader(TokenLoader):
             prefetch_factor=chosen("prefetch_factor", prefetch_factor),
             pin_memory=False,
         )
-        self._examples_to_batch, self._transform = chosen("collate_fn", collate_fn), transform
+        self._rows_to_batch, self._transform = chosen("collate_fn", collate_fn), transform
         self._resized = False
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Rows of the batches from the next one on, also within an epoch: the order of rows stays, and a state resumes
-        with any batch size. All ranks must do it at the same step. `trace` counts steps of the present size.
+        """Change the number of rows per batch, from the next batch on, also within an epoch.
+
+        The order of rows does not change, and a state resumes with any batch size. All ranks must change it at the same
+        step. `trace` counts steps of the current size.
 
         Raises:
-            ValueError: it is below 1, or batches go by `token_budget`.
+            ValueError: it is below 1, or the loader has a `token_budget`.
         """
         if batch_size < 1:
-            raise ValueError(f"batch_size {batch_size} must be at least 1")
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not isinstance(self.plan, FixedBatches):
-            raise ValueError("batches of a token_budget have no size; make a loader with batch_size")
+            raise ValueError("a loader with a token_budget has no batch size; create the loader with batch_size")
         self.plan, self._resized = replace(self.plan, batch_size=batch_size), True
-        self._made["batch_size"] = batch_size
+        self._settings["batch_size"] = batch_size
 
     def __iter__(self) -> Iterator[Arrays]:  # pyright: ignore[reportIncompatibleMethodOverride]
         while True:
@@ -165,27 +169,29 @@ class ArrayDataLoader(TokenLoader):
 
     def _arrays(self, batch: Mapping[str, Any]) -> Arrays:
         arrays = _to_numpy(batch)
-        if self._examples_to_batch is not None:
-            arrays = _to_numpy(self._examples_to_batch([_to_numpy(row) for row in unpadded(arrays)]))
+        if self._rows_to_batch is not None:
+            arrays = _to_numpy(self._rows_to_batch([_to_numpy(row) for row in unpadded(arrays)]))
         if self._transform is not None:
             arrays = self._transform(arrays)
         return {name: self._put(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
 
     def to_tf_dataset(self) -> tf.data.Dataset:
-        """The batches as a `tf.data.Dataset` of dicts of tensors, each pass over which is an epoch of this loader. The
-        state follows what TensorFlow has taken: without `prefetch` that is what it has given.
+        """Return the batches as a `tf.data.Dataset` of dicts of tensors; each pass over it is an epoch of this loader.
+
+        The loader's state is that of the last batch TensorFlow has taken. Without `prefetch`, that is the last batch
+        it has yielded.
 
         Raises:
-            ModuleNotFoundError: TensorFlow is not installed; says what installs it.
+            ModuleNotFoundError: TensorFlow is not installed; the message says how to install it.
         """
         try:
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
-            told = "to_tf_dataset needs TensorFlow: pip install tensorflow brings it"
-            raise ModuleNotFoundError(told, name="tensorflow") from None
+            message = "to_tf_dataset needs TensorFlow: run pip install tensorflow"
+            raise ModuleNotFoundError(message, name="tensorflow") from None
         first = self._arrays(self._data.reader.batch(np.zeros(1, np.int64), self._policy))
-        plain = self._examples_to_batch is None and self._transform is None
-        width = self._policy.max_length if self._policy.padding == "max_length" and plain else None
+        unchanged = self._rows_to_batch is None and self._transform is None
+        width = self._policy.max_length if self._policy.padding == "max_length" and unchanged else None
 
         def spec(value: Any) -> tf.TensorSpec:
             array = np.asarray(value)
@@ -202,10 +208,10 @@ class ArrayDataLoader(TokenLoader):
 
 
 def _sources(config: Any) -> list[Any]:
-    """What settings are looked up in, the first before the others."""
+    """Return the objects in which settings are looked up, in order of precedence."""
     if isinstance(config, str | os.PathLike):
-        told = f"{os.fspath(config)!r} is a path; give DataPipeline.from_config(…).unwrap() for a YAML"
-        raise ConfigError([Fault("config", told)])
+        message = f"got the path {os.fspath(config)!r}; for a YAML, pass DataPipeline.from_config(…).unwrap()"
+        raise ConfigError([Fault("config", message)])
     if isinstance(config, Mapping):
         return [SimpleNamespace(**config)]
     declared = config.config if hasattr(config, "get_dataset") else config
@@ -216,21 +222,21 @@ def _sources(config: Any) -> list[Any]:
 
 
 def _to_numpy(batch: Mapping[str, Any]) -> Arrays:
-    """Tensors as arrays of the same memory."""
+    """Return tensors as arrays that share their memory."""
     return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
-def _as_it_is(array: np.ndarray) -> np.ndarray:
+def _unchanged(array: np.ndarray) -> np.ndarray:
     return array
 
 
 def _to_jax() -> Callable[[np.ndarray], Any]:
-    """What makes a JAX array of a NumPy array."""
+    """Return a function from NumPy to JAX arrays."""
     try:
         import jax
     except ModuleNotFoundError:
-        told = "framework='jax' needs JAX: pip install 'tokenloom[jax]' brings it"
-        raise ModuleNotFoundError(told, name="jax") from None
+        message = "framework='jax' needs JAX: run pip install 'tokenloom[jax]'"
+        raise ModuleNotFoundError(message, name="jax") from None
 
     def put(array: np.ndarray) -> jax.Array:
         narrow = array.dtype == np.int64 and not jax.config.read("jax_enable_x64")
@@ -239,8 +245,8 @@ def _to_jax() -> Callable[[np.ndarray], Any]:
     return put
 
 
-def _joined(sources: list[Any], framework: Framework) -> tuple[int | None, int | None]:
-    """This process's rank and how many there are, as the config says, or else JAX, where it knows."""
+def _rank_and_world_size(sources: list[Any], framework: Framework) -> tuple[int | None, int | None]:
+    """Return rank and world size from the config, else from JAX, else (None, None)."""
     for source in sources:
         if getattr(source, "rank", None) is not None and getattr(source, "world_size", None) is not None:
             return source.rank, source.world_size

@@ -1,4 +1,4 @@
-"""The same number of batches on all ranks, where each knows only its own."""
+"""The same number of batches on all ranks, although each rank knows only its own."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TypeVar
 import torch.distributed as dist
 
 AHEAD = 8
-"""Batches that ranks make before they tell each other how many there are."""
+"""Batches that each rank prepares before the ranks exchange their counts."""
 
 T = TypeVar("T")
 
 
 def in_lockstep(batches: Iterator[T], blank: Callable[[], T]) -> Iterator[T]:
-    """All batches of this rank, then blank ones until no rank of `torch.distributed` has more.
+    """Yield all batches of this rank, then blank ones until no rank of `torch.distributed` has more.
 
     Args:
-        blank: makes what stands in for a batch.
+        batches: this rank's batches.
+        blank: returns a batch of padding.
     """
     most = AHEAD
     while most == AHEAD:

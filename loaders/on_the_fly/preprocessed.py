@@ -1,48 +1,47 @@
-"""A map-style dataset of raw rows that are preprocessed on first access."""
+"""A map-style dataset of raw rows that are encoded on first access."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from tokenloom.loaders.collation.unpadded import Row, unpadded
 from tokenloom.loaders.on_the_fly.raw_rows import in_columns, rows_at
 from tokenloom.loaders.on_the_fly.row_encoder import HEAD_ROWS, Encoder, RowEncoder, SkippedRow
+from tokenloom.loaders.on_the_fly.row_stream import StreamingPreprocessedDataset
 from tokenloom.loaders.on_the_fly.sequence_cache import SequenceCache
+from tokenloom.loaders.reading.unpadded import Row, unpadded
 from tokenloom.resources.tables.ragged import Ints
 
-if TYPE_CHECKING:
-    from tokenloom.loaders.on_the_fly.streaming_preprocessed import StreamingPreprocessedDataset
-
 BLOCK_ROWS = 1024
-"""Rows encoded at once where all are."""
+"""Rows encoded at once by `usable`."""
 
 
 class PreprocessedDataset(Dataset[Row]):
-    """The rows of a raw dataset as sequences, encoded when they are first asked for, then in O(1).
+    """The rows of a raw dataset as sequences, each encoded on first access and then read from a cache.
 
-    Row i is row i of `hf_dataset`, unpadded: int64 [length] `input_ids`, `attention_mask` and `labels` (-100 where not
-    trained; not shifted), float32 `loss_weights` where there are weights; pairs have them under `chosen_` and
-    `rejected_`; labelled rows a bool `label`. A `DataLoader` has whole batches encoded at once.
+    Row i is row i of `hf_dataset` without padding: int64 [length] `input_ids`, `attention_mask` and `labels` (-100
+    where not trained, not shifted), and float32 [length] `loss_weights` if there are weights. Pairs have these columns
+    twice, prefixed with `chosen_` and `rejected_`; labelled rows have a bool `label`. A `DataLoader` encodes whole
+    batches at once.
 
-    A row that cannot be used, or that becomes several sequences, has its number all the same: asking for it raises an
-    error that names it and the reason; `usable` leaves such rows out. The first rows are encoded at once: from them the
-    engine learns the columns.
+    A row that is rejected, or that becomes several sequences, keeps its number: reading it raises an error with the
+    row and the reason. `usable` drops such rows. The first rows are encoded on construction, so that the engine learns
+    the columns from them.
 
     Args:
-        hf_dataset: a Hugging Face `Dataset`, a `pyarrow.Table`, or anything with a length and rows that are mappings.
+        hf_dataset: a Hugging Face `Dataset`, a `pyarrow.Table`, or any map-style dataset whose rows are mappings.
         prompt_engine: a `PromptEngine`, or any object with its `encode`.
-        cache_enabled: keep sequences in memory, about 3 bytes a token.
-        loss_weights: whether rows have `loss_weights`; None: where the first rows need them.
+        cache_enabled: keep sequences in memory, at about 3 bytes per token.
+        loss_weights: whether rows have `loss_weights`; None: only if the first rows need them.
 
     Raises:
-        ValueError: rows become sequences only together with others (packing, few-shot examples from the same rows), or
-            this is no map-style dataset.
-        ConfigError: the engine's settings do not suit the columns.
+        ValueError: `hf_dataset` is not a map-style dataset, or the engine builds sequences from several rows (packing,
+            few-shot examples from the same rows).
+        ConfigError: the engine's settings do not fit the columns.
     """
 
     def __init__(
@@ -54,13 +53,13 @@ class PreprocessedDataset(Dataset[Row]):
     ):
         raw = in_columns(hf_dataset)
         if not (hasattr(raw, "__len__") and hasattr(raw, "__getitem__")):
-            raise ValueError(f"a {type(raw).__name__} has no rows by number: use StreamingPreprocessedDataset")
+            raise ValueError(f"a {type(raw).__name__} has no numbered rows: use StreamingPreprocessedDataset")
         head = np.arange(min(len(raw), HEAD_ROWS))
         encoder = RowEncoder(prompt_engine, rows_at(raw, head), loss_weights)
         if encoder.whole_chunks:
             raise ValueError(
-                "the engine makes sequences of several rows together (length.packing, or few-shot examples from the "
-                "same rows): use StreamingPreprocessedDataset, or build the dataset"
+                "the engine builds sequences from several rows (length.packing, or few-shot examples from the same "
+                "rows): use StreamingPreprocessedDataset, or build the dataset"
             )
         self._cache = SequenceCache(raw, encoder, cache_enabled)
         self._rows: Ints | range = range(len(raw))
@@ -72,43 +71,43 @@ class PreprocessedDataset(Dataset[Row]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Row]:
-        """Several rows; those that are new are encoded at once.
+        """Return several rows; those not yet encoded are encoded in one call.
 
         Raises:
-            IndexError: there is no such row.
-            DataValidationError: a row has no sequence; names it and why.
+            IndexError: a row is out of range.
+            DataValidationError: a row has no sequence; the message names the row and the reason.
         """
         return unpadded(self._cache.batch(self._raw_numbers(rows))) if len(rows) else []
 
     def select(self, rows: Iterable[int]) -> PreprocessedDataset:
-        """The dataset of some rows, in this order; it shares what is cached."""
+        """Return the dataset of some rows, in the given order. It shares this dataset's cache."""
         chosen = self._raw_numbers(list(rows))
         selected = PreprocessedDataset.__new__(PreprocessedDataset)
         selected._cache, selected._rows = self._cache, chosen
         return selected
 
     def usable(self) -> PreprocessedDataset:
-        """The dataset of the rows that have a sequence. All are encoded for that."""
+        """Return the dataset of the rows that have a sequence. Encodes all rows."""
         numbers = np.asarray(self._rows, np.int64)
         blocks = [numbers[begin : begin + BLOCK_ROWS] for begin in range(0, len(numbers), BLOCK_ROWS)]
-        found = [self._cache.are_usable(block) for block in blocks]
-        return self.select(np.flatnonzero(np.concatenate(found)) if found else [])
+        flags = [self._cache.are_usable(block) for block in blocks]
+        return self.select(np.flatnonzero(np.concatenate(flags)) if flags else [])
 
     @property
     def skipped(self) -> tuple[SkippedRow, ...]:
-        """The rows of `hf_dataset` that this process has so far found to have no sequence, and why."""
-        found = self._cache.skipped
-        return tuple(found[row] for row in sorted(found))
+        """The rows of `hf_dataset` that have no sequence, as far as this process has encoded them, with the reasons."""
+        skipped = self._cache.skipped
+        return tuple(skipped[row] for row in sorted(skipped))
 
     def _raw_numbers(self, rows: Iterable[int]) -> Ints:
-        """The numbers in the raw dataset of rows of this one."""
-        asked = np.array([index(row) for row in rows], np.int64)
+        """Return the numbers of rows of this dataset in the raw dataset."""
+        numbers = np.array([index(row) for row in rows], np.int64)
         count = len(self._rows)
-        wrong = asked[(asked < -count) | (asked >= count)]
+        wrong = numbers[(numbers < -count) | (numbers >= count)]
         if len(wrong):
-            raise IndexError(f"row {wrong[0]} of {count}")
-        asked = np.where(asked < 0, asked + count, asked)
-        return asked if isinstance(self._rows, range) else self._rows[asked]
+            raise IndexError(f"row {wrong[0]} is out of range: the dataset has {count} rows")
+        numbers = np.where(numbers < 0, numbers + count, numbers)
+        return numbers if isinstance(self._rows, range) else self._rows[numbers]
 
 
 def create_preprocessed_dataset(
@@ -123,19 +122,20 @@ def create_preprocessed_dataset(
     world_size: int | None = None,
     loss_weights: bool | None = None,
 ) -> PreprocessedDataset | StreamingPreprocessedDataset:
-    """A `StreamingPreprocessedDataset` where `streaming` says so or the dataset has no rows by number, else a
-    `PreprocessedDataset`.
+    """Create a `PreprocessedDataset`, or a `StreamingPreprocessedDataset` for streams.
 
     Args:
-        cache_enabled: map-style only.
-        buffer_size, seed, rank, world_size: streaming only; map-style datasets leave that to samplers.
-        skip_errors: leave out rows that cannot be used; map-style datasets are encoded as a whole for that.
+        hf_dataset: the raw rows. Without numbered rows, the dataset is always a stream.
+        prompt_engine: a `PromptEngine`, or any object with its `encode`.
+        streaming: stream the rows even if they are numbered.
+        cache_enabled: keep sequences in memory; map-style only.
+        buffer_size, seed, rank, world_size: streaming only; map-style datasets are shuffled and sharded by samplers.
+        skip_errors: drop rows that cannot be used. For a map-style dataset, this encodes all rows first.
+        loss_weights: whether rows have `loss_weights`; None: only if the first rows need them.
 
     Raises:
         ValueError, ConfigError: as the class does.
     """
-    from tokenloom.loaders.on_the_fly.streaming_preprocessed import StreamingPreprocessedDataset
-
     if streaming or not (hasattr(hf_dataset, "__len__") and hasattr(hf_dataset, "__getitem__")):
         return StreamingPreprocessedDataset(
             hf_dataset, prompt_engine, buffer_size, skip_errors, seed, rank, world_size, loss_weights

@@ -1,4 +1,4 @@
-"""Raw rows of whatever holds them: Hugging Face datasets as Arrow tables, anything else as mappings."""
+"""Reads raw rows from any source: Hugging Face datasets as Arrow tables, anything else as mappings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from tokenloom.resources.tables.ragged import Ints
 
 Rows = Union[pa.Table, list[Any]]
-"""Some rows: a table, or mappings."""
+"""Raw rows: a table, or a list of mappings."""
 
 _SHARD_BY_SHARD = {
     "ArrowExamplesIterable",
@@ -24,11 +24,11 @@ _SHARD_BY_SHARD = {
     "SelectColumnsIterable",
     "VerticallyConcatenatedMultiSourcesExamplesIterable",
 }
-"""What a Hugging Face stream may be made of so that its shards hold its rows: `take` takes others of each shard."""
+"""Parts of a Hugging Face stream that allow it to be read shard by shard. Others, such as `take`, do not."""
 
 
 def rows_at(rows: Any, numbers: Ints) -> Rows:
-    """The rows with these numbers, int64, of a table, a Hugging Face dataset, or anything with `__getitem__`."""
+    """Return the rows with these numbers, int64, from a table, a Hugging Face dataset, or any map-style dataset."""
     if isinstance(rows, pa.Table):
         return rows.take(pa.array(numbers))
     if hasattr(rows, "with_format"):
@@ -37,7 +37,7 @@ def rows_at(rows: Any, numbers: Ints) -> Rows:
 
 
 def blocks_of(source: Any, size: int) -> Iterator[Rows]:
-    """All rows of a source, `size` at a time. A Hugging Face stream is not divided among worker processes here."""
+    """Yield all rows of a source, `size` at a time. Does not divide a Hugging Face stream among worker processes."""
     if isinstance(source, pa.Table):
         yield from (source.slice(begin, size) for begin in range(0, source.num_rows, size))
     elif hasattr(source, "with_format"):
@@ -49,51 +49,51 @@ def blocks_of(source: Any, size: int) -> Iterator[Rows]:
 
 
 def in_columns(source: Any) -> Any:
-    """The source; a Hugging Face dataset so that it gives Arrow tables, where it holds such.
+    """Check a source, and return it. Hugging Face datasets that store Arrow tables are set to return them.
 
     Raises:
-        ValueError: it is no single dataset, or can be read only once.
+        ValueError: it is not a dataset, is several datasets, or can be read only once.
     """
     if isinstance(source, Mapping):
-        raise ValueError(f"this is several datasets: choose one of {', '.join(map(repr, source))}")
+        raise ValueError(f"got several datasets: pass one of {', '.join(map(repr, source))}")
     if isinstance(source, Iterator):
         raise ValueError(
-            "an iterator can be read only once: give what makes one anew, such as "
+            "an iterator can be read only once: pass an iterable that can be read again, such as "
             "datasets.IterableDataset.from_generator"
         )
     if isinstance(source, (str, bytes)) or not (hasattr(source, "__iter__") or hasattr(source, "__getitem__")):
-        raise ValueError(f"a {type(source).__name__} is no dataset: give rows as mappings, or a Hugging Face dataset")
+        raise ValueError(f"expected rows that are mappings, or a Hugging Face dataset, got a {type(source).__name__}")
     if not hasattr(source, "with_format"):
         return source
     if not _is_stream(source):
         transformed = source.format["type"] == "custom"
         return source if transformed else source.with_format("arrow")
-    # a stream of Python rows would be converted in blocks that fail as a whole
+    # converting a stream of Python rows to Arrow would fail for whole blocks at a time
     return _at_epoch(source.with_format("arrow" if source._ex_iterable.iter_arrow else None), source.epoch)
 
 
 def shards_of(source: Any) -> int:
-    """How many shards a Hugging Face stream has that together hold its rows; 1 where that is not known."""
+    """Return the number of shards of a Hugging Face stream, or 1 if it cannot be read shard by shard."""
     return source.num_shards if _is_stream(source) and _is_read_by_shard(source._ex_iterable) else 1
 
 
 def shard_of(stream: Any, number: int) -> Any:
-    """A shard of a Hugging Face stream."""
+    """Return one shard of a Hugging Face stream."""
     return _at_epoch(stream.shard(stream.num_shards, number), stream.epoch)
 
 
 def to_table(rows: Rows) -> pa.Table:
-    """A table of rows, with every column that any of them has.
+    """Return rows as a table with every column that any row has.
 
     Raises:
-        TypeError: a row is no mapping.
+        TypeError: a row is not a mapping.
         pyarrow.ArrowInvalid: the values of a column have no common type.
     """
     if isinstance(rows, pa.Table):
         return rows
     for row in rows:
         if not isinstance(row, Mapping):
-            raise TypeError(f"a row is a mapping from columns to values, not {type(row).__name__}")
+            raise TypeError(f"a row must be a mapping from columns to values, got {type(row).__name__}")
     names = dict.fromkeys(chain.from_iterable(rows))
     return pa.table({str(name): [row.get(name) for row in rows] for name in names})
 
@@ -109,15 +109,15 @@ def _is_read_by_shard(examples: Any) -> bool:
 
 
 def _at_epoch(stream: Any, epoch: int) -> Any:
-    """A stream just derived from another, at that one's epoch."""
+    """Set the epoch of a stream that was just derived from another, and return it."""
     stream.set_epoch(epoch)
     return stream
 
 
-def _rows_of(found: pa.Table | Mapping[str, Sequence[Any]] | Iterable[Any]) -> Rows:
-    """What a Hugging Face dataset gives of several rows."""
-    if isinstance(found, pa.Table):
-        return found
-    if isinstance(found, Mapping):
-        return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
-    return list(found)
+def _rows_of(block: pa.Table | Mapping[str, Sequence[Any]] | Iterable[Any]) -> Rows:
+    """Return the rows in what a Hugging Face dataset returns for several rows."""
+    if isinstance(block, pa.Table):
+        return block
+    if isinstance(block, Mapping):
+        return [dict(zip(block, values, strict=True)) for values in zip(*block.values(), strict=True)]
+    return list(block)

@@ -1,4 +1,4 @@
-"""Which part of a stream this process reads, and in what order; no other rank or worker process reads the same."""
+"""The part of a stream that this process reads, and its order; no other rank or worker process reads the same rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenloom.resources.tables.ragged import Ints
 
 @dataclass(frozen=True)
 class Share:
-    """The `number`-th of `count` parts of a stream."""
+    """Part `number`, counted from 0, of `count` parts of a stream."""
 
     number: int
     count: int
@@ -25,16 +25,17 @@ class Share:
 
     @classmethod
     def of(cls, rank: int, world_size: int) -> Share:
-        """The part of this process: of a rank, or of one of its `DataLoader`'s worker processes."""
+        """Return the part of this process: of a rank, or of a worker process of its `DataLoader`."""
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         return cls(rank * workers + number, world_size * workers)
 
     def deal(self, blocks: Iterable[Rows], whole: bool) -> Iterator[tuple[Rows, Ints]]:
-        """Own rows of each block, and their numbers in the stream, int64.
+        """Yield this part's rows of each block, with their numbers in the stream, int64.
 
         Args:
-            whole: every `count`-th block instead of every `count`-th row.
+            blocks: all rows of the stream.
+            whole: yield every `count`-th block instead of every `count`-th row.
         """
         before = 0
         for index, block in enumerate(blocks):
@@ -47,6 +48,6 @@ class Share:
             before += rows
 
     def order(self, rows: int, window: int, seed: int, epoch: int) -> Ints:
-        """int64 [rows]: the shuffled order of the rows of a window."""
+        """Return the shuffled order of a window's rows, int64 [rows]."""
         order = np.arange(rows)
         return Permutation(rows, key_of("stream", window, self.number, seed, epoch))(order) if rows else order

@@ -1,4 +1,4 @@
-"""Tells the process that owns a stream which rows its worker processes skipped."""
+"""Reports the rows that worker processes skip to the process that owns the stream."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SHOWN = 3
 
 
 class SkipReport:
-    """The rows that each share skipped in the epoch that it began last.
+    """The rows that each share of a stream skipped in its latest epoch.
 
-    They are lines of a file for each share, in a temporary folder that goes with the report that made it: however
-    workers are started, nothing waits for a reader.
+    Each share writes its rows to a file in a temporary folder, which is deleted with the report. Unlike a queue, a file
+    works for any start method of worker processes, can be pickled, and never makes a worker wait for a reader.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,18 @@ class SkipReport:
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
     def begin(self, share: Share) -> ShareReport:
-        """A report of one share, with nothing in it."""
-        self._folder.mkdir(exist_ok=True)  # a copy may outlive the report that made it
+        """Return an empty report of one share."""
+        self._folder.mkdir(exist_ok=True)  # a copy of the report can outlive the original, which deletes the folder
         for stale in self._folder.glob("*.jsonl"):
             if not stale.name.startswith(f"{share.count}-"):
                 stale.unlink(missing_ok=True)
         return ShareReport(self._folder / f"{share.count}-{share.number}.jsonl")
 
     def rows(self) -> tuple[SkippedRow, ...]:
-        """All that was skipped, by number."""
+        """Return all skipped rows, sorted by shard and number."""
         lines = [line for path in self._folder.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
-        found = [SkippedRow(*json.loads(line)) for line in lines]
-        return tuple(sorted(found, key=lambda skipped: (skipped.shard or 0, skipped.row)))
+        rows = [SkippedRow(*json.loads(line)) for line in lines]
+        return tuple(sorted(rows, key=lambda skipped: (skipped.shard or 0, skipped.row)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_folder": self._folder}
@@ -57,7 +57,7 @@ class ShareReport:
         path.write_text("")
 
     def add(self, rows: Sequence[SkippedRow]) -> None:
-        """Some more."""
+        """Add skipped rows."""
         if not rows:
             return
         lines = "".join(f"{json.dumps(astuple(row))}\n" for row in rows)
@@ -67,15 +67,15 @@ class ShareReport:
         self._first += rows[: _SHOWN - len(self._first)]
 
     def warn(self) -> None:
-        """Tell on stderr, at the end of an epoch, what was skipped in it."""
+        """Warn about the rows that were skipped, at the end of an epoch."""
         if not self._codes:
             return
         counts = ", ".join(f"{count:,} × {code}" for code, count in self._codes.most_common())
         first = "; ".join(map(str, self._first))
-        message = f"{self._codes.total():,} rows were skipped: {counts} (e.g. {first}); `skipped` names all of them"
+        message = f"{self._codes.total():,} rows were skipped: {counts} (e.g. {first}); `skipped` lists all of them"
         warnings.warn(message, stacklevel=3)
 
 
 def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # not in a forked process
+    if os.getpid() == owner:  # forked processes inherit the finalizer
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""Which rows stand where: orders that are computed, mixtures, and what each rank reads at each step."""
+"""Which rows are read when: row orders, mixtures, ranks, batch plans and the check of resume states."""

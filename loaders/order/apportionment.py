@@ -1,9 +1,9 @@
-"""How sources with weights take turns: integer shares of a period, and who stands where in it.
+"""How weighted sources take turns: integer shares of a repeating period, and the source at each place of it.
 
-A source's row n is due at the time (n + 1/2) / share, and rows stand in the order in which they are due; of two due
-at once, the earlier source's comes first. Every prefix is then Sainte-Laguë's apportionment of its length: no other
-counts come nearer to the shares f, by the sum of (count - length × f)² / f. In any window a source's count differs from
-its share by at most 1 + f × (sources - 2) rows, and by less than 1 where there are two sources.
+Row n of a source is due at time (n + 1/2) / share. Rows are ordered by due time, and ties go to the earlier source.
+Every prefix is then the Sainte-Laguë apportionment of its length: with f the fraction of each source, no other counts
+have a smaller sum of (count - length × f)² / f. In any window, a source's count differs from its exact fraction by at
+most 1 + f × (sources - 2) rows, and by less than 1 with two sources.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from tokenloom.resources.tables.ragged import Ints, ranges, row_of
 
 LONGEST_PERIOD = 1 << 16
-"""Rates that need longer ones are rounded, by largest remainders."""
+"""Longest period in rows. Rates that need a longer one are rounded by largest remainders."""
 
 
 def shares_of(rates: Sequence[Fraction]) -> tuple[int, ...]:
-    """How many rows of a period each source has: in proportion to `rates`, 0 where a rate is too small for one."""
+    """Return each source's rows per period, in proportion to `rates`; 0 for a rate too small for one row."""
     denominator = math.lcm(*(rate.denominator for rate in rates))
     whole = [int(rate * denominator) for rate in rates]
     common = math.gcd(*whole)
@@ -39,7 +39,10 @@ def shares_of(rates: Sequence[Fraction]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def period_of(shares: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Int64 [period] twice: which source stands at a place of the period, and which of its rows in the period."""
+    """Return, for each place of the period, the source and the number of its row within the period.
+
+    Both are int64 [period].
+    """
     each = np.array(shares, np.int64)
     source, row = row_of(each), ranges(np.zeros(len(each), np.int64), each)
     order = np.argsort((2 * row + 1) / each[source], kind="stable")  # equal fractions are equal floats
@@ -47,15 +50,15 @@ def period_of(shares: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def counts_before_row(shares: Sequence[int], source: int, row: int) -> list[int]:
-    """How many rows of each source stand before row `row` of one of them, through all periods before."""
+    """Return how many rows of each source come before row `row` of `source`, counted from the first period."""
     due = [(2 * row + 1) * share for share in shares]
-    own = 2 * shares[source]
     half = shares[source]
-    return [-((half - time) // own) if other >= source else (time + half) // own for other, time in enumerate(due)]
+    whole = 2 * half
+    return [-((half - time) // whole) if other >= source else (time + half) // whole for other, time in enumerate(due)]
 
 
 def counts_before_place(shares: tuple[int, ...], place: int) -> list[int]:
-    """How many rows of each source stand before a place, through all periods before."""
+    """Return how many rows of each source come before a place, counted from the first period."""
     periods, rest = divmod(place, sum(shares))
-    begun = np.bincount(period_of(shares)[0][:rest], minlength=len(shares)).tolist()
-    return [periods * share + more for share, more in zip(shares, begun, strict=True)]
+    partial = np.bincount(period_of(shares)[0][:rest], minlength=len(shares)).tolist()
+    return [periods * share + more for share, more in zip(shares, partial, strict=True)]

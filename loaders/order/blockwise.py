@@ -1,4 +1,4 @@
-"""An order that is computed in blocks of positions: a few at a time then cost what one of many does."""
+"""An order computed in blocks of positions, so that reading a few positions at a time costs no more per position."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from tokenloom.resources.tables.ragged import Ints
 
 BLOCK = 8192
-"""Positions computed at once: their arrays stay in a core's cache."""
+"""Positions computed at once; their arrays fit into a core's cache."""
 
 KEPT = 4
-"""Blocks kept."""
+"""Number of computed blocks that are kept."""
 
 
 class BlockwiseOrder(ABC):
-    """What stands at a position, a pure function of it; `end` is the first position that there is not, or None."""
+    """A pure function from positions to rows. `end` is the number of positions, or None if there is no end."""
 
     end: int | None = None
 
@@ -29,21 +29,21 @@ class BlockwiseOrder(ABC):
 
     @abstractmethod
     def take(self, positions: Ints) -> Ints:
-        """What stands at some positions, int64 [m, …] for int64 [m]."""
+        """Return the rows at some positions: int64 [m, …] for int64 [m]."""
 
     def span(self, begin: int, end: int) -> Ints:
-        """`take` of the positions [begin, end), read-only; the last few blocks that it needed are kept."""
+        """Return `take` of the positions [begin, end), as a read-only array. The last few blocks are kept."""
         first, last, values = self._last
         if first <= begin <= end <= last:
             return values[begin - first : end - first]
         if not 0 <= begin <= end or (self.end is not None and end > self.end):
-            raise IndexError(f"positions {begin} to {end} of an order that ends at {self.end}")
+            raise IndexError(f"positions {begin} to {end} are outside the order, which ends at {self.end}")
         numbers = range(begin // self._block, max(-(-end // self._block), begin // self._block + 1))
         parts = [self._of_block(number, begin, end) for number in numbers]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _of_block(self, number: int, begin: int, end: int) -> Ints:
-        """What a block has of [begin, end)."""
+        """Return the part of [begin, end) that lies in a block."""
         first = number * self._block
         values = self._kept.get(number)
         if values is None:
@@ -51,7 +51,7 @@ class BlockwiseOrder(ABC):
             values = self.take(np.arange(first, last))
             values.setflags(write=False)
             kept = list(self._kept.items())[1 - KEPT :]
-            self._kept = dict([*kept, (number, values)])  # a new one, so that threads may share an order
+            self._kept = dict([*kept, (number, values)])  # replaced, not changed: threads can share an order
         self._last = first, first + len(values), values
         return values[max(begin - first, 0) : end - first]
 
@@ -60,14 +60,14 @@ class BlockwiseOrder(ABC):
 
 
 def groups(values: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each value that occurs, ascending, and the places int64 [members] that hold it."""
+    """Yield each distinct value in ascending order, with the indices that hold it, int64 [members]."""
     if not len(values):
         return
     least, most = int(values.min()), int(values.max())
     if least == most:
         yield least, np.arange(len(values))
         return
-    small = (values - least).astype(np.uint16) if most - least < 1 << 16 else values  # these sort by radix
+    small = (values - least).astype(np.uint16) if most - least < 1 << 16 else values  # uint16 uses a radix sort
     order = np.argsort(small, kind="stable")
     for places in np.split(order, np.flatnonzero(np.diff(values[order])) + 1):
         yield int(values[places[0]]), places

@@ -1,4 +1,4 @@
-"""Several sources in one sequence: which source stands at a position, and which of its rows in turn."""
+"""Several sources interleaved: which source is at a position, and how many of its rows came before."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Source:
     """One source of a mixture.
 
     Args:
-        name: what weights call it.
-        rows: how many it has.
-        tokens: how many they hold together; needed where weights count tokens.
-        epochs: it gives at most floor(epochs × rows) rows; None: no limit.
+        name: the name that weights refer to.
+        rows: number of rows, at least 1.
+        tokens: number of tokens in all rows; required if weights count tokens.
+        epochs: limit of floor(epochs × rows) rows; None: no limit.
 
     Raises:
-        ValueError: no rows, or a limit below one row.
+        ValueError: there are no rows or tokens, or the limit is below one row.
     """
 
     name: str
@@ -47,32 +47,32 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise ValueError(f"source {self.name!r} has {self.rows} rows: there must be at least 1")
+            raise ValueError(f"source {self.name!r} has {self.rows} rows; it needs at least 1")
         if self.tokens is not None and self.tokens < 1:
-            raise ValueError(f"source {self.name!r} has {self.tokens} tokens: there must be at least 1")
+            raise ValueError(f"source {self.name!r} has {self.tokens} tokens; it needs at least 1")
         if self.limit is not None and self.limit < 1:
             raise ValueError(
-                f"{self.epochs} epochs of source {self.name!r}, of {self.rows} rows, are less than one row"
+                f"{self.epochs} epochs of source {self.name!r}, which has {self.rows} rows, are less than one row"
             )
 
     @property
     def limit(self) -> int | None:
-        """How many rows it gives at most."""
+        """Maximum number of rows that the source gives, or None."""
         return None if self.epochs is None else math.floor(_exact(self.epochs, "epochs") * self.rows)
 
     def rows_for(self, weight: float, by: By) -> Fraction:
-        """How many rows a weight means, relative to other sources."""
+        """Return the rate of rows that a weight stands for, relative to other sources."""
         exact = _exact(weight, "weight")
         if by == "rows":
             return exact
         if self.tokens is None:
-            raise ValueError(f"weights count tokens, but source {self.name!r} does not say how many it has")
+            raise ValueError(f"weights count tokens, but source {self.name!r} has no number of tokens")
         return exact * self.rows / self.tokens
 
 
 @dataclass(frozen=True)
 class _Change:
-    """From position `at` on, sources have these weights; None: the source rests."""
+    """New sources and the weights of all sources from position `at` on; None: the source is paused."""
 
     at: int
     sources: tuple[Source, ...]
@@ -81,7 +81,7 @@ class _Change:
 
 @dataclass(frozen=True)
 class _Segment:
-    """From `begin` on, `members` (numbers of sources) take turns by `shares`; `given`: each source's rows before."""
+    """From `begin` on, `members` (source numbers) take turns by `shares`; `given` counts each source's rows before."""
 
     begin: int
     members: tuple[int, ...]
@@ -89,7 +89,7 @@ class _Segment:
     given: tuple[int, ...]
 
     def given_after(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Each source's rows, when members have given so many more."""
+        """Return each source's rows after the members have given `rows` more."""
         given = list(self.given)
         for member, more in zip(self.members, rows, strict=True):
             given[member] += more
@@ -97,93 +97,93 @@ class _Segment:
 
 
 class Mixture:
-    """A sequence of sources' rows, each source's in turn: endless, or until all sources have given their `epochs`.
+    """The rows of several sources interleaved by weight: endless, or until all sources have given their `epochs`.
 
-    Sources take turns by integer shares of a period, as apportionment.py says. One that has given its epochs
-    drops out right there; the others share by their weights from then on. `change` makes a mixture that goes on with
-    other weights or more sources from some position.
+    Sources take turns by integer shares of a period (see apportionment.py). A source that has given its epochs drops
+    out at that position, and the others continue by their weights. `change` returns a mixture that continues with
+    other weights or more sources from a position on.
 
     Args:
-        sources: what is mixed.
-        weights: above 0, for each source's name.
-        by: what weights count; `tokens` stand for rows by a source's mean.
+        sources: the sources to mix.
+        weights: a weight above 0 for each source's name.
+        by: what weights count. `tokens` are converted to rows by each source's mean row length.
 
     Attributes:
-        sources: all that were ever mixed; results name them by their number here.
-        end: the first position that there is not; None where there is no end.
+        sources: all sources that were ever mixed; results refer to them by their index in this tuple.
+        end: number of positions; None if the mixture is endless.
 
     Raises:
-        ValueError: with one sentence for what is wrong.
+        ValueError: the sources or weights are not valid.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Mapping[str, float], by: By = "tokens"):
         if by not in ("rows", "tokens"):
-            raise ValueError(f"weights count 'rows' or 'tokens', not {by!r}")
+            raise ValueError(f"`by` must be 'rows' or 'tokens', got {by!r}")
         self.by: By = by
         self._follow((_change(0, (), sources, weights),))
 
     def change(self, at: int, weights: Mapping[str, float], sources: Sequence[Source] = ()) -> Mixture:
-        """This mixture up to position `at`, and with other weights from there on.
+        """Return this mixture up to position `at`, continued with other weights.
 
-        Each source goes on where it was. One that `weights` does not name rests.
+        Each source continues at its own next row. Sources that `weights` does not name are paused.
 
         Args:
-            at: after the last change, and not after the end.
-            weights: above 0, for the name of each source that goes on.
-            sources: new ones.
+            at: the position of the change: after the previous change, and not after the end.
+            weights: a weight above 0 for the name of each source that continues.
+            sources: new sources.
 
         Raises:
-            ValueError: with one sentence for what is wrong.
+            ValueError: the position, sources or weights are not valid.
         """
         last = self._changes[-1].at
         if at <= last:
-            raise ValueError(f"a change at position {at} must come after {last}, where the last one was made")
+            raise ValueError(f"a change at position {at} must come after the previous change, at position {last}")
         if self.end is not None and at > self.end:
-            raise ValueError(f"a change at position {at} comes too late: the mixture ends at {self.end}")
+            raise ValueError(f"a change at position {at} is too late: the mixture ends at {self.end}")
         changed = Mixture.__new__(Mixture)
         changed.by = self.by
         changed._follow((*self._changes, _change(at, self.sources, sources, weights)))
         return changed
 
     def places(self, positions: npt.ArrayLike) -> Ints:
-        """Int64 [2, m] for positions [m]: the source's number, and how many of its rows stand before.
+        """Return the source and its count of earlier rows for each position: int64 [2, m] for [m].
 
         Raises:
-            IndexError: a position below 0 or after the end.
+            IndexError: a position is below 0 or after the end.
         """
-        asked = np.asarray(positions, np.int64)
-        if asked.size and (asked.min() < 0 or (self.end is not None and asked.max() >= self.end)):
-            raise IndexError(f"a position outside of a mixture that ends at {self.end}")
-        found = np.empty((2, len(asked)), np.int64)
-        for number, members in groups(np.searchsorted(self._begins, asked, side="right") - 1):
+        wanted = np.asarray(positions, np.int64)
+        if wanted.size and (wanted.min() < 0 or (self.end is not None and wanted.max() >= self.end)):
+            raise IndexError(f"a position is outside the mixture, which ends at {self.end}")
+        result = np.empty((2, len(wanted)), np.int64)
+        for number, members in groups(np.searchsorted(self._begins, wanted, side="right") - 1):
             segment = self._segments[number]
             shares = np.array(segment.shares)
             source, row = period_of(segment.shares)
-            periods, place = np.divmod(asked[members] - segment.begin, shares.sum())
+            periods, place = np.divmod(wanted[members] - segment.begin, shares.sum())
             turn = source[place]
             sources = np.array(segment.members)
-            found[0, members] = sources[turn]
-            found[1, members] = np.array(segment.given)[sources][turn] + periods * shares[turn] + row[place]
-        return found
+            result[0, members] = sources[turn]
+            result[1, members] = np.array(segment.given)[sources][turn] + periods * shares[turn] + row[place]
+        return result
 
     def given(self, position: int) -> list[int]:
-        """How many rows each source has given before a position."""
+        """Return how many rows each source has given before a position."""
         if position < 0 or (self.end is not None and position > self.end):
-            raise IndexError(f"position {position} of a mixture that ends at {self.end}")
+            raise IndexError(f"position {position} is outside the mixture, which ends at {self.end}")
         segment = self._segments[bisect_right(self._begins, position) - 1]
         return list(segment.given_after(counts_before_place(segment.shares, position - segment.begin)))
 
     def __len__(self) -> int:
-        """Positions until the last source that has `epochs` is used up; where none has, the rows of all sources."""
+        """Positions until the last source with `epochs` has given them; without any, the rows of all sources."""
         return self._used_up or sum(source.rows for source in self.sources)
 
     @property
     def digest(self) -> str:
-        """Hex BLAKE3 of `to_json`: equal mixtures have equal ones."""
+        """Hex BLAKE3 of `to_json`; equal for equal mixtures."""
         return digest_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes this mixture from."""
+        """Return the JSON description that `from_json` reads."""
         changes = [
             {
                 "at": change.at,
@@ -196,10 +196,10 @@ class Mixture:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Mixture:
-        """The mixture that `to_json` described.
+        """Return the mixture that `to_json` described.
 
         Raises:
-            ValueError: with one sentence for what is wrong.
+            ValueError: `value` does not describe a valid mixture.
         """
         mixture, names = None, []
         try:
@@ -214,13 +214,13 @@ class Mixture:
                 else:
                     mixture = mixture.change(change["at"], weights, sources)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not what a mixture is made from: {error!r}") from error
+            raise ValueError(f"not a mixture's JSON description: {error!r}") from error
         if mixture is None:
-            raise ValueError("this is not what a mixture is made from: there are no changes")
+            raise ValueError("not a mixture's JSON description: it has no changes")
         return mixture
 
     def _follow(self, changes: tuple[_Change, ...]) -> None:
-        """Lay out the segments between changes and sources that drop out."""
+        """Lay out the segments between changes and the positions where sources drop out."""
         self._changes = changes
         self.sources = tuple(source for change in changes for source in change.sources)
         self._segments: list[_Segment] = []
@@ -247,11 +247,11 @@ class Mixture:
         self._begins = [segment.begin for segment in self._segments]
         if self.end == changes[-1].at:
             raise ValueError(
-                f"nothing is left to mix at position {self.end}: the sources named have given their epochs"
+                f"nothing is left to mix at position {self.end}: the named sources have given their epochs"
             )
 
     def _segment(self, change: _Change, begin: int, given: tuple[int, ...]) -> _Segment | None:
-        """What begins at a position, or None where no source has a row left."""
+        """Return the segment that begins at a position, or None if no source has a row left."""
         rates: dict[int, Fraction] = {}
         for number, weight in enumerate(change.weights):
             source = self.sources[number]
@@ -262,12 +262,12 @@ class Mixture:
         shares = shares_of(list(rates.values()))
         for number, share in zip(rates, shares, strict=True):
             if not share:
-                few = f"it would have no row among {LONGEST_PERIOD}"
+                few = f"it gets no row out of {LONGEST_PERIOD}"
                 raise ValueError(f"the weight of source {self.sources[number].name!r} is too small: {few}")
         return _Segment(begin, tuple(rates), shares, given)
 
     def _rows_to_first_drop(self, segment: _Segment) -> list[int] | None:
-        """Each member's rows until the first of them has given all it may; None where none has a limit."""
+        """Return each member's rows until the first member reaches its limit, or None if none has a limit."""
         drops: list[list[int]] = []
         for turn, member in enumerate(segment.members):
             limit = self.sources[member].limit
@@ -282,12 +282,12 @@ def _change(at: int, known: Sequence[Source], sources: Sequence[Source], weights
     every = [*known, *sources]
     names = [source.name for source in every]
     if len(set(names)) < len(names):
-        raise ValueError(f"two sources have one name: {', '.join(sorted(names))}")
+        raise ValueError(f"two sources have the same name: {', '.join(sorted(names))}")
     for name, weight in weights.items():
         if name not in names:
-            raise ValueError(f"there is no source {name!r}; there are {', '.join(names)}")
+            raise ValueError(f"there is no source {name!r}; the sources are {', '.join(names)}")
         if not _exact(weight, f"the weight of source {name!r}") > 0:
-            raise ValueError(f"the weight of source {name!r} is {weight}: it must be above 0")
+            raise ValueError(f"the weight of source {name!r} must be above 0, got {weight}")
     for source in sources:
         if source.name not in weights:
             raise ValueError(f"source {source.name!r} has no weight")
@@ -296,9 +296,9 @@ def _change(at: int, known: Sequence[Source], sources: Sequence[Source], weights
     return _Change(at, tuple(sources), tuple(weights.get(name) for name in names))
 
 
-def _exact(number: float, what: str) -> Fraction:
-    """As it is written: 0.7 is 7/10."""
+def _exact(number: float, name: str) -> Fraction:
+    """Return the number as it is written: 0.7 is 7/10."""
     try:
         return Fraction(str(number))
     except ValueError as error:
-        raise ValueError(f"{what} is {number!r}, not a number") from error
+        raise ValueError(f"{name} must be a number, got {number!r}") from error

@@ -1,8 +1,8 @@
-"""A keyed shuffle that is computed rather than stored: which of `size` rows stands at a position, and back.
+"""A keyed shuffle that is computed, not stored: maps each position to a row and back.
 
-Up to `TABLE_SIZE` rows it is a table, sorted by random words. Above, a generalized Feistel network over digits of two
-bases (Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002), whose few values beyond `size` walk on
-along their cycle. docs/train/order.md has the formulas.
+Up to `TABLE_SIZE` rows it is a table, sorted by random words. Above that it is a generalized Feistel network over two
+digits of different bases, with cycle walking for the few values beyond `size` (Black and Rogaway, Ciphers with
+Arbitrary Finite Domains, CT-RSA 2002). docs/train/order.md has the formulas.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import Ints
 
 TABLE_SIZE = 1 << 16
-"""Up to so many rows, 2 bytes a row are kept: rounds alone shuffle the smallest sizes badly."""
+"""Up to this many rows a table of 2 bytes per row is kept: Feistel rounds shuffle the smallest sizes badly."""
 
 MAXIMUM_SIZE = 1 << 48
-"""Digits below 2^24 times 40 bits of a mix fit into 64 bits."""
+"""With digits below 2^24, a digit times 40 bits of a mix fits into 64 bits."""
 
 ROUNDS = 6
 
@@ -30,28 +30,28 @@ Words = npt.NDArray[np.uint64]
 
 
 def key_of(*parts: Any) -> int:
-    """128 bits: the first half of the BLAKE3 of the canonical JSON of `parts`, as a list."""
+    """Return a 128-bit key: the first half of the BLAKE3 of the canonical JSON of the list of `parts`."""
     return int(digest_json(list(parts))[:32], 16)
 
 
 class Permutation:
-    """A bijection of [0, size), chosen by `key`; O(1) memory whatever the size.
+    """A bijection of [0, size) chosen by `key`, in O(1) memory for any size.
 
-    `permutation(positions)` is int64, of the shape of `positions`; `inverse(rows)` gives the positions back.
+    `permutation(positions)` returns int64 rows in the shape of `positions`; `inverse(rows)` returns the positions.
 
     Args:
         size: 1 to `MAXIMUM_SIZE`.
         key: 128 bits, from `key_of`.
-        rounds: of the Feistel network; fewer than `ROUNDS` shuffle visibly worse.
+        rounds: rounds of the Feistel network; fewer than `ROUNDS` shuffle measurably worse.
 
     Raises:
-        ValueError: no such size.
+        ValueError: `size` is out of range.
         IndexError: when called with a number outside [0, size).
     """
 
     def __init__(self, size: int, key: int, rounds: int = ROUNDS):
         if not 1 <= size <= MAXIMUM_SIZE:
-            raise ValueError(f"a permutation of {size} rows: there are 1 to {MAXIMUM_SIZE}")
+            raise ValueError(f"a permutation needs 1 to {MAXIMUM_SIZE} rows, got {size}")
         self.size, self.key = size, key
         self._high = math.isqrt(size - 1) + 1
         self._low = -(-size // self._high)
@@ -64,20 +64,20 @@ class Permutation:
         return self._walk(self._checked(positions), inverse=False)
 
     def inverse(self, rows: npt.ArrayLike) -> Ints:
-        """int64: the positions of `rows`."""
+        """Return the positions of `rows`, int64."""
         if self.size <= TABLE_SIZE:
             return self._inverse_table[self._checked(rows)].astype(np.int64)
         return self._walk(self._checked(rows), inverse=True)
 
     def _checked(self, numbers: npt.ArrayLike) -> Words:
-        """Negative numbers become large ones."""
-        found = np.asarray(numbers, np.int64, order="C").view(np.uint64)
-        if found.size and int(found.max()) >= self.size:
-            raise IndexError(f"a number outside of the {self.size} rows of a permutation")
-        return found
+        """Return the numbers as uint64; negative ones become too large and fail the check."""
+        words = np.asarray(numbers, np.int64, order="C").view(np.uint64)
+        if words.size and int(words.max()) >= self.size:
+            raise IndexError(f"a number is outside the permutation's {self.size} rows")
+        return words
 
     def _words(self, count: int) -> Words:
-        """The first `count` words of 64 bits of the BLAKE3 stream of the key."""
+        """Return the first `count` 64-bit words of the key's BLAKE3 stream."""
         return np.frombuffer(blake3(self.key.to_bytes(16, "little")).digest(8 * count), "<u8")
 
     @cached_property
@@ -92,17 +92,18 @@ class Permutation:
         return inverse
 
     def _walk(self, numbers: Words, inverse: bool) -> Ints:
-        found = self._once(numbers, inverse)
+        """Apply the network again to every value beyond `size`, until it is in range."""
+        moved = self._once(numbers, inverse)
         if self._high * self._low > self.size:
-            flat = found.reshape(-1)
+            flat = moved.reshape(-1)
             beyond = np.flatnonzero(flat >= self.size)
             while len(beyond):
                 flat[beyond] = self._once(flat[beyond], inverse)
                 beyond = beyond[flat[beyond] >= self.size]
-        return found.view(np.int64)
+        return moved.view(np.int64)
 
     def _once(self, numbers: Words, inverse: bool) -> Words:
-        """All rounds: in turn the low and the high digit is moved, around its base, by a mix of the other."""
+        """Apply all rounds: alternately shift the low and the high digit, modulo its base, by a mix of the other."""
         high, low = self._digits(numbers)
         mixed, fold = np.empty_like(numbers), np.empty_like(numbers)
         rounds = list(enumerate(self._rounds))
@@ -115,7 +116,7 @@ class Permutation:
             else:
                 changed += mixed
                 np.subtract(changed, np.uint64(base), out=fold)
-            np.minimum(changed, fold, out=changed)  # what is below 0 wraps around to a large number
+            np.minimum(changed, fold, out=changed)  # values below 0 wrap around to large ones
         high *= np.uint64(self._low)
         high += low
         return high
@@ -126,7 +127,7 @@ class Permutation:
 
 
 def _mix(digit: Words, keys: tuple[np.uint64, ...], base: int, mixed: Words, fold: Words) -> Words:
-    """A number below `base` for each digit, in `mixed`; multiplying and shifting stands for the slower modulo."""
+    """Write a number below `base` for each digit to `mixed`; multiply and shift replace the slower modulo."""
     add, first, second = keys
     np.add(digit, add, out=mixed)
     mixed *= first

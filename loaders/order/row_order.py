@@ -1,6 +1,6 @@
-"""The order of one source: which row stands at a position, through one epoch after the other.
+"""The row order of one source: which row is at a position, across epochs.
 
-It is a pure function of (rows, digest, seed, shuffle, position); docs/train/order.md has the formulas.
+It is a pure function of (rows, digest, seed, shuffle, position). docs/train/order.md has the formulas.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from tokenloom.resources.tables.ragged import Ints
 Shuffle = Literal["full", "block", "none"]
 
 SMALLEST_BLOCK = 64
-"""Sources of few rows are asked for few epochs at once."""
+"""Smallest block of positions, so that small sources do not compute many epochs at once."""
 
 KEPT_PERMUTATIONS = 4
-"""Of each purpose."""
+"""Number of permutations kept for each purpose."""
 
 
 class RowOrder(BlockwiseOrder):
-    """The rows of one source at running positions: position p is place p % rows of epoch p // rows.
+    """The rows of one source by position; position p is place p % rows of epoch p // rows.
 
-    Each epoch has each row once. `full` shuffles them over all places. `block` is for stores that read
-    neighbouring rows together: blocks of consecutive rows are shuffled, and rows within each window of some blocks.
-    `none` leaves them as they are. A dataset's digest and the seed are hashed into the order.
+    Each epoch has each row once. `full` shuffles all rows. `block` is for storage that reads neighbouring rows
+    together: it shuffles blocks of consecutive rows, then the rows within each window of several blocks. `none` keeps
+    the order. The source's digest and the seed are hashed into the order.
 
     Args:
-        rows: of the source, at least 1.
-        digest: of the source's content.
+        rows: number of rows in the source, at least 1.
+        digest: digest of the source's content.
         seed: an integer.
         shuffle: `full`, `block` or `none`.
-        block_rows: `block`: consecutive rows that stay within one window.
-        window_blocks: `block`: blocks of a window.
+        block_rows: for `block`: consecutive rows that stay within one window.
+        window_blocks: for `block`: blocks per window.
 
     Raises:
-        ValueError: an argument is not one of these.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class RowOrder(BlockwiseOrder):
         window_blocks: int = 64,
     ):
         if rows < 1:
-            raise ValueError(f"an order of {rows} rows: there must be at least 1")
+            raise ValueError(f"an order needs at least 1 row, got {rows}")
         if shuffle not in ("full", "block", "none"):
-            raise ValueError(f"shuffle {shuffle!r} is not 'full', 'block' or 'none'")
+            raise ValueError(f"shuffle must be 'full', 'block' or 'none', got {shuffle!r}")
         if block_rows < 1 or window_blocks < 1:
-            raise ValueError(f"block_rows {block_rows} and window_blocks {window_blocks} must be at least 1")
+            raise ValueError(f"block_rows and window_blocks must be at least 1, got {block_rows} and {window_blocks}")
         super().__init__(min(BLOCK, max(SMALLEST_BLOCK, rows)))
         self.digest, self.seed, self.shuffle = digest, seed, shuffle
         self.block_rows, self.window_blocks = block_rows, window_blocks
@@ -67,14 +67,14 @@ class RowOrder(BlockwiseOrder):
         return self._rows
 
     def rows(self, epoch: int, positions: npt.ArrayLike) -> Ints:
-        """int64 [m]: the rows at places [m] of an epoch.
+        """Return the rows at places of an epoch: int64 [m] for [m].
 
         Raises:
-            IndexError: a place outside [0, rows).
+            IndexError: a place is outside [0, rows).
         """
         places = np.asarray(positions, np.int64)
         if places.size and not 0 <= places.min() <= places.max() < self._rows:
-            raise IndexError(f"a place outside of the {self._rows} rows of an epoch")
+            raise IndexError(f"a place is outside the epoch's {self._rows} rows")
         if self.shuffle == "none" or self._rows == 1:
             return places.copy()
         if self.shuffle == "full":
@@ -82,15 +82,15 @@ class RowOrder(BlockwiseOrder):
         return self._in_blocks(epoch, places)
 
     def take(self, positions: npt.ArrayLike) -> Ints:
-        """int64 [m]: the rows at running positions [m], of as many epochs as they meet.
+        """Return the rows at positions, which are counted across epochs: int64 [m] for [m].
 
         Raises:
-            IndexError: a position below 0.
+            IndexError: a position is below 0.
         """
-        asked = np.asarray(positions, np.int64)
-        if asked.size and asked.min() < 0:
-            raise IndexError(f"position {asked.min()} of an order")
-        epochs, places = np.divmod(asked, self._rows)
+        wanted = np.asarray(positions, np.int64)
+        if wanted.size and wanted.min() < 0:
+            raise IndexError(f"a position must be at least 0, got {wanted.min()}")
+        epochs, places = np.divmod(wanted, self._rows)
         if self.shuffle == "none" or self._rows == 1:
             return places
         rows = np.empty_like(places)
@@ -107,7 +107,7 @@ class RowOrder(BlockwiseOrder):
             slots[members] = begin + shuffled(places[members] - begin)
         block, within = np.divmod(slots, self.block_rows)
         whole = self._rows // self.block_rows
-        if whole:  # the block of the rows left over stays last: the rotation makes it another one each epoch
+        if whole:  # the incomplete block stays last; the rotation gives it other rows in each epoch
             moved = self._permutation(whole, epoch, "blocks")(np.minimum(block, whole - 1))
             block = np.where(block < whole, moved, block)
         rotation = self._key(epoch, "rotation") * self._rows >> 128
@@ -118,12 +118,12 @@ class RowOrder(BlockwiseOrder):
 
     def _permutation(self, size: int, epoch: int, purpose: str, number: int = 0) -> Permutation:
         kept = self._permutations.get(purpose, {})
-        found = kept.get((epoch, number))
-        if found is None:
-            found = Permutation(size, self._key(epoch, purpose, number))
+        permutation = kept.get((epoch, number))
+        if permutation is None:
+            permutation = Permutation(size, self._key(epoch, purpose, number))
             last = list(kept.items())[1 - KEPT_PERMUTATIONS :]
-            self._permutations[purpose] = dict([*last, ((epoch, number), found)])
-        return found
+            self._permutations[purpose] = dict([*last, ((epoch, number), permutation)])
+        return permutation
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_permutations": {}}

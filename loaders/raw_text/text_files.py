@@ -1,59 +1,82 @@
-"""Texts in small local files: a text on each line, or an object with a `text`."""
+"""Reads and tokenizes the texts of local files: one text per line, or one JSON object with a `text` per line."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from tokenloom.errors import SourceError
+from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
+from tokenloom.resources.tables.ragged import Ints
 
 JSONL = (".jsonl", ".ndjson", ".json")
 PLAIN = (".txt", ".text")
 
+TEXTS_AT_ONCE = 1024
+"""Texts tokenized in one call."""
+
 
 def text_files(path: Path) -> list[Path]:
-    """The file, or the files below a folder whose names end as those of texts do, hidden ones apart, in order.
+    """Return the file, or, for a folder, its text files at any depth in sorted order, without hidden ones.
 
     Raises:
-        SourceError: a folder holds none.
+        SourceError: the folder has no text files.
     """
     if not path.is_dir():
         return [path]
-    found = sorted(entry for entry in path.rglob("*") if entry.suffix.lower() in JSONL + PLAIN and entry.is_file())
-    shown = [entry for entry in found if not any(part.startswith(".") for part in entry.relative_to(path).parts)]
-    if not shown:
-        raise SourceError(f"{path}: the folder holds no file that ends with {', '.join(JSONL + PLAIN)}")
-    return shown
+    files = sorted(entry for entry in path.rglob("*") if entry.suffix.lower() in JSONL + PLAIN and entry.is_file())
+    visible = [entry for entry in files if not any(part.startswith(".") for part in entry.relative_to(path).parts)]
+    if not visible:
+        raise SourceError(f"{path}: the folder has no files ending in {', '.join(JSONL + PLAIN)}")
+    return visible
 
 
-def read_texts(path: Path, jsonl: bool | None = None) -> Iterator[tuple[int, str]]:
-    """The texts of a UTF-8 file, each with its line, counted from 1; blank lines are left out.
+def tokenized_file(
+    path: Path, tokenizer: TextEncoder, max_length: int | None = None, jsonl: bool | None = None
+) -> Iterator[tuple[Ints, list[Ints]]]:
+    """Tokenize the texts of a UTF-8 file, block by block. Blank lines are skipped.
 
     Args:
-        jsonl: each line is an object with a `text`; default: by the file's name.
+        max_length: truncates each text, in tokens.
+        jsonl: whether each line is an object with a `text`; default: by the file's name.
+
+    Yields:
+        for each block, the line numbers of its texts, counted from 1, int64 [texts], and the token ids of each text,
+        int64 [tokens].
 
     Raises:
-        SourceError: the file cannot be read, or a line is no such object.
+        SourceError: the file cannot be read, or a line is not such an object.
+        TypeError: `encode` returned neither ids, nor a mapping with `input_ids`, nor an Encoding.
     """
-    objects = path.suffix.lower() in JSONL if jsonl is None else jsonl
+    texts = _texts(path, path.suffix.lower() in JSONL if jsonl is None else jsonl)
+    while block := list(islice(texts, TEXTS_AT_ONCE)):
+        ids = encode_texts(tokenizer, [text for _, text in block], max_length)
+        yield np.array([line for line, _ in block]), ids
+
+
+def _texts(path: Path, jsonl: bool) -> Iterator[tuple[int, str]]:
+    """Yield each text with its line number."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.isspace():
-                    yield number, _text(line, f"{path}:{number}") if objects else line.rstrip("\r\n")
+                    yield number, _json_text(line, f"{path}:{number}") if jsonl else line.rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: the file cannot be read as UTF-8 text: {error}") from error
+        raise SourceError(f"{path}: cannot read the file as UTF-8 text: {error}") from error
 
 
-def _text(line: str, place: str) -> str:
+def _json_text(line: str, place: str) -> str:
     try:
         row = json.loads(line)
     except ValueError as error:
-        remedy = "plain text is in files that end with .txt, or give create_dataloaders is_jsonl=False"
-        raise SourceError(f"{place}: this is no JSON: {error}; {remedy}") from error
+        remedy = "use the ending .txt for plain text, or pass is_jsonl=False to create_dataloaders"
+        raise SourceError(f"{place}: not valid JSON: {error}; {remedy}") from error
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
-        found = f"it has {', '.join(map(repr, row))}" if isinstance(row, dict) else f"it is a {type(row).__name__}"
-        raise SourceError(f"{place}: there is no object with a text in its field 'text'; {found}")
+        got = f"an object with {', '.join(map(repr, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
+        raise SourceError(f"{place}: expected an object with a string in its field 'text', got {got}")
     return text

@@ -1,4 +1,4 @@
-"""Small texts without a build: one stream of tokens, cut into windows, with targets one ahead."""
+"""Small texts without a build: one stream of tokens, cut into windows, with labels shifted by one."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import SourceError
-from tokenloom.loaders.any_dataset.config import workers_for_hardware
-from tokenloom.loaders.any_dataset.map_style.map_loader import MapLoader
-from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_stream
-from tokenloom.loaders.raw_text.text_files import read_texts
+from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.raw_text.encoding import TextEncoder
+from tokenloom.loaders.raw_text.text_files import tokenized_file
+from tokenloom.loaders.reading.workers import workers_for_hardware
 from tokenloom.resources.digest import digest_bytes
 
 
 class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
-    """Windows of `seq_length` tokens of one stream: the texts of a file, one behind the other.
+    """Windows of `seq_length` tokens over one stream: the concatenated texts of a file.
 
-    `dataset[i]` is window i: int64 [seq_length] `input_ids`, and `labels`, which are the same tokens one further on in
-    the stream, so that a model's outputs are held against them without a shift. Windows do not overlap; the tokens
-    behind the last whole one are left out. The file is tokenized when the dataset is made, and 2 or 4 bytes a token are
-    kept.
+    `dataset[i]` is window i: int64 [seq_length] `input_ids`, and `labels`, which are the next token of the stream at
+    each position, so the loss needs no shift. Windows do not overlap, and tokens after the last full window are
+    dropped. The file is tokenized on construction and kept in memory, with 2 or 4 bytes per token.
 
     Args:
-        path: a text on each line, or, as JSONL, an object with a `text` on each; blank lines are left out.
-        tokenizer: `encode(text)` returns ids, a dict with `input_ids`, or an Encoding; special tokens are as it says.
-        seq_length: tokens of a window.
-        is_jsonl: default: whether the file's name ends with .jsonl, .ndjson or .json.
+        path: a file with one text per line, or JSONL with a `text` in each object; blank lines are skipped.
+        tokenizer: its `encode(text)` returns ids, a dict with `input_ids`, or an Encoding, and decides about special
+            tokens.
+        seq_length: tokens per window.
+        is_jsonl: whether the file is JSONL; default: whether its name ends in .jsonl, .ndjson or .json.
 
     Attributes:
         digest: hex BLAKE3 of the tokens.
 
     Raises:
-        SourceError: a line is no object with a `text`, the file cannot be read, or there is not one whole window.
+        SourceError: the file cannot be read, a line is not an object with a `text`, or there is no full window.
         ValueError: `seq_length` is below 1.
         TypeError: `encode` returned something else.
     """
@@ -49,17 +49,17 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
         is_jsonl: bool | None = None,
     ):
         if seq_length < 1:
-            raise ValueError(f"seq_length {seq_length} must be at least 1")
+            raise ValueError(f"seq_length must be at least 1, got {seq_length}")
         self.path, self.seq_length = Path(path), seq_length
         parts: list[np.ndarray] = [np.zeros(0, np.uint16)]
-        for _, encoded in encode_stream(tokenizer, read_texts(self.path, is_jsonl)):
-            ids = np.concatenate(encoded)
+        for _, block in tokenized_file(self.path, tokenizer, jsonl=is_jsonl):
+            ids = np.concatenate(block)
             parts.append(ids.astype(np.uint16 if int(ids.max(initial=0)) < 1 << 16 else np.uint32))
         self.tokens = np.concatenate(parts)
         if len(self.tokens) <= seq_length:
             raise SourceError(
-                f"{self.path}: {len(self.tokens)} tokens make no window of seq_length {seq_length}, which takes "
-                f"{seq_length + 1}; lower seq_length"
+                f"{self.path}: a window of seq_length {seq_length} needs {seq_length + 1} tokens, but the file has "
+                f"only {len(self.tokens)}; lower seq_length"
             )
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, window: int) -> dict[str, torch.Tensor]:
         if not -len(self) <= window < len(self):
-            raise IndexError(f"window {window} of {len(self)}")
+            raise IndexError(f"window {window} is out of range: the dataset has {len(self)} windows")
         begin = window % len(self) * self.seq_length
         ids = torch.from_numpy(self.tokens[begin : begin + self.seq_length + 1].astype(np.int64))
         return {"input_ids": ids[:-1], "labels": ids[1:]}
@@ -89,19 +89,23 @@ def create_dataloaders(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> tuple[MapLoader, MapLoader]:
-    """Loaders for training and validation over two small files, by `TransformerDataset`.
+    """Return a training and a validation loader over two small text files, each read by a `TransformerDataset`.
 
-    Batches are dicts of int64 `input_ids` and `labels`, [batch_size, seq_length]. Training is shuffled and leaves out
-    its last batch where that is not full; validation is in order and has every window.
+    Batches are dicts of int64 `input_ids` and `labels`, [batch_size, seq_length]. The training loader shuffles, and
+    drops the last batch if it is not full. The validation loader reads every window in order.
 
     Args:
-        num_workers: worker processes; None: chosen for the hardware.
-        is_jsonl: of both files; default: by their names' endings.
-        seed: of the order.
-        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1.
+        train_path, val_path: files with one text per line, or JSONL with a `text` in each object.
+        tokenizer: its `encode(text)` returns ids, a dict with `input_ids`, or an Encoding.
+        batch_size: windows per rank and batch.
+        seq_length: tokens per window.
+        num_workers: worker processes; None: 0 without a CUDA device, else half of the CPUs, at most 4.
+        is_jsonl: whether both files are JSONL; default: by the ending of each name.
+        seed: determines the training order.
+        rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
 
     Raises:
-        SourceError: a file cannot be read as texts, or has fewer windows than one batch for training.
+        SourceError: a file cannot be read as texts, or the training file does not fill one batch.
     """
     workers = workers_for_hardware() if num_workers is None else num_workers
     shared = {"batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size, "num_workers": workers}

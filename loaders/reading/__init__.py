@@ -1,2 +1,7 @@
-"""How rows become batches: `reader` opens each `chunk` and finds rows, `memory` gathers their numbers from the maps,
-`rectangles` pads them, `documents` keeps those of packed rows apart, and `sequences` makes the arrays."""
+"""How rows become batches.
+
+`reader` opens each `chunk`, whose bytes `checksum` verifies, and `sequences` builds the arrays of a `batch`:
+`address_space` gathers values straight from the memory maps, `rectangles` pads them, and `documents` keeps the
+documents of packed rows apart. `unpadded` splits a batch into rows again, `prefetch` prepares batches in the
+background, and `workers` chooses the number of worker processes.
+"""

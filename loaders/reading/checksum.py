@@ -1,4 +1,4 @@
-"""A memory-mapped object whose bytes are checked when first touched: block by block, each once."""
+"""Checks the bytes of a memory-mapped object against its digests: block by block, each when it is first read."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, one_array
 
 _FRAME = 8
-"""Bytes of the magic that a file begins with, and of the marker and the length before each message."""
+"""Bytes of the magic at the start of a file, and of the marker and length before each message."""
 
 _TAIL = 10
-"""Bytes of the footer's length and of the magic that a file ends with."""
+"""Bytes of the footer's length and the magic at the end of a file."""
 
 
 class MappedObject:
-    """An uncompressed object of one record batch. Blocks that hold anything but values of `deferred` columns are
-    checked here, before Arrow reads them, for its kernels may crash on damaged bytes; the others by `touch`.
+    """A memory-mapped, uncompressed object of one record batch.
+
+    Blocks with nothing but values of `deferred` columns are checked by `touch`. All others are checked on opening,
+    before Arrow reads them, because its kernels can crash on damaged bytes.
 
     Args:
-        chunk: what the manifest says of the object.
-        dataset: named in errors.
-        deferred: columns, lists of numbers, whose flat values are checked when they are touched.
-        verify: False: nothing is checked but the file's size.
+        objects: the store's objects.
+        chunk: the manifest's entry for the object.
+        dataset: dataset name for error messages.
+        deferred: list columns whose flat values are checked by `touch`.
+        verify: False: check only the file's size.
 
     Attributes:
-        table: views of the map.
-        unchecked: how many blocks are yet to be checked.
+        table: the record batch, as views of the memory map.
+        unchecked: number of blocks not yet checked.
 
     Raises:
         StoreError: the object is missing or damaged.
@@ -65,18 +68,18 @@ class MappedObject:
             self._check(np.flatnonzero(~(self._checked | self._holding_values_alone(deferred))))
 
     def touch(self, values: Sequence[npt.NDArray[np.generic]], begins: Ints, ends: Ints) -> None:
-        """Check the blocks that hold items [begin, end) of each of `values`, which are views of `table`.
+        """Check the blocks with items [begin, end) of each of `values`, which are views of `table`.
 
         Raises:
-            StoreError: a block is damaged; it is told again whenever it is touched.
+            StoreError: a block is damaged; raised again each time the block is touched.
         """
         filled = ends > begins
         begins, ends = begins[filled], ends[filled]
         change = np.zeros(len(self._checked) + 1, np.int64)
         for view in values:
-            first, behind = self._place(view) + begins * view.itemsize, self._place(view) + ends * view.itemsize
+            first, end = self._place(view) + begins * view.itemsize, self._place(view) + ends * view.itemsize
             change += np.bincount(first // BLOCK_BYTES, minlength=len(change))
-            change -= np.bincount((behind - 1) // BLOCK_BYTES + 1, minlength=len(change))
+            change -= np.bincount((end - 1) // BLOCK_BYTES + 1, minlength=len(change))
         self._check(np.flatnonzero((np.cumsum(change[:-1]) > 0) & ~self._checked))
 
     def _map(self, objects: ObjectStore, size: int) -> pa.Buffer:
@@ -92,11 +95,11 @@ class MappedObject:
         except (pa.ArrowInvalid, OSError) as error:
             raise self._fault(f"cannot be read: {str(error).splitlines()[0]}") from error
         if data.size != size:
-            raise self._fault(f"is damaged: it has {data.size:,} bytes, not {size:,}")
+            raise self._fault(f"is damaged: expected {size:,} bytes, found {data.size:,}")
         return data
 
     def _check_metadata(self) -> None:
-        """The magic, the messages with the schema and the layout of the batch, and the footer."""
+        """Check the magic, the messages with the schema and the batch's layout, and the footer."""
         self._check_bytes(0, _FRAME)
         end = _FRAME
         for _ in ("schema", "batch"):
@@ -111,15 +114,15 @@ class MappedObject:
         return int.from_bytes(memoryview(self._data)[at : at + 4], "little", signed=True)
 
     def _check_bytes(self, begin: int, end: int) -> None:
-        wanted = np.arange(begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1)
-        self._check(wanted[~self._checked[wanted]])
+        blocks = np.arange(begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1)
+        self._check(blocks[~self._checked[blocks]])
 
     def _holding_values_alone(self, deferred: Collection[str]) -> npt.NDArray[np.bool_]:
-        """bool [blocks]: those that hold nothing but flat values of one of the columns."""
+        """Return which blocks hold only flat values of one of the columns, bool [blocks]."""
         alone = np.zeros(len(self._checked), bool)
         for name in deferred:
             if name in self.table.column_names:
-                values = flat_numbers(one_array(self.table[name]).values)  # by metadata: offsets are not checked yet
+                values = flat_numbers(one_array(self.table[name]).values)  # offsets are not checked yet
                 begin = self._place(values)
                 alone[-(-begin // BLOCK_BYTES) : (begin + values.nbytes) // BLOCK_BYTES] = True
         return alone
@@ -130,8 +133,8 @@ class MappedObject:
     def _check(self, blocks: Ints) -> None:
         content = memoryview(self._data)
         for block in blocks.tolist():
-            found = block_digests(content[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
-            if found != self._expected[block * BLOCK_DIGEST_BYTES : (block + 1) * BLOCK_DIGEST_BYTES]:
+            digest = block_digests(content[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
+            if digest != self._expected[block * BLOCK_DIGEST_BYTES : (block + 1) * BLOCK_DIGEST_BYTES]:
                 raise self._fault(f"is damaged in block {block}")
             self._checked[block] = True
         self.unchecked = int(np.count_nonzero(~self._checked))

@@ -1,4 +1,4 @@
-"""A chunk of sequences, as it is read."""
+"""A chunk of sequences as the reader sees it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import pyarrow as pa
 
 from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.sequence_schema import TOKEN_COLUMNS
 
-DEFERRED = tuple(
-    f"{side}{name}" for side in ("", *(f"{side}_" for side in SIDES)) for name in ("input_ids", "trained", "weights")
-)
-"""Columns whose values are checked when a batch touches them: nearly all bytes of a chunk."""
+DEFERRED = tuple(f"{side}{name}" for side in ("", *(f"{side}_" for side in SIDES)) for name in TOKEN_COLUMNS)
+"""Columns whose values are checked when a batch first reads them: nearly all bytes of a chunk."""
 
 
 class Chunk(Protocol):
-    """A chunk of sequences. Until `unchecked` is 0, what is read of its flat values is handed to `touch` before."""
+    """A chunk of sequences. While `unchecked` is above 0, flat values are passed to `touch` before they are read."""
 
     @property
     def table(self) -> pa.Table: ...
@@ -32,10 +31,10 @@ class Chunk(Protocol):
 
 @dataclass(frozen=True)
 class InMemory:
-    """A chunk that needs no check."""
+    """A chunk in memory, which needs no check."""
 
     table: pa.Table
     unchecked: int = 0
 
     def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None:
-        """Nothing is to be checked."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The documents of packed rows, which batches keep apart."""
+"""The document boundaries of packed rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 
 class Documents:
-    """Where the documents of some batches begin, each batch flattened; runs of padding count as documents.
+    """Where documents begin in each of several flattened batches; each run of padding counts as one document.
 
     Args:
-        lengths: of the documents in each row.
-        chunks, local: int64 [rows], where each row stands.
-        real: bool [rows], which rows are not of padding; None: all.
-        rows: what they are padded to.
+        lengths: lengths of the documents in each row.
+        chunks, local: int64 [rows], the chunk of each row and its index within the chunk.
+        real: bool [rows], False for padding rows; None: all rows are real.
+        rows: the padded rows.
     """
 
     def __init__(self, lengths: RaggedLists, chunks: Ints, local: Ints, real: Flags | None, rows: Rectangles):
@@ -39,24 +39,24 @@ class Documents:
         self._bounds = first_runs.tolist()
 
     def starts(self, batch: int) -> npt.NDArray[np.int32]:
-        """int32: where documents begin."""
+        """Return where the documents of a flattened batch begin, int32 [documents]."""
         return self._starts[self._bounds[batch] : self._bounds[batch + 1]]
 
     def position_ids(self, batch: int, rows: int, width: int) -> Ints:
-        """int64 [rows, width]: positions that begin anew in each document."""
+        """Return positions that restart at 0 in each document, int64 [rows, width]."""
         sizes = self._sizes[self._bounds[batch] : self._bounds[batch + 1]]
         within = np.repeat(self.starts(batch), sizes)
         return np.subtract(_counted(rows * width), within, out=within).astype(np.int64).reshape(rows, width)
 
     def cu_seqlens(self, batch: int, size: int) -> npt.NDArray[np.int32]:
-        """int32 [documents + 1]: where documents begin, and the size of the flattened batch."""
+        """Return where documents begin, followed by the size of the flattened batch, int32 [documents + 1]."""
         starts = self.starts(batch)
         bounds = np.empty(len(starts) + 1, np.int32)
         bounds[:-1], bounds[-1] = starts, size
         return bounds
 
     def max_seqlen(self, batch: int) -> int:
-        """The length of the longest document."""
+        """Return the length of the longest document."""
         return self._longest[batch]
 
 

@@ -1,5 +1,7 @@
-"""Reads batches of sequences from chunks: what rows have in common is found out for many batches at once, and then
-each is one vectorized gather a column, whatever chunks its rows come from."""
+"""Reads batches of sequences from chunks.
+
+Rows are located for many batches at once. Each batch is then one vectorized gather per column, for any mix of chunks.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.loaders.collation.batch import Batch, PaddingPolicy
 from tokenloom.loaders.reading.address_space import FlatValues
+from tokenloom.loaders.reading.batch import Batch, PaddingPolicy
 from tokenloom.loaders.reading.chunk import Chunk, InMemory
 from tokenloom.loaders.reading.rectangles import Flags
 from tokenloom.loaders.reading.sequences import SequenceBatches, SequenceColumns
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, offsets_of
+from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, WEIGHTS
 
 
 class SequenceReader:
-    """Reads batches from chunks; row numbers count through all chunks. A chunk is opened when first read.
+    """Reads batches from chunks. Rows are numbered across all chunks. A chunk is opened when it is first read.
 
     Args:
-        lengths: rows of each chunk.
-        load: opens a chunk.
+        lengths: number of rows in each chunk.
+        load: opens a chunk, given its index.
         weighted: whether any chunk has weights.
         all_trained: bool, or bool [chunks]: whether all tokens are known to be trained.
     """
@@ -48,13 +51,13 @@ class SequenceReader:
 
     @classmethod
     def of_tables(cls, tables: Sequence[pa.Table]) -> SequenceReader:
-        """A reader of chunks that are in memory."""
-        weighted = any(name.endswith("weights") for table in tables for name in table.column_names)
+        """Return a reader of tables in memory."""
+        weighted = any(name.endswith(WEIGHTS) for table in tables for name in table.column_names)
         return cls([table.num_rows for table in tables], lambda chunk: InMemory(tables[chunk]), weighted)
 
     @classmethod
     def joined(cls, readers: Sequence[SequenceReader]) -> SequenceReader:
-        """One reader of the chunks of several, in their order."""
+        """Return one reader over the chunks of several readers, in their order."""
         first = offsets_of(np.array([len(reader._open) for reader in readers]))
         lengths = np.concatenate([np.diff(reader._first_row) for reader in readers])
         all_trained = np.concatenate([reader._all_trained for reader in readers])
@@ -69,51 +72,51 @@ class SequenceReader:
         return int(self._first_row[-1])
 
     def lengths(self, rows: Ints) -> Ints:
-        """int64 [rows]: tokens of each row; of the longer side, where rows are pairs."""
+        """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side."""
         chunks, local = self._places(rows)
         return np.max([side.ids.rows(chunks, local)[1] for side in self._sides.values()], axis=0)
 
     def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
-        """A batch of rows, of which there is at least one; a negative row number stands for a row of padding.
+        """Return a batch of at least one row. A negative row number stands for a padding row.
 
         Returns:
-            int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained); for
+            int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For
             packed sequences also int64 [rows, width] `position_ids`, int32 `cu_seqlens` over the flattened batch
-            (runs of padding count as documents), and the int `max_seqlen`. Where any chunk has weights, float32
-            [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all that under `chosen_` and
-            `rejected_`, each with a width of its own; labelled rows also have `label`, bool [rows].
+            (each run of padding counts as a document), and int `max_seqlen`. If any chunk has weights, also float32
+            [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all of these twice, prefixed with
+            `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
 
         Raises:
-            StoreError: bytes that are read are missing or damaged.
+            StoreError: bytes of the batch are missing or damaged.
         """
         return next(self.batches([rows], policy))
 
     def batches(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Iterator[Batch]:
-        """The batch of each of some arrays of rows.
+        """Yield one batch for each array of rows.
 
         Raises:
-            StoreError: bytes that a batch needs are missing or damaged; those before it were given.
+            StoreError: bytes of a batch are missing or damaged; earlier batches were yielded.
         """
         try:
-            made = self._prepared(rows, policy)
+            batch_of = self._prepared(rows, policy)
         except StoreError:
             if len(rows) == 1:
                 raise
-            for some in rows:
-                yield self.batch(some, policy)
+            for batch_rows in rows:
+                yield self.batch(batch_rows, policy)
             return
         for number in range(len(rows)):
-            yield made(number)
+            yield batch_of(number)
 
     def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Callable[[int], Batch]:
-        """What makes each of some batches, once all bytes that they need are checked."""
-        bounds, joined = offsets_of(np.array([len(some) for some in rows])), np.concatenate(rows)
+        """Check all bytes that some batches need, and return the function that builds each batch."""
+        bounds, joined = offsets_of(np.array([len(batch_rows) for batch_rows in rows])), np.concatenate(rows)
         real = joined >= 0
         real = None if real.all() else real
         chunks, local = self._places(joined if real is None else np.where(real, joined, max(int(joined.max()), 0)))
         if self._unchecked:
             self._touch(chunks, local)
-        made = {
+        batches_of = {
             f"{side}_" if side else "": SequenceBatches(columns, chunks, local, real, bounds, policy)
             for side, columns in self._sides.items()
         }
@@ -123,25 +126,25 @@ class SequenceReader:
             label = label if real is None else label & real
 
         def batch(number: int) -> Batch:
-            if label is None and "" in made:
-                return made[""].batch(number)
-            found: Batch = {
+            if label is None and "" in batches_of:
+                return batches_of[""].batch(number)
+            columns: Batch = {
                 f"{side}{name}": value
-                for side, batches in made.items()
+                for side, batches in batches_of.items()
                 for name, value in batches.batch(number).items()
             }
             if label is not None:
-                found["label"] = label[bounds[number] : bounds[number + 1]].copy()
-            return found
+                columns["label"] = label[bounds[number] : bounds[number + 1]].copy()
+            return columns
 
         return batch
 
     def _places(self, rows: Ints) -> tuple[Ints, Ints]:
-        """int64 [rows]: the chunk of each row, and the row within it; opens chunks."""
+        """Open the chunks of rows. Return each row's chunk and its index within the chunk, int64 [rows] each."""
         chunks = self._first_row.searchsorted(rows, "right") - 1
         if not self._open[chunks].all():
-            with self._opening:  # threads may share a reader
-                empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but to be whole
+            with self._opening:  # threads can share a reader
+                empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but checked too
                 for chunk in np.unique(np.append(chunks[~self._open[chunks]], empty)).tolist():
                     self._hold(chunk, self._load(chunk))
         return chunks, rows - self._first_row[chunks]
@@ -157,15 +160,18 @@ class SequenceReader:
     def _hold(self, chunk: int, opened: Chunk) -> None:
         table = opened.table
         if table.num_rows != self._first_row[chunk + 1] - self._first_row[chunk]:
-            raise StoreError(f"chunk {chunk} has {table.num_rows} rows, not as many as its manifest says; build again")
+            expected = self._first_row[chunk + 1] - self._first_row[chunk]
+            raise StoreError(
+                f"chunk {chunk} has {table.num_rows} rows, but its manifest lists {expected}; build the dataset again"
+            )
         if opened.unchecked:
             self._unchecked[chunk] = opened
         for side, columns in sides(table).items():
             if side not in self._sides:
-                dtype = columns["input_ids"].type.value_type.to_pandas_dtype()
+                dtype = columns[INPUT_IDS].type.value_type.to_pandas_dtype()
                 self._sides[side] = SequenceColumns(dtype, self._all_trained, self._weighted)
             self._sides[side].hold(chunk, columns)
-        if "label" in table.column_names:
+        if LABEL in table.column_names:
             self._label = self._label or FlatValues(np.uint8, len(self._open))
-            self._label.hold(chunk, table["label"].to_numpy().view(np.uint8))
+            self._label.hold(chunk, table[LABEL].to_numpy().view(np.uint8))
         self._open[chunk] = True

@@ -1,4 +1,4 @@
-"""Where the rows of batches stand, each batch as a rectangle."""
+"""Batches as rectangles: where each row begins and how it is padded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Rectangles:
-    """The rows of some batches, those of each batch padded to one width: the same for all columns whose lists are as
-    long.
+    """The rows of several batches, each batch padded to one width. Valid for all columns with the same row lengths.
 
     Args:
         values: one of those columns.
-        chunks, begins, lengths: int64 [rows], of all batches, one behind the other.
-        bounds: int64 [batches + 1]; rows between two of them make a batch, and none is without rows.
-        widths: int64 [batches]; no row is longer.
-        left: rows end at the right border; else they begin at the left one.
+        chunks, begins, lengths: int64 [rows], the rows of all batches concatenated.
+        bounds: int64 [batches + 1], where each batch begins and ends; no batch is empty.
+        widths: int64 [batches], at least the length of each batch's longest row.
+        left: pad on the left instead of the right.
 
     Attributes:
-        blank: int64 [rows], how much of the width is padding.
+        blank: int64 [rows], number of padding places in each row.
     """
 
     def __init__(
@@ -46,15 +45,15 @@ class Rectangles:
         self._own = self._edges.places(np.zeros_like(lengths), size - self.blank if left else 2 * size - lengths)
 
     def places(self, values: FlatValues) -> Ints:
-        """int64 [rows]: where in memory what a column has of each row begins, padding counted."""
+        """Return the place in memory where each padded row of a column begins, int64 [rows]."""
         return values.places(self._chunks, self._first)
 
     def own(self, batch: int) -> Flags | None:
-        """bool [rows of the batch, width]: which places are a row's own; None: all."""
+        """Return which places are not padding, bool [rows of the batch, width], or None if the batch has no padding."""
         return None if self._full[batch] else self._edges.windows(self._own[self._batches[batch]], self.widths[batch])
 
     def take(self, batch: int, values: FlatValues, places: Ints) -> npt.NDArray[Any]:
-        """[rows of the batch, width] of a column's values, not shared; anything where they are no row's own."""
+        """Return a column's values, [rows of the batch, width], as a new array; padding places hold any value."""
         rows, width = self._batches[batch], self.widths[batch]
         if self._inside[batch]:
             return values.windows(places[rows], width)
@@ -62,14 +61,14 @@ class Rectangles:
         flat, own = values.lists(begins, self._lengths[rows]), self.own(batch)
         if own is None:
             return flat.reshape(-1, width)
-        found = np.zeros(own.shape, flat.dtype)
-        found[own] = flat
-        return found
+        padded = np.zeros(own.shape, flat.dtype)
+        padded[own] = flat
+        return padded
 
 
 @cache
 def _edges(size: int) -> FlatValues:
-    """So many False, as many True and as many False: flags of a row's own places are what stands around an edge."""
+    """Return `size` False, `size` True and `size` False: the flags of a row are a window around an edge."""
     edges = FlatValues(np.bool_, 1)
     edges.hold(0, np.repeat([False, True, False], size))
     return edges

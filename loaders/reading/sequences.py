@@ -1,4 +1,4 @@
-"""The columns of sequences in all chunks, and the arrays that batches of them are."""
+"""The columns of sequences in all chunks, and the batches built from them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.loaders.collation.batch import IGNORED, Batch, PaddingPolicy
 from tokenloom.loaders.reading.address_space import FlatValues, RaggedLists, flat_values
+from tokenloom.loaders.reading.batch import IGNORED, Batch, PaddingPolicy
 from tokenloom.loaders.reading.chunk import Chunk
 from tokenloom.loaders.reading.documents import Documents
 from tokenloom.loaders.reading.rectangles import Flags, Rectangles
 from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, TRAINED, WEIGHTS
 
 _IGNORED = np.array(IGNORED)
 
 
 class SequenceColumns:
-    """The sequences of all chunks; of one side, where rows are pairs.
+    """The sequences of all chunks; for pairs, of one side.
 
-    `ids` are unsigned, `trained` uint8, `documents` int32, the lengths of the documents in each sequence. `weights` is
-    float32, or None where no chunk has any; a chunk without weights has `trained` in their place.
+    `ids` are unsigned integers and `trained` is uint8. `documents` are the int32 lengths of the documents in each
+    sequence. `weights` is float32, or None if no chunk has weights; in a chunk without weights, `trained` is used.
 
     Args:
-        dtype: of the ids.
-        all_trained: bool [chunks], where `trained` is known to be 1 throughout, and not read.
+        dtype: dtype of the ids.
+        all_trained: bool [chunks], whether `trained` is known to be all 1 and need not be read.
         weighted: whether any chunk has weights.
     """
 
@@ -38,42 +39,43 @@ class SequenceColumns:
         self.weights = FlatValues(np.float32, chunks) if weighted else None
 
     def hold(self, chunk: int, table: pa.Table) -> None:
-        """Take a chunk's table.
+        """Register a chunk's table and keep it alive.
 
         Raises:
-            StoreError: its columns do not fit together.
+            StoreError: the columns differ in their number of tokens.
         """
-        self.ids.hold(chunk, table["input_ids"])
-        self.documents.hold(chunk, table["document_lengths"])
-        self.trained.hold(chunk, flat_values(table["trained"]))
+        self.ids.hold(chunk, table[INPUT_IDS])
+        self.documents.hold(chunk, table[DOCUMENT_LENGTHS])
+        self.trained.hold(chunk, flat_values(table[TRAINED]))
         flat = [self.ids.values, self.trained]
         if self.weights is not None:
-            self.weights.hold(chunk, flat_values(table["weights" if "weights" in table.column_names else "trained"]))
+            self.weights.hold(chunk, flat_values(table[WEIGHTS if WEIGHTS in table.column_names else TRAINED]))
             flat.append(self.weights)
         if len({len(column.held(chunk)) for column in flat}) > 1:
             raise StoreError(
-                "rows have not as many flags as tokens: the object is damaged; `tokenloom verify` names it"
+                "rows have different numbers of tokens and flags: an object is damaged; `tokenloom verify` names it"
             )
 
     def touch(self, chunk: Chunk, number: int, rows: Ints) -> None:
-        """Have the flat values of some rows checked."""
+        """Check the flat values of some rows of a chunk."""
         begins, lengths = self.ids.rows(np.full(len(rows), number), rows)
         flat = [self.ids.values]
         if self.weights is not None or not self.all_trained[number]:
             flat.append(self.trained)
-        if self.weights is not None and "weights" in chunk.table.column_names:
+        if self.weights is not None and WEIGHTS in chunk.table.column_names:
             flat.append(self.weights)
         chunk.touch([column.held(number) for column in flat], begins, begins + lengths)
 
 
 class SequenceBatches:
-    """Some batches of one side.
+    """Several batches of one side.
 
     Args:
-        columns: of that side.
-        chunks, local: int64 [rows], where the rows of all batches stand.
-        real: bool [rows], which rows are not of padding; None: all.
-        bounds: int64 [batches + 1]; rows between two of them make a batch, and none is without rows.
+        columns: the columns of that side.
+        chunks, local: int64 [rows], the chunk of each row of all batches, and its index within the chunk.
+        real: bool [rows], False for padding rows; None: all rows are real.
+        bounds: int64 [batches + 1], where each batch begins and ends; no batch is empty.
+        policy: how the rows are padded.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class SequenceBatches:
         self._columns, self._pad = columns, np.array(policy.pad_token_id, ids.dtype)
 
     def batch(self, number: int) -> Batch:
-        """The arrays of a batch; none shares memory with another."""
+        """Return the arrays of a batch, none of which shares memory with another."""
         columns, rows = self._columns, self._rows
         ids, own = rows.take(number, columns.ids.values, self._ids), rows.own(number)
         trained = own
@@ -115,7 +117,7 @@ class SequenceBatches:
             position_ids = self._documents.position_ids(number, *ids.shape)
             if own is not None:
                 position_ids *= own
-            labels.reshape(-1)[self._documents.starts(number)] = IGNORED  # no document's first token is predicted
+            labels.reshape(-1)[self._documents.starts(number)] = IGNORED  # a document's first token is not predicted
             batch["position_ids"] = position_ids
             batch["cu_seqlens"] = self._documents.cu_seqlens(number, ids.size)
             batch["max_seqlen"] = self._documents.max_seqlen(number)
@@ -128,5 +130,5 @@ class SequenceBatches:
 
 @lru_cache(maxsize=4)
 def _ones(shape: tuple[int, ...]) -> Ints:
-    """Kept, for a copy takes less time than to write a number anew."""
+    """Return cached ones: a copy is faster than `np.ones`."""
     return np.ones(shape, np.int64)

@@ -1,4 +1,4 @@
-"""Loaders: padding and labels against a per-row oracle, order over ranks and workers, opening."""
+"""Loaders: padding and labels compared with a per-row oracle, order over ranks and workers, opening."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = ChunkSize(target=2048, maximum=8192)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
-    """A folder with a YAML and a store that holds `data` (two splits, many chunks) and `packed`."""
+    """A folder with a YAML and a store with `data` (two splits, many chunks) and `packed`."""
     path = tmp_path_factory.mktemp("loaders")
     write_rows(path / "rows.jsonl", 203)
     dataset = {"name": "rows.jsonl", "val_split": 0.2}
@@ -51,7 +51,7 @@ def dataset(folder: Path) -> TokenDataset:
 
 @pytest.fixture(scope="module")
 def stored(folder: Path) -> list[dict[str, Any]]:
-    """The rows of the `train` split, as the store holds them."""
+    """The rows of the `train` split, as stored."""
     store = ArtifactStore(folder / "store")
     chunks = store.manifest("data").of_split("train")
     assert len(chunks) > 3
@@ -63,7 +63,7 @@ def lists(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def padded(rows: list[dict[str, Any]], padding: Any, side: str, pad: int) -> dict[str, Any]:
-    """A batch, row by row."""
+    """Build a batch row by row."""
     longest = max(len(row["input_ids"]) for row in rows)
     width = LONGEST if padding == "max_length" else longest
     while isinstance(padding, int) and width % padding:
@@ -204,7 +204,7 @@ def test_packed_batches_carry_positions_and_document_bounds(folder: Path) -> Non
 def test_opening_what_is_not_there_lists_what_is(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"did you mean 'data'.*data, packed"):
         open_dataset("dta", "train", folder / "store")
-    with pytest.raises(DatasetNotFoundError, match=r"did you mean 'validation'.*train, validation"):
+    with pytest.raises(DatasetNotFoundError, match=r"train, validation; did you mean validation\?"):
         open_dataset("data", "valid", folder / "store")
     with pytest.raises(DatasetNotFoundError, match="nothing"):
         open_dataset("data", "train", tmp_path / "nowhere")
@@ -223,7 +223,7 @@ def test_importing_loaders_loads_no_pipeline_library() -> None:
 
 @pytest.mark.parametrize("name", ["data", "packed"])
 def test_a_first_batch_loads_neither_pandas_nor_compute_kernels(folder: Path, name: str) -> None:
-    """They would take longer than the batch."""
+    """Importing them would take longer than the batch."""
     heavy = ("pandas", "pyarrow.compute")
     script = f"""
 import sys
@@ -237,7 +237,7 @@ print([name for name in {heavy} if name in sys.modules])
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_loader_that_is_let_go_takes_its_workers_along(dataset: TokenDataset, persistent: bool) -> None:
-    """At once: the garbage collector would end them late, and wait seconds for each."""
+    """Immediately: the garbage collector would end them later, and wait seconds for each."""
     before = {process.pid for process in multiprocessing.active_children()}
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Batches of preference and kto datasets: every row once, each side padded on its own, labels beside their rows."""
+"""Batches of preference and KTO datasets: every row once, each side padded separately, labels with their rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Shown = tuple[str, str]
 
 
 def expected_rows(form: str) -> list[tuple[Any, ...]]:
-    """What a model is shown of each row, in order: (text, trained) of each side, or that and the label."""
+    """Return the model's view of each row, in order: (text, trained) of each side, or that and the label."""
     found = []
     for row in rows_of(form):
         sides = ("chosen", "rejected") if form == "preference" else ("completion",)
@@ -58,7 +58,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 
 def shown(tokenizer: Tokenizer, ids: Any, mask: Any, labels: Any) -> Shown | None:
-    """One row of one side, None for a row of padding; what is masked bears no label."""
+    """Return one row of one side, or None for a padding row; check that masked tokens have no label."""
     assert (labels[mask == 0] == -100).all()
     assert (labels[(mask == 1) & (labels != -100)] == ids[(mask == 1) & (labels != -100)]).all()
     if not mask.any():
@@ -119,7 +119,7 @@ def test_single_rows_are_unpadded(dataset: TokenDataset, tokenizer: Tokenizer, f
 
 
 class Steps:
-    """Canonical rows to sequences by the functions of the stages."""
+    """Turns canonical rows into sequences with the functions of the stages."""
 
     def __init__(self, config: PipelineConfig, form: str, folder: Path):
         spec = resolve_tokenizer(config)

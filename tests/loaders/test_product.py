@@ -1,4 +1,4 @@
-"""World size × workers × batch × interrupt × kind of dataset × shuffle: one sequence of rows, and each of them once.
+"""World size × workers × batch × interrupt × kind of dataset × shuffle: one sequence of rows, each row once.
 
 Each token of the data occurs in one row, so that a batch tells its rows. What a loader must give is worked out here in
 plain Python from the sequence that a single rank reads in single rows.
@@ -41,7 +41,7 @@ KINDS, SHUFFLES = ("plain", "mixed", "packed", "token budget"), ("full", "block"
 
 
 class Data:
-    """The datasets, and the row that each of their tokens is of."""
+    """The datasets, and the row of each of their tokens."""
 
     def __init__(self, folder: Path):
         self.rows: list[list[int]] = []
@@ -62,19 +62,19 @@ class Data:
         self.references: dict[Any, list[Step]] = {}
 
     def numbers(self, name: str) -> list[int]:
-        """The rows of a dataset, in the order of its store."""
+        """Return the rows of a dataset in stored order."""
         begins = dict(zip(CHUNKS, range(len(CHUNKS)), strict=True))
         before = sum(sum(chunks) for chunks in list(CHUNKS.values())[: begins[name]])
         return list(range(before, before + sum(CHUNKS[name])))
 
     def loader(self, kind: str, shuffle: Shuffle, size: int, **arguments: Any) -> TokenLoader:
-        """Of batches of `size` rows, or of as many tokens as the longest of so many rows may have."""
+        """Return a loader of `size` rows per batch, or of the maximum number of tokens of as many rows."""
         limit = {"token_budget": size * LONGEST} if kind == "token budget" else {"batch_size": size}
         given = {"rank": 0, "world_size": 1, "padding": "longest", "seed": 5, **limit, **arguments}
         return TokenLoader(self.datasets[kind], shuffle=shuffle, **given)
 
     def read(self, batch: dict[str, torch.Tensor]) -> Batch:
-        """Which rows a batch holds, whole and with nothing else."""
+        """Return the rows of a batch; check that it has exactly their tokens."""
         found: Batch = []
         columns = (batch[name].tolist() for name in ("input_ids", "attention_mask", "labels"))
         for ids, mask, labels in zip(*columns, strict=True):
@@ -86,7 +86,7 @@ class Data:
         return found
 
     def reference(self, kind: str, shuffle: Shuffle, size: int) -> list[list[Batch]]:
-        """What a single rank reads in two epochs: rows one by one, or batches of a token budget."""
+        """Return what a single rank reads in two epochs: single rows, or batches of a token budget."""
         size = size if kind == "token budget" else 1
         if (kind, shuffle, size) not in self.references:
             loader = self.loader(kind, shuffle, size)
@@ -94,13 +94,13 @@ class Data:
         return self.references[kind, shuffle, size]
 
     def expected(self, kind: str, shuffle: Shuffle, world: int, size: int) -> list[list[Step]]:
-        """The steps of two epochs."""
+        """Return the expected steps of two epochs."""
         deal = dealt_by_budget if kind == "token budget" else dealt
         return [deal(batches, world, size) for batches in self.reference(kind, shuffle, size)]
 
 
 def dealt(batches: list[Batch], world: int, size: int) -> list[Step]:
-    """Rows one after the other; ranks of several fill up their batches of the last step."""
+    """Deal out rows in order; several ranks pad their batches of the last step."""
     rows = flat([batches])
     steps = []
     for begin in range(0, len(rows), world * size):
@@ -111,7 +111,7 @@ def dealt(batches: list[Batch], world: int, size: int) -> list[Step]:
 
 
 def dealt_by_budget(batches: list[Batch], world: int, size: int) -> list[Step]:
-    """Batches one after the other; ranks without one in the last step of a window get a row of padding."""
+    """Deal out batches in order; ranks without one in the last step of a window get a padding row."""
     steps = []
     for window in windows(batches):
         for begin in range(0, len(window), world):
@@ -121,7 +121,7 @@ def dealt_by_budget(batches: list[Batch], world: int, size: int) -> list[Step]:
 
 
 def windows(batches: list[Batch]) -> Iterator[list[Batch]]:
-    """The batches of each `WINDOW` rows."""
+    """Return the batches of each window of `WINDOW` rows."""
     window: list[Batch] = []
     for batch in batches:
         window.append(batch)
@@ -133,14 +133,14 @@ def windows(batches: list[Batch]) -> Iterator[list[Batch]]:
 
 
 def flat(steps: list[Step]) -> list[int]:
-    """The rows of steps, without those of padding."""
+    """Return the rows of steps, without padding rows."""
     return [row for step in steps for batch in step for row in batch if row is not None]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Data]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenloom.loaders.order.plan.WINDOW_ROWS", WINDOW)
+        patch.setattr("tokenloom.loaders.order.batch_plan.WINDOW_ROWS", WINDOW)
         yield Data(tmp_path_factory.mktemp("product"))
 
 
@@ -253,7 +253,7 @@ def test_batches_of_a_token_budget_are_windows_of_the_order_by_length(data: Data
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("kind", ["plain", "mixed", "packed"])
 def test_global_batches_are_the_same_where_world_times_batch_is(data: Data, kind: str, shuffle: Shuffle) -> None:
-    """As tensors; and what the ranks of each shape count together is what the rows hold."""
+    """Compared as tensors; the ranks' counts add up to those of the rows."""
     found = {}
     for world, size in [(1, 8), (2, 4), (4, 2), (8, 1)]:
         ranks = [

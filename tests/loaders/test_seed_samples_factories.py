@@ -1,4 +1,4 @@
-"""Samples of loaders, factories, data modules and small texts as people write them, with names that exist here."""
+"""The seed documents' samples of loaders, factories, data modules and small texts, with names that exist here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MyDataset(Dataset[Any]):
 
 
 class MicroTransformerTokenizer:
-    """Encodes characters, as a dict with three entries."""
+    """Encodes characters; returns a dict with three entries."""
 
     @classmethod
     def from_pretrained(cls, path: str) -> MicroTransformerTokenizer:
@@ -95,7 +95,7 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with `wikitext` and `cifar10` as folders that `load_dataset` reads, and JSONL files."""
+    """A working directory with JSONL files, and with folders `wikitext` and `cifar10` that `load_dataset` reads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

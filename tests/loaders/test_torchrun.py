@@ -1,4 +1,4 @@
-"""A run of torchrun that is killed goes on from its last checkpoint as if it had not been."""
+"""A killed run of torchrun resumes from its last checkpoint as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., 
 
 
 def started(store: Path, folder: Path, ranks: int, steps: int) -> subprocess.Popen[bytes]:
-    """The training script on so many ranks; checkpoints and `metrics.jsonl` go to the folder."""
+    """Start the training script on a number of ranks; checkpoints and `metrics.jsonl` go to the folder."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     options = ["--checkpoint-every", EVERY, "--batch-size", GLOBAL_BATCH, "--steps", steps, "--store", store]
     places = ["--checkpoints", folder, "--metrics", folder / "metrics.jsonl"]
@@ -56,7 +56,7 @@ def lines(folder: Path) -> list[Line]:
 
 
 def kill(run: subprocess.Popen[bytes]) -> None:
-    """End a run and its ranks at once; torchrun gives each a process group of its own."""
+    """Kill a run and its ranks; torchrun puts each rank into its own process group."""
     if run.poll() is not None:
         return
     ranks = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
@@ -75,7 +75,7 @@ def trained(store: Path, folder: Path, ranks: int, steps: int) -> list[Line]:
 
 
 def trained_until_killed(store: Path, folder: Path) -> list[Line]:
-    """At least 10 steps of a run of 2 ranks that has no end."""
+    """Run 2 ranks without end, and kill them after at least 10 steps."""
     run = started(store, folder, 2, 10**6)
     deadline = time.monotonic() + 200
     try:

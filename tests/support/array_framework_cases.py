@@ -1,4 +1,4 @@
-"""Batches as arrays of JAX and TensorFlow: run by test_array_loader.py, in a process of its own."""
+"""Batches as arrays of JAX and TensorFlow; test_array_loader.py runs these tests in a separate process."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_jitted_step_is_compiled_once_for_batches_of_one_shape(store: Path, wr
 
 
 def test_examples_and_batches_can_be_changed(store: Path, written: dict[str, list[Row]]) -> None:
-    """With NumPy, on the way to JAX."""
+    """With NumPy, before the conversion to JAX."""
 
     def count(examples: list[dict[str, Any]]) -> dict[str, Any]:
         assert all(type(value) is np.ndarray for example in examples for value in example.values())

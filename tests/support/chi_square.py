@@ -1,4 +1,4 @@
-"""How far counts are from the expected ones, in standard deviations; and that of the usual tests of shuffles."""
+"""Deviation of counts from the expected ones, in standard deviations, for the usual tests of shuffles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Order = Callable[[Ints], Ints]
 
 
 def deviation(counts: npt.ArrayLike, expected: float, degrees: int | None = None) -> float:
-    """Chi-square as a standard normal number (Wilson and Hilferty 1931); degrees of freedom: by default cells - 1."""
+    """Return chi-square as a standard normal (Wilson and Hilferty 1931); degrees of freedom: cells - 1 by default."""
     observed = np.asarray(counts, float).reshape(-1)
     free = degrees or observed.size - 1
     statistic = float(((observed - expected) ** 2).sum() / expected)
@@ -21,28 +21,28 @@ def deviation(counts: npt.ArrayLike, expected: float, degrees: int | None = None
 
 
 def combined(deviations: list[float]) -> float:
-    """Independent deviations as one."""
+    """Combine independent deviations into one."""
     return sum(deviations) / math.sqrt(len(deviations))
 
 
 def bucket(rows: Ints, size: int, buckets: int) -> Ints:
-    """Which of equal parts of [0, size) a row is in."""
+    """Return the index of a row's bucket, one of equal parts of [0, size)."""
     return np.minimum((rows / size * buckets).astype(np.int64), buckets - 1)
 
 
 def pairs(left: Ints, right: Ints, buckets: int) -> float:
-    """Deviation of the counts of pairs of buckets."""
+    """Return the deviation of the counts of pairs of buckets."""
     return deviation(np.bincount(left * buckets + right, minlength=buckets**2), len(left) / buckets**2)
 
 
 def sampled(size: int) -> Ints:
-    """Positions in a row, few enough not to feel that rows come without repeats."""
+    """Return consecutive positions, few enough that sampling without repeats does not matter."""
     some = min(size // 16, 1 << 16)
     return np.arange(size // 3, size // 3 + some)
 
 
 def deviations(order: Order, size: int) -> dict[str, float]:
-    """Values, pairs at some lags (by their high and low part), gaps and pairs of gaps of `order` of [0, size)."""
+    """Return the deviations of values, pairs at some lags (by high and low part), gaps and pairs of gaps of `order`."""
     rows = order(sampled(size))
     counts = np.bincount(bucket(rows, size, 64), minlength=64)
     found = {"values": deviation(counts, len(rows) / 64)}
@@ -57,7 +57,7 @@ def deviations(order: Order, size: int) -> dict[str, float]:
 
 
 def repeated_gaps(order: Order, size: int) -> float:
-    """Deviation of how many gaps are equal, in a square of positions that lie a root of `size` apart.
+    """Return the deviation of the number of equal gaps, in a square of positions that are a root of `size` apart.
 
     Gaps of uniform rows, in units of the root, are spread as a triangle: two are equal with chance 2 / (3 root).
     """

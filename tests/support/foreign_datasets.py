@@ -1,4 +1,4 @@
-"""Datasets and functions that know nothing of tokenloom, importable by worker processes however they are started."""
+"""Datasets and functions independent of tokenloom, importable in worker processes of every start method."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Numbers(Dataset[int]):
 
 
 class ManyNumbers(Numbers):
-    """The same, fetched many at once."""
+    """The same, with `__getitems__`."""
 
     def __getitems__(self, rows: list[int]) -> list[int]:
         return [self[row] for row in rows]
 
 
 class Noise(Numbers):
-    """Rows with random numbers of all three sources beside their own number."""
+    """Rows with their number and random numbers from all three generators."""
 
     def __getitem__(self, row: int) -> Any:
         return row, random.random(), np.random.rand(), torch.rand(()).item()
@@ -50,7 +50,7 @@ class Counting(IterableDataset[int]):
 
 
 class TwoArguments(Exception):
-    """An error that cannot be made of a message alone."""
+    """An error that cannot be created from a message alone."""
 
     def __init__(self, first: int, second: int):
         super().__init__(first, second)
@@ -85,7 +85,7 @@ def negated(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 class CodePoints:
-    """A tokenizer: a token is a character's code point."""
+    """A tokenizer whose tokens are code points."""
 
     def __init__(self, returns: str = "ids"):
         self.returns = returns
@@ -101,7 +101,7 @@ class CodePoints:
 
 
 class Encoding:
-    """What `tokenizers` returns, in its outline."""
+    """A minimal version of the Encoding of `tokenizers`."""
 
     def __init__(self, ids: list[int]):
         self.ids = ids

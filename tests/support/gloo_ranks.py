@@ -1,4 +1,4 @@
-"""Runs a function on several ranks of `torch.distributed`, each a process of its own."""
+"""Runs a function on several ranks of `torch.distributed`, each in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def on_ranks(world: int, function: Callable[..., T], *arguments: Any) -> list[T]:
-    """What `function(*arguments)` returns on each rank of a gloo group. One that raises ends all."""
+    """Return the result of `function(*arguments)` on each rank of a gloo group. If one rank raises, all end."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(_rank, (world, folder, function, arguments), nprocs=world, start_method="fork")
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]

@@ -1,4 +1,4 @@
-"""Trains the JAX example in a process of its own: JAX has threads, and a process that has loaded it must not fork."""
+"""Trains the JAX example in a separate process: JAX has threads, and a process that has loaded it must not fork."""
 
 from __future__ import annotations
 

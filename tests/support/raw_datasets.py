@@ -1,4 +1,4 @@
-"""Raw rows for on-the-fly preprocessing, some of them bad, and engines to give them to."""
+"""Raw rows for on-the-fly encoding, some of them bad, and engines to encode them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pyarrow as pa
 
 from support.loaded_rows import settings
 from tokenloom import PipelineConfig, PromptEngine
-from tokenloom.loaders.collation.unpadded import Row
+from tokenloom.loaders.reading.unpadded import Row
 
 Plain = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def good_rows(count: int) -> list[dict[str, Any]]:
-    """Rows that are all different."""
+    """Return rows that all differ."""
     return [{"q": f"question {n}", "a": "because " * (n % 4) + f"{n}"} for n in range(count)]
 
 
 def rows_with_bad(count: int, bad: set[int]) -> list[dict[str, Any]]:
-    """The same, some without an answer."""
+    """Return the same rows, some without an answer."""
     return [{**row, "a": None} if number in bad else row for number, row in enumerate(good_rows(count))]
 
 
@@ -31,12 +31,12 @@ def engine_of(tokenizer_folder: Path, **sections: Any) -> PromptEngine:
 
 
 def plain(row: Row) -> Plain:
-    """A row to compare and count."""
+    """Return a row in a form that can be compared and counted."""
     return tuple((name, tuple(value.reshape(-1).tolist())) for name, value in sorted(row.items()))
 
 
 class LengthEngine:
-    """A user's own engine: a row's ids are its number, as often as it says; it keeps count of what it was given."""
+    """A custom engine that repeats a row's number as its ids, and records the rows of each call."""
 
     def __init__(self) -> None:
         self.tables: list[list[int]] = []
@@ -50,12 +50,12 @@ class LengthEngine:
 
 
 def numbers(count: int, negative: set[int] = frozenset()) -> list[dict[str, int]]:  # type: ignore[assignment]
-    """Rows for a `LengthEngine`."""
+    """Return rows for a `LengthEngine`."""
     return [{"n": -n - 1 if n in negative else n, "times": 1 + n % 5} for n in range(count)]
 
 
 class Again:
-    """An iterable, not a sequence."""
+    """An iterable that is not a sequence."""
 
     def __init__(self, rows: list[dict[str, Any]]):
         self.rows = rows

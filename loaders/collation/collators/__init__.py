@@ -1,1 +1,1 @@
-"""Collators: what makes a batch of the rows of one modality, and the registry that chooses among them."""
+"""Collators, which build a batch from the rows of one modality, and the registry that chooses among them."""

@@ -1,4 +1,4 @@
-"""The collator of whatever has none of its own."""
+"""The collator of modalities without their own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tokenloom.loaders.collation.task_spec import TaskSpec
 
 
 class DefaultCollator:
-    """Stacks what is of one shape, as torch's `default_collate` does: the collator of modalities that have none.
+    """Stacks values of one shape, like torch's `default_collate`: the collator of modalities without their own.
 
-    Tensors, arrays and numbers of the rows become tensors [rows, …]; texts become lists; dicts and tuples keep their
-    structure. Nothing is padded.
+    Tensors, arrays and numbers become tensors [rows, …], and texts become lists. Dicts and tuples keep their structure.
+    Nothing is padded.
 
     Args:
-        task_spec: taken as every collator takes one; not used.
+        task_spec: accepted like in every collator, but not used.
 
     Raises:
         DataValidationError: when called with rows that cannot be stacked.
@@ -29,12 +29,12 @@ class DefaultCollator:
 
     def __call__(self, rows: Sequence[Any]) -> Any:
         if not rows:
-            raise DataValidationError("a batch of no rows cannot be collated; collate at least one row")
+            raise DataValidationError("the batch has no rows; collate at least one")
         try:
             return default_collate(list(rows))
         except (RuntimeError, TypeError, KeyError) as error:
-            told = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise DataValidationError(
-                f"the default collator only stacks numbers of one shape: {told}; name a collator for these rows, "
-                "register one, or pad with create_collate_fn"
+                f"the default collator only stacks numbers of one shape: {reason}; choose or register a collator for "
+                "these rows, or pad them with create_collate_fn"
             ) from error

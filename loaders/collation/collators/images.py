@@ -1,4 +1,4 @@
-"""Images as tensors [channels, height, width]: of arrays, tensors, PIL images, and encoded bytes."""
+"""Converts arrays, tensors, PIL images and encoded bytes to image tensors [channels, height, width]."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 ColorMode = Literal["rgb", "greyscale"]
 
 LUMA = (0.299, 0.587, 0.114)
-"""What red, green and blue add to grey (ITU-R BT.601), as in PIL."""
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in PIL."""
 
 
 def image_tensor(image: Any) -> torch.Tensor:
-    """An image as [1 or 3, height, width], in the dtype that it has.
+    """Return an image as a tensor [1 or 3, height, width] of its own dtype.
 
     Args:
-        image: a tensor (channels first where both readings fit) or array (channels last where both fit), also [height,
-            width]; a PIL image; the bytes of an image file, or a dict with such `bytes` or a `path`, as datasets has
-            them undecoded. Images of palettes, CMYK or with transparency become RGB, and files are turned as their
-            EXIF orientation says.
+        image: a tensor or array with 1 or 3 channels, first or last, or [height, width]; if both are possible, channels
+            are first in tensors and last in arrays. Or a PIL image, the bytes of an image file, or a dict with such
+            `bytes` or a `path`, as datasets returns undecoded images. Palette and CMYK images and images with
+            transparency are converted to RGB, and files are rotated to their EXIF orientation.
 
     Raises:
         ValueError: it is none of these, or cannot be decoded.
@@ -37,15 +37,18 @@ def image_tensor(image: Any) -> torch.Tensor:
         image = _plain(image)
     array = np.asarray(image)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"is a {type(image).__name__}, not an array, tensor, PIL image or the bytes of an image")
+        raise ValueError(f"must be an array, tensor, PIL image or the bytes of an image, got {type(image).__name__}")
     return _channels_first(torch.from_numpy(array if array.flags.writeable else array.copy()), "last")
 
 
 def open_image(file: Any) -> Any:
-    """A PIL image of a path or file, turned as its EXIF orientation says.
+    """Open an image file with PIL, rotated to its EXIF orientation.
+
+    Args:
+        file: a path or an open file.
 
     Raises:
-        ValueError: it cannot be decoded.
+        ValueError: the file cannot be decoded, or Pillow is not installed.
     """
     try:
         from PIL import Image, ImageOps
@@ -58,7 +61,7 @@ def open_image(file: Any) -> Any:
 
 
 def _plain(image: Any) -> Any:
-    """A PIL image of bands that are numbers of one channel, or red, green and blue."""
+    """Convert a PIL image to one channel or RGB, unless it is already."""
     if image.mode in ("RGB", "L", "F") or image.mode.startswith("I;16"):
         return image
     return image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
@@ -74,14 +77,16 @@ def _channels_first(image: torch.Tensor, preferred: Literal["first", "last"]) ->
         if last:
             return image.permute(2, 0, 1)
     shape = list(image.shape)
-    raise ValueError(f"has shape {shape}; images are [height, width], or with 1 or 3 channels, first or last")
+    raise ValueError(f"must be [height, width], or with 1 or 3 channels first or last, got shape {shape}")
 
 
 def unit_range(image: torch.Tensor) -> torch.Tensor:
-    """float32 of 0 to 1 from integers, of which the dtype's largest is 1, or 255 of signed ones; floats as they are.
+    """Return an image as float32, with integers scaled to 0 to 1 and floats unchanged.
+
+    Unsigned integers are divided by their dtype's maximum, signed ones by 255.
 
     Raises:
-        ValueError: signed integers are not within 0 and 255.
+        ValueError: signed integers are not between 0 and 255.
     """
     if image.is_floating_point():
         return image.to(torch.float32)
@@ -90,13 +95,17 @@ def unit_range(image: torch.Tensor) -> torch.Tensor:
         top = 255
         if image.numel() and (int(image.min()) < 0 or int(image.max()) > top):
             raise ValueError(
-                f"holds {image.dtype} from {int(image.min())} to {int(image.max())}, which must be 0 to 255"
+                f"{image.dtype} values must be between 0 and 255, got {int(image.min())} to {int(image.max())}"
             )
     return image.to(torch.float32).div_(top)
 
 
 def in_color_mode(images: torch.Tensor, mode: ColorMode | None) -> torch.Tensor:
-    """float [..., channels, height, width] with 3 channels for `rgb`, 1 for `greyscale`; None: as they are."""
+    """Return images with 3 channels for `rgb` or 1 for `greyscale`; None: unchanged.
+
+    Args:
+        images: float [..., channels, height, width].
+    """
     channels = images.shape[-3]
     if mode == "rgb" and channels == 1:
         return images.expand(*images.shape[:-3], 3, *images.shape[-2:])
@@ -106,7 +115,11 @@ def in_color_mode(images: torch.Tensor, mode: ColorMode | None) -> torch.Tensor:
 
 
 def resized(image: torch.Tensor, size: tuple[int, int] | None) -> torch.Tensor:
-    """float [channels, height, width] stretched to (height, width): bilinear, with antialiasing. None: as it is."""
+    """Return an image stretched to (height, width), bilinear with antialiasing; None: unchanged.
+
+    Args:
+        image: float [channels, height, width].
+    """
     if size is None or tuple(image.shape[1:]) == size:
         return image
     return torch.nn.functional.interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]

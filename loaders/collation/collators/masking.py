@@ -1,4 +1,4 @@
-"""The noise of masked language modeling: which tokens a model has to guess, and what it sees in their place."""
+"""Token masking for masked language modeling: which tokens the model predicts, and what it sees instead."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tokenloom.resources.tables.ragged import Ints
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """Chooses tokens independently of each other and hides them, as BERT does (Devlin et al. 2019, appendix A.1).
+    """Chooses tokens independently of each other and masks them like BERT (Devlin et al. 2019, appendix A.1).
 
     Args:
-        mask_token_id: hides a token.
-        vocab_size: random tokens are drawn below it.
-        special_ids: never chosen, never drawn.
-        probability: of a token to be chosen.
-        mask_replace_prob, random_replace_prob: of a chosen one to become the mask token, or a random one; the rest
-            stay as they are.
+        mask_token_id: the mask token.
+        vocab_size: random tokens are drawn from the ids below it.
+        special_ids: ids that are never chosen and never drawn.
+        probability: probability of a token to be chosen.
+        mask_replace_prob, random_replace_prob: probability of a chosen token to be replaced by the mask token, or by a
+            random token; the rest stay unchanged.
 
     Raises:
-        ValueError: these are no probabilities, or no token but special ones is left to draw.
+        ValueError: probabilities are out of range, or all tokens are special.
     """
 
     mask_token_id: int
@@ -36,28 +36,29 @@ class TokenMasking:
     _special: Ints = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        shares = (self.probability, self.mask_replace_prob, self.random_replace_prob)
-        if not all(0 <= share <= 1 for share in shares) or sum(shares[1:]) > 1:
+        chances = (self.probability, self.mask_replace_prob, self.random_replace_prob)
+        if not all(0 <= chance <= 1 for chance in chances) or sum(chances[1:]) > 1:
             raise ValueError(
-                f"mlm_probability {shares[0]}, mask_replace_prob {shares[1]} and random_replace_prob {shares[2]} must "
-                "lie between 0 and 1, and the last two together too"
+                "mlm_probability, mask_replace_prob and random_replace_prob must be between 0 and 1, and so must the "
+                f"sum of the last two, got {chances[0]}, {chances[1]} and {chances[2]}"
             )
         known = sorted(number for number in {*self.special_ids, self.mask_token_id} if 0 <= number < self.vocab_size)
         if len(known) >= self.vocab_size:
-            raise ValueError(f"all of {self.vocab_size} tokens are special: there is none to draw")
+            raise ValueError(f"all {self.vocab_size} tokens are special, so none can be drawn")
         object.__setattr__(self, "_special", np.array(known, np.int64))
 
     def hide(
         self, input_ids: npt.NDArray[Any], candidates: npt.NDArray[np.bool_], generator: np.random.Generator
     ) -> npt.NDArray[np.bool_]:
-        """Change `input_ids` in place.
+        """Mask tokens of `input_ids` in place.
 
         Args:
             input_ids: [rows, length].
-            candidates: bool [rows, length], which tokens may be chosen; special ones never are.
+            candidates: bool [rows, length], which tokens can be chosen; special ones never are.
+            generator: the source of random numbers.
 
         Returns:
-            bool [rows, length]: which were chosen.
+            which tokens were chosen, bool [rows, length].
         """
         chosen = generator.random(input_ids.shape) < self.probability
         chosen &= candidates & ~np.isin(input_ids, self._special)
@@ -72,5 +73,5 @@ class TokenMasking:
         return chosen
 
     def _ordinary(self, ranks: Ints) -> Ints:
-        """The tokens of these ranks among all that are not special."""
+        """Return the tokens with these ranks among all that are not special."""
         return ranks + np.searchsorted(self._special - np.arange(len(self._special)), ranks, side="right")

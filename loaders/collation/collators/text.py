@@ -1,4 +1,4 @@
-"""The collators of text: rows of tokens, or of text to encode, for causal and masked language modeling."""
+"""Text collators: rows of tokens, or of text to tokenize, for causal and masked language modeling."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import torch
 from torch.utils.data import get_worker_info
 
 from tokenloom.errors import DataValidationError
-from tokenloom.loaders.collation.batch import IGNORED, Padding
 from tokenloom.loaders.collation.collate import Columns, create_collate_fn, with_labels
 from tokenloom.loaders.collation.collators.masking import TokenMasking
 from tokenloom.loaders.collation.output_schema import OutputSchema
 from tokenloom.loaders.collation.row_columns import Rows
 from tokenloom.loaders.collation.row_padding import Side
 from tokenloom.loaders.collation.task_spec import TaskSpec
-from tokenloom.loaders.token_loader import to_tensors
+from tokenloom.loaders.reading.batch import IGNORED, Padding, to_tensors
 
 
 class LanguageModelingDataCollator:
-    """Pads rows of tokens and labels them for causal or masked language modeling. It can be pickled.
+    """Pads rows of tokens, and adds labels for causal or masked language modeling. It can be pickled.
 
-    Rows are dicts as `create_collate_fn` takes them, or lists, arrays or tensors of ids, or dicts with a text, or
-    texts; of rows of text nothing but the text is used.
+    Rows are dicts as for `create_collate_fn`, lists, arrays or tensors of ids, dicts with a text, or texts. Of rows
+    with a text and no `input_ids`, only the text is used.
 
     Args:
-        tokenizer: of transformers, or what has its `pad_token_id`, `eos_token_id`, `mask_token_id`, `all_special_ids`
-            and length, and encodes texts when it is called. Without a pad token, its EOS token fills `input_ids`.
-        mlm: hide tokens; the labels are what was hidden.
-        mlm_probability: of a token to be chosen; special tokens and those whose attention_mask is 0 never are.
-        mask_replace_prob, random_replace_prob: of a chosen token to become the mask token, or a random one that is not
-            special; the rest stay as they are.
-        seed: chooses what is hidden, together with the number of the DataLoader's worker; None: torch's own seed does.
-            Workers that are started anew for each epoch begin anew with their seed.
-        pad_token_id: instead of the tokenizer's.
+        tokenizer: a tokenizer of transformers, or an object with `pad_token_id`, `eos_token_id`, `mask_token_id`,
+            `all_special_ids` and a length that encodes texts when called. Without a pad token, its EOS token is used.
+        mlm: mask tokens; the labels are the masked tokens.
+        mlm_probability: probability of a token to be chosen; special tokens, and those whose attention_mask is 0, never
+            are.
+        mask_replace_prob, random_replace_prob: probability of a chosen token to be replaced by the mask token, or by a
+            random token that is not special; the rest stay unchanged.
+        seed: determines what is masked, together with the number of the DataLoader's worker; None: torch's generator
+            does. Workers that are restarted for each epoch repeat the same random numbers in each epoch.
+        pad_token_id: replaces the tokenizer's.
         padding_side: default: the tokenizer's, else right.
-        text_column: the text in rows without `input_ids`.
-        max_length, padding, truncation, label_pad_token_id, return_tensors, schema: as in `create_collate_fn`; texts
-            are cut by the tokenizer, which keeps its special tokens at the end.
+        text_column: the column with the text, in rows without `input_ids`.
+        max_length, padding, truncation, label_pad_token_id, return_tensors, schema: as in `create_collate_fn`. Texts
+            are truncated by the tokenizer, which keeps its special tokens at the end.
 
     Raises:
-        ValueError: arguments are out of range, or the tokenizer lacks what they need.
+        ValueError: arguments are out of range, or the tokenizer lacks a token that they need.
         DataValidationError: when called with rows that do not fit together, the schema or `max_length`.
     """
 
@@ -69,7 +69,7 @@ class LanguageModelingDataCollator:
         if pad_token_id is None:
             raise ValueError("a text collator needs a tokenizer with a pad or EOS token, or pad_token_id=")
         if seed is not None and seed < 0:
-            raise ValueError(f"seed {seed} must not be negative")
+            raise ValueError(f"seed must be at least 0, got {seed}")
         side: Side = padding_side or getattr(tokenizer, "padding_side", "right")
         self.tokenizer, self.mlm, self.seed, self.text_column = tokenizer, mlm, seed, text_column
         self.return_tensors = return_tensors
@@ -87,7 +87,7 @@ class LanguageModelingDataCollator:
         if mlm:
             if getattr(tokenizer, "mask_token_id", None) is None:
                 raise ValueError(
-                    "masked language modeling needs a tokenizer with a mask token; say mlm=False, or add one"
+                    "masked language modeling needs a tokenizer with a mask token; add one, or pass mlm=False"
                 )
             self._masking = TokenMasking(
                 tokenizer.mask_token_id,
@@ -99,10 +99,10 @@ class LanguageModelingDataCollator:
             )
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
-        """A batch as of `create_collate_fn`, with `labels`: of the rows, else `input_ids` where attention_mask is 1.
+        """Return a batch as `create_collate_fn` does, with `labels`.
 
-        With `mlm`, `labels` are what stood where tokens were chosen and `label_pad_token_id` elsewhere, whatever labels
-        the rows had.
+        These are the labels of the rows, else `input_ids` where attention_mask is 1. With `mlm`, they are the original
+        tokens where tokens were chosen and `label_pad_token_id` elsewhere, and labels of the rows are ignored.
         """
         batch = self._collate.arrays(self._token_rows(rows))
         special = batch.pop("special_tokens_mask", None)
@@ -129,49 +129,50 @@ class LanguageModelingDataCollator:
             return [{"input_ids": ids} for ids in rows]
         if not callable(self.tokenizer):
             raise DataValidationError(
-                "rows hold text, and this collator has no tokenizer: say tokenizer=, or encode them"
+                "rows contain text, and this collator has no tokenizer: pass tokenizer=, or tokenize the rows"
             )
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                told = f"a {type(text).__name__} in place of a text"
-                raise DataValidationError(f"row {number} of the batch has {told}; leave such rows out")
+                raise DataValidationError(
+                    f"row {number} of the batch has a {type(text).__name__} instead of a text; remove such rows"
+                )
         padding = self._collate.padding
-        cut = {"truncation": True, "max_length": padding.limit} if padding.truncation else {}
+        truncation = {"truncation": True, "max_length": padding.limit} if padding.truncation else {}
         encode: Any = self.tokenizer
-        return [{"input_ids": ids} for ids in encode(list(texts), **cut)["input_ids"]]
+        return [{"input_ids": ids} for ids in encode(list(texts), **truncation)["input_ids"]]
 
     def _generator(self) -> np.random.Generator:
         if self.seed is None:
             return np.random.default_rng(int(torch.randint(2**62, ())))
         worker = get_worker_info()
         number = 0 if worker is None else worker.id + 1
-        if self._drawn[0] != number:  # a worker takes over a copy of its parent's
+        if self._drawn[0] != number:  # a worker starts with a copy of its parent's generator
             self._drawn = number, np.random.default_rng([self.seed, number])
         return self._drawn[1]
 
 
 class TextCollator(LanguageModelingDataCollator):
-    """The collator of text tasks: `LanguageModelingDataCollator` as a `TaskSpec` asks for it.
+    """The collator of text tasks: a `LanguageModelingDataCollator` set up from a `TaskSpec`.
 
     Args:
-        task_spec: its `task_type` says `causal_lm` or `masked_lm`, its `input_fields` which column holds text.
-        tokenizer, options: of `LanguageModelingDataCollator`; they win over the task.
+        task_spec: its `task_type` is `causal_lm` or `masked_lm`; its `input_fields` name the column with the text.
+        tokenizer, options: arguments of `LanguageModelingDataCollator`; they take precedence over the task.
 
     Raises:
-        ValueError: the task is another, or arguments are out of range.
+        ValueError: the task is of another type, or arguments are out of range.
     """
 
     def __init__(self, task_spec: TaskSpec | None = None, tokenizer: Any = None, **options: Any):
         if task_spec is not None:
             if task_spec.task_type not in ("causal_lm", "masked_lm"):
                 raise ValueError(
-                    f"task {task_spec.name!r} is {task_spec.task_type!r}; a text collator knows 'causal_lm' and "
-                    "'masked_lm': register a collator for others, or use create_collate_fn or create_seq2seq_collate"
+                    f"task {task_spec.name!r} is {task_spec.task_type!r}, but a text collator supports 'causal_lm' and "
+                    "'masked_lm': register another collator, or use create_collate_fn or create_seq2seq_collate"
                 )
             fields = [name for name in task_spec.input_fields if name not in OutputSchema.default()]
             if len(fields) > 1:
                 raise ValueError(
-                    f"task {task_spec.name!r} has several input fields; a text collator reads one: {fields}"
+                    f"task {task_spec.name!r} has several input fields {fields}, but a text collator reads only one"
                 )
             column = fields[0] if fields else "text"
             options = {"mlm": task_spec.task_type == "masked_lm", "text_column": column, **options}

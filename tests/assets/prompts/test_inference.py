@@ -279,7 +279,7 @@ def test_a_batch_of_prompts_is_padded_and_holds_no_labels(tokenizer_folder: Path
         pad, off = [engine.pad_token_id] * room, [0] * room
         assert row == (pad + own if side == "left" else own + pad)
         assert mask == (off + [1] * len(own) if side == "left" else [1] * len(own) + off)
-    with pytest.raises(ValueError, match="longer than max_length 3"):
+    with pytest.raises(ValueError, match="more than max_length 3"):
         collate_prompts(prompts, 0, "max_length", max_length=3)
 
 

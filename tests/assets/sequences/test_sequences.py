@@ -15,7 +15,7 @@ from tokenloom.assets.sequences.from_tokens import to_sequences
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig
-from tokenloom.loaders.collation.batch import PaddingPolicy
+from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.chunk import InMemory
 from tokenloom.loaders.reading.reader import SequenceReader
 

@@ -1,4 +1,4 @@
-"""The builder and the factory: every setting arrives at the loader, and what does not fit is told."""
+"""The builder and the factory: every setting reaches the loader, and settings that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROWS = 41
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
-    """A store that holds `data` and `packed`."""
+    """A store with `data` and `packed`."""
     path = tmp_path_factory.mktemp("builder")
     write_rows(path / "rows.jsonl", ROWS)
     for name, length in (("data", {}), ("packed", {"packing": "concat"})):
@@ -115,9 +115,9 @@ def test_packing_is_held_and_what_is_missing_is_said(store: Path, dataset: Token
     batch = next(iter(DataLoaderBuilder().with_dataset(packed).with_packing().build()))
     assert "cu_seqlens" in batch
     for data in (dataset, MixedDataset({"a": dataset}, {"a": 1.0})):
-        with pytest.raises(ConfigError, match=r"'data' is not packed; put `length: \{packing: concat\}`"):
+        with pytest.raises(ConfigError, match=r"'data' is not packed; add `length: \{packing: concat\}`"):
             DataLoaderBuilder().with_dataset(data).with_packing().build()
-    with pytest.raises(ConfigError, match="a Numbers cannot be packed"):
+    with pytest.raises(ConfigError, match="a Numbers is never packed"):
         of_numbers().with_packing().build()
 
 

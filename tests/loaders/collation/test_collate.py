@@ -1,4 +1,4 @@
-"""Collate functions against rows padded one by one in plain Python, whatever the rows are made of."""
+"""Collate functions compared with rows padded one by one in plain Python, for rows of all types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[list[int]], Any]] = {
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """Rows that all have input_ids and the same others of some columns."""
+    """Rows with input_ids and a random subset of other columns, the same for all rows."""
     found = []
     for length in draw(st.lists(st.integers(0, 9), min_size=1, max_size=6)):
         many: dict[str, Any] = {"min_size": length, "max_size": length}
@@ -54,7 +54,7 @@ def fill(values: list[int], width: int, pad: int, side: str) -> list[int]:
 
 
 def padded(given: list[Row], width: int, side: str) -> dict[str, list[list[int]]]:
-    """What `create_collate_fn` is to make of rows, one row and token after the other."""
+    """Return the expected batch of `create_collate_fn`, built row by row and token by token."""
     batch: dict[str, list[list[int]]] = {}
     for row in given:
         mask = row.get("attention_mask", [1] * len(row["input_ids"]))
@@ -110,7 +110,9 @@ def test_max_length_fixes_the_width_and_longer_rows_are_cut_only_when_asked(
     assert plain(dynamic(given)) == padded(cut, max(1, min(most, longest)), side)
     strict = create_collate_fn(PAD, padding_side=side, max_length=most)
     if longest > most:
-        with pytest.raises(DataValidationError, match=f"has {longest} tokens, max_length is {most}; .*truncation=True"):
+        with pytest.raises(
+            DataValidationError, match=f"has {longest} tokens, but max_length is {most}; .*truncation=True"
+        ):
             strict(given)
     else:
         assert plain(strict(given)) == padded(given, most, side)
@@ -190,11 +192,11 @@ def test_what_seq2seq_rows_may_lack() -> None:
     assert (batch["decoder_input_ids"].tolist(), batch["labels"].tolist()) == ([[3, 4]], [[8, 9]])
     with pytest.raises(DataValidationError, match="decoder_start_token_id=model"):
         collate([{"input_ids": [1], "labels": [2]}])
-    with pytest.raises(DataValidationError, match="neither lists 'labels' nor 'decoder_input_ids'"):
+    with pytest.raises(DataValidationError, match="need lists 'labels' or 'decoder_input_ids'"):
         collate([{"input_ids": [1]}])
     limited = create_seq2seq_collate(0, max_length=4, max_target_length=2)
     assert limited(both)["input_ids"].shape == (1, 4)
-    with pytest.raises(DataValidationError, match="3 tokens, max_target_length is 2"):
+    with pytest.raises(DataValidationError, match="3 tokens, but max_target_length is 2"):
         limited(ids)
 
 
@@ -241,22 +243,25 @@ def test_a_column_of_nothing_counts_as_missing() -> None:
     ("given", "told"),
     [
         ([], "at least one"),
-        ([[1, 2]], "row 0 of the batch is a list; rows are dicts"),
-        ([{"labels": [1]}], "no list 'input_ids'; their columns are labels"),
-        ([{"input_ids": 3}], "no list 'input_ids'"),
+        ([[1, 2]], "row 0 of the batch must be a dict of columns, got list"),
+        ([{"labels": [1]}], "a list 'input_ids', but their columns are labels"),
+        ([{"input_ids": 3}], "need a list 'input_ids'"),
         ([{"input_ids": [1]}, {"input_ids": [1], "labels": [1]}], "rows 0 and 1 of the batch differ in 'labels'"),
-        ([{"input_ids": [1], "text": "a"}], r"'text' is not in the schema: name it .*schema=\{'text'"),
-        ([{"input_ids": [1]}, {"input_ids": ["a"]}], "'input_ids', row 1 of the batch: holds text, not numbers"),
-        ([{"input_ids": [1]}, {"input_ids": None}], "row 1 of the batch: holds None"),
-        ([{"input_ids": [1]}, {"input_ids": [1, None]}], "row 1 of the batch: holds None"),
-        ([{"input_ids": [1.5]}], "row 0 of the batch: holds 1.5, which is none of int64"),
-        ([{"input_ids": np.array([np.nan])}], "holds nan, which is none of int64"),
-        ([{"input_ids": [2**63]}], "holds 9223372036854775808, which is none of int64"),
+        ([{"input_ids": [1], "text": "a"}], r"'text' is not in the schema: add it .*schema=\{'text'"),
+        (
+            [{"input_ids": [1]}, {"input_ids": ["a"]}],
+            "'input_ids', row 1 of the batch: contains text instead of numbers",
+        ),
+        ([{"input_ids": [1]}, {"input_ids": None}], "row 1 of the batch: contains None"),
+        ([{"input_ids": [1]}, {"input_ids": [1, None]}], "row 1 of the batch: contains None"),
+        ([{"input_ids": [1.5]}], "row 0 of the batch: contains 1.5, which does not fit dtype int64"),
+        ([{"input_ids": np.array([np.nan])}], "contains nan, which does not fit dtype int64"),
+        ([{"input_ids": [2**63]}], "contains 9223372036854775808, which does not fit dtype int64"),
         ([{"input_ids": [[1, 2]]}], "has 2 dimensions"),
         ([{"input_ids": [1]}, {"input_ids": 1}], "row 1 of the batch: has 0 dimensions"),
         (
             [{"input_ids": [1], "labels": [1]}, {"input_ids": [1], "labels": [1, 2]}],
-            "row 1 .* has 2 'labels' for 1 'input_ids'",
+            "row 1 .* has 2 values in 'labels', but 1 in 'input_ids'",
         ),
     ],
 )
@@ -277,17 +282,17 @@ def test_one_label_a_row_is_no_causal_label() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"max_length": 0}, "max_length 0 must be at least 1"),
-        ({"truncation": True}, "say max_length="),
-        ({"padding": "max_length"}, "say max_length="),
-        ({"padding": 0}, "padding 0"),
-        ({"padding_side": "top"}, "padding side 'top'"),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"truncation": True}, "pass max_length="),
+        ({"padding": "max_length"}, "pass max_length="),
+        ({"padding": 0}, "padding must be .* got 0"),
+        ({"padding_side": "top"}, "padding_side must be .* got 'top'"),
         ({"schema": {"input_ids": ("int64", 5)}}, "fills 'input_ids' with 5, but pad_token_id is 0"),
-        ({"schema": {"x": ("int8", 300)}}, "column 'x': pad value 300 is none of dtype int8"),
-        ({"schema": {"x": ("bool", 2)}}, "pad value 2 is none of dtype bool"),
+        ({"schema": {"x": ("int8", 300)}}, "column 'x': pad value 300 does not fit dtype int8"),
+        ({"schema": {"x": ("bool", 2)}}, "pad value 2 does not fit dtype bool"),
         ({"schema": {"x": ("int64", float("nan"))}}, "pad value nan"),
-        ({"schema": {"x": ("U5", 0)}}, "no number"),
-        ({"schema": {"x": ("int46", 0)}}, "dtype 'int46'"),
+        ({"schema": {"x": ("U5", 0)}}, "a number type"),
+        ({"schema": {"x": ("int46", 0)}}, "dtype must be .* got 'int46'"),
         ({"schema": {"x": (torch.bfloat16, 0)}}, "bfloat16"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The samples on collation of the documents that tokenloom grew from, word for word but for import paths."""
+"""The seed documents' samples on collation, word for word except for import paths."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def create_multimodal_collator(task_spec=None, tokenizer=None, normalize=True):
 
 
 class Spectrogram:
-    """What torchaudio's does by default: the power of a Hann-windowed short-time Fourier transform."""
+    """Same as torchaudio's by default: the power of a Hann-windowed short-time Fourier transform."""
 
     def __init__(self, n_fft: int):
         self.n_fft = n_fft
@@ -133,7 +133,7 @@ class Spectrogram:
 
 @pytest.fixture
 def names(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What samples take as given; the process's registry is a new one."""
+    """The names that the samples use, with a new shared registry."""
     from tokenloom.loaders import TaskSpec
 
     torchaudio, transforms = ModuleType("torchaudio"), ModuleType("torchaudio.transforms")

@@ -61,7 +61,7 @@ def test_texts_are_encoded_as_the_tokenizer_does(tokenizer: Any) -> None:
     assert short["input_ids"].shape == (3, 3)
     with pytest.raises(DataValidationError, match="max_length is 3"):
         LanguageModelingDataCollator(tokenizer, max_length=3)(texts)
-    with pytest.raises(DataValidationError, match="row 1 of the batch has a NoneType in place of a text"):
+    with pytest.raises(DataValidationError, match="row 1 of the batch has a NoneType instead of a text"):
         LanguageModelingDataCollator(tokenizer)([{"text": "a"}, {"text": None}])
     with pytest.raises(DataValidationError, match="no tokenizer"):
         LanguageModelingDataCollator(pad_token_id=0)(texts)
@@ -119,7 +119,7 @@ def test_shares_of_what_is_hidden_are_80_10_10_of_15_percent() -> None:
     assert near(chosen[ordinary], 0.15) and not chosen[~ordinary].any()
     before, after = ids[chosen], seen[chosen]
     assert near(after == 5, 0.8)
-    other = 995 - 1  # of the ordinary tokens, those that are not the one that stood there
+    other = 995 - 1  # ordinary tokens other than the original one
     assert near((after != 5) & (after != before), 0.1 * other / 995)
     random = after[(after != 5) & (after != before)]
     assert set(np.unique(random)) <= set(range(1000)) - {0, 1, 2, 5, 999}
@@ -130,7 +130,7 @@ def test_shares_of_what_is_hidden_are_80_10_10_of_15_percent() -> None:
 def test_random_tokens_are_all_that_are_not_special(size: int, special: set[int], mask: int) -> None:
     ordinary = set(range(size)) - special - {mask}
     if not ordinary:
-        with pytest.raises(ValueError, match="none to draw"):
+        with pytest.raises(ValueError, match="none can be drawn"):
             TokenMasking(mask, size, tuple(special))
         return
     masking = TokenMasking(mask, size, tuple(special), 1.0, 0.0, 1.0)
@@ -158,7 +158,7 @@ def test_a_seed_gives_the_same_masks_and_each_call_others(tokenizer: Any) -> Non
 def test_workers_draw_masks_of_their_own_and_the_same_each_time(tokenizer: Any, method: str) -> None:
     rows = [{"input_ids": np.full(200, 100)}] * 4
     collator = LanguageModelingDataCollator(tokenizer, mlm=True, seed=5)
-    collator(rows)  # what the process itself has drawn does not matter to workers
+    collator(rows)  # numbers drawn in this process do not affect workers
 
     def labels() -> list[list[list[int]]]:
         loader = DataLoader(rows, 1, collate_fn=collator, num_workers=2, multiprocessing_context=method)  # type: ignore[arg-type]
@@ -197,11 +197,14 @@ def test_a_task_says_what_is_modeled_and_where_the_text_is(tokenizer: Any) -> No
         (lambda tokenizer: LanguageModelingDataCollator(pad_token_id=0, mlm=True), "mask token"),
         (
             lambda tokenizer: LanguageModelingDataCollator(tokenizer, mlm=True, mlm_probability=1.5),
-            "mlm_probability 1.5",
+            "mlm_probability.* got 1.5",
         ),
-        (lambda tokenizer: LanguageModelingDataCollator(tokenizer, mlm=True, random_replace_prob=0.3), "together"),
-        (lambda tokenizer: LanguageModelingDataCollator(tokenizer, seed=-1), "seed -1"),
-        (lambda tokenizer: TextCollator(TaskSpec("t", task_type="seq2seq"), tokenizer), "'seq2seq'; .*create_seq2seq"),
+        (
+            lambda tokenizer: LanguageModelingDataCollator(tokenizer, mlm=True, random_replace_prob=0.3),
+            "sum of the last two",
+        ),
+        (lambda tokenizer: LanguageModelingDataCollator(tokenizer, seed=-1), "seed must be .* got -1"),
+        (lambda tokenizer: TextCollator(TaskSpec("t", task_type="seq2seq"), tokenizer), "'seq2seq', .*create_seq2seq"),
         (lambda tokenizer: TextCollator(TaskSpec("t", input_fields=("q", "a")), tokenizer), "several input fields"),
         (lambda tokenizer: TaskSpec("", "text"), "name of a TaskSpec"),
     ],

@@ -1,4 +1,4 @@
-"""Vision collators: images of every kind come to the same pixels, normalized as asked."""
+"""Vision collators: every form of an image gives the same pixels, normalized as configured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def forms(pixels: np.ndarray) -> list[Any]:
-    """The same image [height, width, 3] or [height, width], uint8, in every form that a row may hold."""
+    """Return a uint8 image [height, width, 3] or [height, width] in every form that a row can have."""
     image, tensor = Image.fromarray(pixels), torch.from_numpy(pixels)
     first = tensor.permute(2, 0, 1) if pixels.ndim == 3 else tensor[None]
     return [
@@ -46,7 +46,7 @@ def forms(pixels: np.ndarray) -> list[Any]:
 
 
 def normalized(pixels: np.ndarray, mean: Any, std: Any) -> np.ndarray:
-    """[channels, height, width], a pixel and channel after the other."""
+    """Return [channels, height, width], computed pixel by pixel and channel by channel."""
     pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
     height, width, channels = pixels.shape
     out = np.empty((channels, height, width))
@@ -185,7 +185,7 @@ def test_rows_may_be_tuples_or_images_alone_or_hold_more() -> None:
     ("rows", "told"),
     [
         ([], "at least one"),
-        ([{"x": np.zeros((4, 4))}], "no image 'pixel_values or image or img'; say image_column=, one of x"),
+        ([{"x": np.zeros((4, 4))}], "no image column 'pixel_values or image or img'; pass image_column=, one of x"),
         (
             [{"image": np.zeros((4, 4))}, {"img": np.zeros((4, 4))}],
             "rows 0 and 1 of the batch differ in 'image', 'img'",
@@ -193,13 +193,13 @@ def test_rows_may_be_tuples_or_images_alone_or_hold_more() -> None:
         ([{"image": np.zeros((4, 4))}, {"image": b"no image"}], "row 1 of the batch: cannot be decoded"),
         ([{"image": {"path": "/nowhere.png", "bytes": None}}], "row 0 of the batch: cannot be decoded"),
         ([{"image": {"path": None, "bytes": None}}], "row 0 of the batch: cannot be decoded"),
-        ([{"image": None}], "row 0 of the batch: is a NoneType, not an array"),
-        ([{"image": "a.png"}], "row 0 of the batch: is a str"),
-        ([{"image": np.zeros((4, 4, 4))}], r"has shape \[4, 4, 4\]"),
-        ([{"image": np.zeros((4, 4))}, {"image": np.zeros((4, 5))}], r"row 1 .* has shape \[1, 4, 5\], .* say size="),
+        ([{"image": None}], "row 0 of the batch: must be an array, .* got NoneType"),
+        ([{"image": "a.png"}], "row 0 of the batch: must be an array, .* got str"),
+        ([{"image": np.zeros((4, 4, 4))}], r"got shape \[4, 4, 4\]"),
+        ([{"image": np.zeros((4, 4))}, {"image": np.zeros((4, 5))}], r"row 1 .* has shape \[1, 4, 5\], .* pass size="),
         ([{"image": np.zeros((4, 4))}, {"image": np.zeros((4, 4), np.uint8)}], "row 1 .* has dtype torch.uint8"),
-        ([{"image": np.full((4, 4), 300)}], "0 to 255"),
-        ([{"image": np.zeros((4, 4)), "label": "cat"}], "labels 'label' are no numbers"),
+        ([{"image": np.full((4, 4), 300)}], "between 0 and 255"),
+        ([{"image": np.zeros((4, 4)), "label": "cat"}], "labels 'label' must be numbers"),
         ([{"image": np.zeros((4, 4)), "label": None}], "default collator"),
     ],
 )
@@ -211,12 +211,12 @@ def test_rows_that_do_not_fit_are_told_with_their_place(rows: Any, told: str) ->
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"normalize": "mnist"}, "normalize 'mnist' is not True, False or one of imagenet, cifar10"),
-        ({"mean": [0.5]}, "go together"),
+        ({"normalize": "mnist"}, "normalize must be True, False or one of imagenet, cifar10.*'mnist'"),
+        ({"mean": [0.5]}, "pass both mean and std"),
         ({"mean": [0.5], "std": [0.0]}, "above 0"),
-        ({"mean": [0.5, 0.5], "std": [1]}, "mean has 2 numbers"),
+        ({"mean": [0.5, 0.5], "std": [1]}, "mean must be .* got 2 numbers"),
         ({"normalize": False, "mean": 0, "std": 1}, "normalize=False"),
-        ({"mode": "grey"}, "mode 'grey'"),
+        ({"mode": "grey"}, "mode must be .* got 'grey'"),
         ({"size": 0}, "size"),
     ],
 )

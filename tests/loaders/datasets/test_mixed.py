@@ -1,4 +1,4 @@
-"""Datasets that take turns: exact shares, each row of each in its own order, and changes that leave the past alone."""
+"""Mixed datasets: exact fractions, each dataset in its own order, and changes that leave earlier rows alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loader(dataset: Any) -> TokenLoader:
 
 
 def sources_of(rows: list[Row], datasets: dict[str, TokenDataset]) -> list[str]:
-    """The dataset that each row is of; all rows differ."""
+    """Return the dataset of each row; all rows differ."""
     known = {row: name for name, each in datasets.items() for row in rows_of(loader(each))}
     return [known[row] for row in rows]
 
@@ -102,7 +102,7 @@ def test_a_change_later_on_leaves_the_past_and_its_states_alone(datasets: dict[s
 
 
 def test_datasets_of_different_kinds_are_not_mixed(datasets: dict[str, TokenDataset]) -> None:
-    with pytest.raises(ValueError, match="of a and packed only packed is packed"):
+    with pytest.raises(ValueError, match="of a and packed, only packed is packed"):
         MixedDataset(pick(datasets, "a", "packed"), {"a": 1, "packed": 1})
     with pytest.raises(ValueError, match="weight"):
         MixedDataset(pick(datasets, "a", "b"), {"a": 1})

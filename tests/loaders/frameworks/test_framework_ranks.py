@@ -1,4 +1,4 @@
-"""Frameworks on two ranks: the loader has shared rows out, and no framework does so again."""
+"""Frameworks on two ranks: the loader shards the rows, and no framework shards them again."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., 
 
 
 def as_torchrun_starts_it() -> int:
-    """Let frameworks find this rank's place; returns the world size."""
+    """Set the variables that torchrun sets; return the world size."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "ACCELERATE_USE_CPU": "true"}
-    if "accelerate" in sys.modules:  # a process that was forked has its parent's
+    if "accelerate" in sys.modules:  # a forked process inherits its parent's
         from accelerate.state import AcceleratorState, PartialState
 
         AcceleratorState._reset_state()
@@ -47,7 +47,7 @@ def as_torchrun_starts_it() -> int:
 
 
 def rows_trained(name: str, store: Path, folder: Path) -> list[Row]:
-    """The rows that the model of this rank is given in an epoch."""
+    """Return the rows that this rank's model gets in an epoch."""
     world = as_torchrun_starts_it()
     script, dataset, more = example(name), open_dataset("data", store=store), dict[str, Any]()
     if name == "train_with_lightning":

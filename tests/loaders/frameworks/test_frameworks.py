@@ -1,4 +1,4 @@
-"""Each framework resumes from its own checkpoint at the right batch: the examples, broken off and run again."""
+"""Each framework resumes from its own checkpoint at the right batch: the examples, interrupted and run again."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
@@ -33,7 +33,7 @@ EPOCH = -(-ROWS // BATCH)
 
 
 class Broken(Exception):
-    """Training ends in the middle of a step."""
+    """Interrupts training in the middle of a step."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def dataset(store: Path) -> TokenDataset:
 
 
 def given_to(model: nn.Module, break_at: int | None) -> list[str]:
-    """Digests of what a model is called with, as it is called; breaks off at call `break_at`."""
+    """Record the digests of a model's inputs; interrupt it at call `break_at`."""
     seen: list[str] = []
 
     def note(_: nn.Module, __: Any, inputs: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def given_to(model: nn.Module, break_at: int | None) -> list[str]:
 
 
 def of_epochs(dataset: TokenDataset, batches: int, batch_size: int) -> list[str]:
-    """Digests of the loader's batches from the first on."""
+    """Return the digests of the loader's batches from the first on."""
     loader, seen = TokenLoader(dataset, batch_size=batch_size, seed=0, padding="longest"), []
     while len(seen) < batches:
         seen += [batch_digest({name: batch[name] for name in ("input_ids", "labels")}) for batch in loader]
@@ -73,7 +73,7 @@ def of_epochs(dataset: TokenDataset, batches: int, batch_size: int) -> list[str]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Sums have one order then."""
+    """One thread, so that sums have a fixed order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -90,7 +90,7 @@ def single_rank() -> Iterator[None]:
 def resumes(
     script: ModuleType, dataset: TokenDataset, tmp_path: Path, batch_size: int, batches_a_step: int, **more: Any
 ) -> None:
-    """Broken off in the first epoch, right behind its end, and in the second one."""
+    """Interrupted in the first epoch, right after its end, and in the second epoch."""
     steps = 2 * EPOCH + 1
     right = of_epochs(dataset, steps * batches_a_step, batch_size)
 
@@ -158,14 +158,14 @@ def test_jax(dataset: TokenDataset, store: Path, tmp_path: Path) -> None:
 def test_examples_run_as_scripts(name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(name if name in ("trl", "accelerate", "lightning") else "transformers")
     options = ["data", "--store", store, "--steps", "10", "--checkpoints", tmp_path / "run"]
-    for _ in range(2):  # the second time there is nothing left to do
+    for _ in range(2):  # the second run has nothing left to do
         monkeypatch.setattr(sys, "argv", ["example", *map(str, options)])
         example(f"train_with_{name}").main()
     assert list(tmp_path.glob("run/*"))
 
 
 class SkippingTrainer(Trainer):
-    """Handed the loader as it is: Trainer counts epochs, and skips by itself."""
+    """Passes the loader unchanged: Trainer counts epochs and skips batches itself."""
 
     def __init__(self, loader: TokenLoader, **settings: Any):
         super().__init__(**settings)
@@ -212,12 +212,12 @@ def test_trainer_refuses_a_checkpoint_of_another_order_or_of_no_loader(dataset: 
     assert state["epoch"] == pytest.approx(2 * BATCH / ROWS)
     del state["stateful_callbacks"]["TokenLoader"]
     path.write_text(json.dumps(state))
-    with pytest.raises(LoaderStateError, match="no state"):
+    with pytest.raises(LoaderStateError, match="no TokenLoader state"):
         trainer(0, 4).train(resume_from_checkpoint=True)
 
 
 def test_taking_all_batches_of_an_epoch_finishes_it(dataset: TokenDataset) -> None:
-    """Frameworks that know how many there are do not ask for one more."""
+    """Frameworks that know the number of batches do not ask for one more."""
     plans: list[dict[str, Any]] = [{}, {"drop_last": True}, {"token_budget": 256}]
     for plan in plans:
         loader = TokenLoader(dataset, batch_size=BATCH, seed=0, padding="longest", **plan)
@@ -229,4 +229,4 @@ def test_taking_all_batches_of_an_epoch_finishes_it(dataset: TokenDataset) -> No
             loader.set_epoch(epoch)
             assert [batch_digest(batch) for batch in islice(loader, len(right[epoch]))] == right[epoch]
         assert [batch_digest(batch) for batch in islice(loader, 2)] == right[2][:2]
-        assert [batch_digest(batch) for batch in islice(loader, 2)] == right[2][:2]  # broken off: anew
+        assert [batch_digest(batch) for batch in islice(loader, 2)] == right[2][:2]  # interrupted: starts again

@@ -1,4 +1,4 @@
-"""The samples of the array loader's users, as they wrote them: only what is imported from where is adapted."""
+"""The seed documents' samples of the array loader, word for word except for import paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PreprocessedDataset: the rows that a build makes, encoded once and when asked for, in whatever process."""
+"""PreprocessedDataset: the rows of a build, encoded once and on access, in any process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def chat_tokenizer(folder: Path) -> dict[str, Any]:
 def form(
     request: pytest.FixtureRequest, tmp_path: Path, write_config: Callable[..., Path], tokenizer_folder: Path
 ) -> tuple[list[dict[str, Any]], DataPipeline]:
-    """Rows, and the pipeline of a YAML over them."""
+    """Return rows, and the pipeline of a YAML over them."""
     rows, prompt = FORMS[request.param]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     config = write_config(
@@ -111,7 +111,7 @@ def test_every_row_is_encoded_once_and_stays_as_it_is(data: st.DataObject) -> No
             row["input_ids"].zero_()
             row["labels"].zero_()
         assert len(engine.tables) - calls <= 1
-    seen = [n for table in engine.tables[1:] for n in table]  # the first one is the head, to learn the columns
+    seen = [n for table in engine.tables[1:] for n in table]  # the first table is the head
     assert len(seen) == len({*seen})
 
 
@@ -141,9 +141,9 @@ def test_select_is_of_rows_of_the_dataset_and_shares_what_is_cached() -> None:
     assert dataset[901]["input_ids"][0].item() == 901
     assert [n for table in engine.tables[1:] for n in table] == [901, 1, 999]
     for wrong in (4, -5):
-        with pytest.raises(IndexError, match=f"row {wrong} of 4"):
+        with pytest.raises(IndexError, match=f"row {wrong} is out of range: the dataset has 4 rows"):
             some[wrong]
-    with pytest.raises(IndexError, match="row 500 of 500"):
+    with pytest.raises(IndexError, match="row 500 is out of range: the dataset has 500 rows"):
         odd.select([500])
     assert len(dataset.select([])) == 0
 
@@ -192,7 +192,7 @@ def test_workers_and_ranks_see_every_row_once(tokenizer_folder: Path, method: st
             dataset, 8, sampler=sampler, num_workers=2, collate_fn=list, multiprocessing_context=method, timeout=120
         )
         found += [plain(row) for batch in loader for row in batch]
-    assert len(found) == 300 + world  # the sampler fills up to a multiple of the ranks
+    assert len(found) == 300 + world  # the sampler pads to a multiple of the ranks
     assert {*found} == {plain(dataset[number]) for number in range(301)}
 
 
@@ -247,7 +247,7 @@ def test_an_engine_that_raises_costs_only_the_rows_that_make_it() -> None:
 
 
 class MistakenEngine(LengthEngine):
-    """Finds its settings wrong behind the first rows."""
+    """Raises a ConfigError after the first rows."""
 
     def encode(self, table: pa.Table) -> pa.Table:
         if max(table["n"].to_pylist()) > 280:
@@ -279,7 +279,7 @@ def test_threads_may_share_a_dataset() -> None:
 
 
 class TableEngine:
-    """Returns what it was made with."""
+    """Returns a fixed table."""
 
     def __init__(self, made: Any):
         self.made = made
@@ -302,13 +302,13 @@ def test_an_own_engine_may_say_what_is_trained_and_pairs() -> None:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        ({"input_ids": [[1]]}, "returned a dict"),
+        ({"input_ids": [[1]]}, "got a dict"),
         (pa.table({"ids": [[1], [2]]}), "no column input_ids, only ids"),
-        (pa.table({"input_ids": [[1]]}), "1 sequences of a table of 2: a column rows"),
-        (pa.table({"input_ids": [[1], [2]], "rows": [[0], [2]]}), "none of the 2"),
-        (pa.table({"input_ids": [[1], [2]], "trained": [[1], [1, 1]]}), "trained is not as long"),
+        (pa.table({"input_ids": [[1]]}), "1 sequences for 2 rows: .* column rows"),
+        (pa.table({"input_ids": [[1], [2]], "rows": [[0], [2]]}), "outside the 2 rows"),
+        (pa.table({"input_ids": [[1], [2]], "trained": [[1], [1, 1]]}), "trained differs in length"),
         (pa.table({"input_ids": [[1], [None]]}), "input_ids has nulls"),
-        (pa.table({"input_ids": [[1], [2]], "labels": [[2], [2]]}), "neither -100 nor input_ids"),
+        (pa.table({"input_ids": [[1], [2]], "labels": [[2], [2]]}), "must be -100 or equal to input_ids"),
     ],
 )
 def test_an_engine_that_makes_no_sequences_is_told_what_is_wrong(made: Any, told: str) -> None:
@@ -318,11 +318,11 @@ def test_an_engine_that_makes_no_sequences_is_told_what_is_wrong(made: Any, told
 
 def test_what_is_no_dataset_or_no_engine_is_refused(tokenizer_folder: Path) -> None:
     engine = engine_of(tokenizer_folder)
-    with pytest.raises(ValueError, match="choose one of 'train', 'test'"):
+    with pytest.raises(ValueError, match="pass one of 'train', 'test'"):
         PreprocessedDataset({"train": [], "test": []}, engine)
     with pytest.raises(ValueError, match="StreamingPreprocessedDataset"):
         PreprocessedDataset(Dataset.from_list(good_rows(3)).to_iterable_dataset(), engine)
-    with pytest.raises(ValueError, match="no method encode"):
+    with pytest.raises(ValueError, match="a method encode"):
         PreprocessedDataset(good_rows(3), good_rows)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no column \{a\}.* the data has q, b"):
         PreprocessedDataset([{"q": "x", "b": "y"}], engine)
@@ -370,7 +370,7 @@ def test_an_engine_keeps_no_rejects_of_earlier_calls(tokenizer_folder: Path) -> 
 
 
 def test_an_engine_reads_later_tables_as_the_first_also_in_another_process(tokenizer_folder: Path) -> None:
-    """Alone, the second table would be read by other columns."""
+    """Alone, the second table would be read with other columns."""
     first = pa.Table.from_pylist([{"prompt": "p", "completion": "c", "response": None}])
     second = pa.Table.from_pylist([{"prompt": "p", "completion": "c", "response": "another answer"}])
     engine = engine_of(tokenizer_folder, prompt_template={"format_type": "completion"})

@@ -1,4 +1,4 @@
-"""The samples on dataset wrappers of the documents that tokenloom grew from, adapted in import paths alone."""
+"""The seed documents' samples on dataset wrappers, word for word except for import paths."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def engine(tokenizer_folder: Path) -> PromptEngine:
 
 
 def run(sample: str, **names: Any) -> dict[str, Any]:
-    """The names that there are after a sample."""
+    """Run a sample and return its names."""
     imported = {kind.__name__: kind for kind in (PreprocessedDataset, StreamingPreprocessedDataset)}
     found = {**imported, **names}
     exec(sample, found)

@@ -1,4 +1,4 @@
-"""Ranks of a DeviceMesh and of `torch.distributed`, in processes of their own: who reads what, and who the same."""
+"""Ranks of a DeviceMesh and of `torch.distributed`, in separate processes: which rows each reads."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Rows = list[tuple[int, ...]]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """53 rows in two chunks: no number of ranks and rows divides them."""
+    """53 rows in two chunks: a prime, so no number of ranks divides it."""
     made = write_sequences(tmp_path_factory.mktemp("mesh"), "data", [300, 230], mean=10)
     assert len(made.rows) == 53
     return made
 
 
 def read(written: Written, **arguments: Any) -> tuple[list[str], Rows]:
-    """Digests of a rank's batches in two epochs, and the rows of the first, unpadded."""
+    """Return the digests of a rank's batches in two epochs, and the rows of the first, unpadded."""
     loader = TokenLoader(open_dataset("data", store=written.folder), padding="longest", seed=3, **arguments)
     epochs = [list(loader), list(loader)]
     rows = [
@@ -49,7 +49,7 @@ def every_row(written: Written) -> Counter[tuple[int, ...]]:
 def on_mesh(
     written: Written, shape: tuple[int, ...], names: tuple[str, ...], dim: Any, plan: dict[str, int]
 ) -> tuple[tuple[int, ...], list[list[str]], Rows]:
-    """This rank's place in the mesh, the batches of all ranks as each told the others, and its rows."""
+    """Return this rank's place in the mesh, the batches of all ranks, and this rank's rows."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     digests, rows = read(written, mesh=mesh, mesh_dim=dim, **plan)
     told: list[Any] = [None] * dist.get_world_size()
@@ -115,8 +115,8 @@ def test_a_mesh_without_the_dimension_is_refused_in_one_sentence(written: Writte
 
     first, second = on_ranks(2, refused, written)
     assert second == first[:3]
-    assert "no dimension 'dp'; it has data, tp" in first[0] and "mesh_dim" in first[0]
-    assert "no dimension 'cp'; it has data, tp" in first[1]
+    assert "no dimension 'dp'; pass one of data, tp" in first[0] and "mesh_dim" in first[0]
+    assert "no dimension 'cp'; pass one of data, tp" in first[1]
     assert "no names" in first[2] and "mesh_dim_names" in first[2]
     assert "not in the mesh" in first[3]
     assert not any("\n" in told for told in first)

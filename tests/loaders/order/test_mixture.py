@@ -1,4 +1,4 @@
-"""Mixtures: whose turn it is, held against a plain oracle; shares over every window, limits, and changes of weights."""
+"""Mixtures: turns compared with a plain oracle; fractions over every window, limits, and changes of weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tokenloom.loaders.order.apportionment import (
     period_of,
     shares_of,
 )
+from tokenloom.loaders.order.interleaving import MixtureOrder
 from tokenloom.loaders.order.mixture import Mixture, Source
-from tokenloom.loaders.order.mixture_order import MixtureOrder
 from tokenloom.loaders.order.row_order import RowOrder
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
@@ -33,7 +33,7 @@ WEIGHTS = st.integers(1, 40).map(lambda tenths: tenths / 10)
 
 
 def walk(mixture: list[dict[str, Any]], length: int) -> list[tuple[int, int]]:
-    """Position after position: the source with the largest share for its next half row, counted from the last event.
+    """Choose sources position by position: the largest share for its next half row, counted from the last event.
 
     `mixture` holds what is true from `at` on: the weights, and how many rows each source has to give at most.
     """
@@ -63,7 +63,7 @@ def places(mixture: Mixture, begin: int, end: int) -> list[tuple[int, int]]:
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> tuple[Mixture, list[dict[str, Any]]]:
-    """A mixture with limits and changes, and the oracle's words for it."""
+    """A mixture with limits and changes, and the same as input for the oracle."""
     sources: list[Source] = []
     mixture, told = None, list[dict[str, Any]]()
     for _ in range(draw(st.integers(1, 4))):
@@ -95,7 +95,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Mixture, list[dict[str, Any]]]:
 
 @given(mixtures())
 def test_turns_are_those_of_the_oracle(made: tuple[Mixture, list[dict[str, Any]]]) -> None:
-    """With limits, changes and new sources; and each source's rows follow each other without a gap."""
+    """With limits, changes and new sources; each source's rows follow each other without a gap."""
     mixture, told = made
     found = walk(told, 400)
     assert mixture.end == len(found) if len(found) < 400 else mixture.end is None or mixture.end >= 400
@@ -161,7 +161,7 @@ shares = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
 @given(shares)
 def test_every_window_has_its_shares(parts: list[int]) -> None:
-    """Windows of all places and lengths: in each the counts of a period and a rest are the rest's."""
+    """Windows of all positions and lengths: whole periods add their exact counts."""
     each = tuple(parts)
     total, k = sum(each), len(each)
     source, _ = period_of(each)
@@ -176,7 +176,7 @@ def test_every_window_has_its_shares(parts: list[int]) -> None:
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4))
 def test_no_other_counts_come_nearer(parts: list[int]) -> None:
-    """Every prefix of a period, against all counts of its length."""
+    """Every prefix of a period, compared with all counts of its length."""
     total = sum(parts)
     source, _ = period_of(tuple(parts))
 
@@ -245,7 +245,7 @@ def test_decimal_weights_are_exact() -> None:
 
 
 def test_tokens_come_to_their_weights() -> None:
-    """Sources of long and of short rows, over a long way and over every window of 10,000 rows."""
+    """Sources of long and short rows, over a long range and over every window of 10,000 rows."""
     sources = [Source("long", 1000, 3_000_017), Source("short", 5000, 400_003), Source("middle", 10, 9_001)]
     weights = {"long": 0.5, "short": 0.3, "middle": 0.2}
     mixture = Mixture(sources, weights, "tokens")
@@ -297,31 +297,34 @@ def test_a_source_may_be_used_up_right_at_a_change() -> None:
 
 BASE = [Source("a", 100), Source("b", 10, epochs=1)]
 REFUSED: list[tuple[Callable[[Mixture], object], str]] = [
-    (lambda m: m.change(50, {"a": 1}), "position 50 must come after 50"),
-    (lambda m: m.change(49, {"a": 1}), "position 49 must come after 50"),
-    (lambda m: m.change(60, {"x": 1}), "no source 'x'; there are a, b"),
-    (lambda m: m.change(60, {"a": 0}), "source 'a' is 0: it must be above 0"),
-    (lambda m: m.change(60, {"a": -0.5}), "source 'a' is -0.5: it must be above 0"),
-    (lambda m: m.change(60, {"a": float("nan")}), "source 'a' is nan, not a number"),
-    (lambda m: m.change(60, {"a": float("inf")}), "source 'a' is inf, not a number"),
-    (lambda m: m.change(60, {"a": "much"}), "source 'a' is 'much', not a number"),  # type: ignore[dict-item]
+    (lambda m: m.change(50, {"a": 1}), "position 50 must come after"),
+    (lambda m: m.change(49, {"a": 1}), "position 49 must come after"),
+    (lambda m: m.change(60, {"x": 1}), "no source 'x'; the sources are a, b"),
+    (lambda m: m.change(60, {"a": 0}), "source 'a' must be above 0, got 0"),
+    (lambda m: m.change(60, {"a": -0.5}), "source 'a' must be above 0, got -0.5"),
+    (lambda m: m.change(60, {"a": float("nan")}), "source 'a' must be a number, got nan"),
+    (lambda m: m.change(60, {"a": float("inf")}), "source 'a' must be a number, got inf"),
+    (lambda m: m.change(60, {"a": "much"}), "source 'a' must be a number, got 'much'"),  # type: ignore[dict-item]
     (lambda m: m.change(60, {}), "no source has a weight from position 60 on"),
     (lambda m: m.change(60, {"b": 1}), "nothing is left to mix at position 60"),
     (lambda m: m.change(60, {"a": 1}, [Source("c", 1)]), "source 'c' has no weight"),
-    (lambda m: m.change(60, {"a": 1}, [Source("a", 1)]), "two sources have one name"),
+    (lambda m: m.change(60, {"a": 1}, [Source("a", 1)]), "two sources have the same name"),
     (lambda m: m.change(60, {"a": 1, "c": 1e-7}, [Source("c", 1)]), "source 'c' is too small"),
     (lambda m: Mixture(BASE, {"a": 1}, "rows"), "source 'b' has no weight"),
-    (lambda m: Mixture(BASE, {"a": 1, "b": 1}, "bytes"), "not 'bytes'"),  # type: ignore[arg-type]
-    (lambda m: Mixture(BASE, {"a": 1, "b": 1}), "source 'a' does not say how many it has"),
+    (lambda m: Mixture(BASE, {"a": 1, "b": 1}, "bytes"), "got 'bytes'"),  # type: ignore[arg-type]
+    (lambda m: Mixture(BASE, {"a": 1, "b": 1}), "source 'a' has no number of tokens"),
     (lambda m: Mixture([], {}), "no source has a weight"),
     (lambda m: Mixture([Source("a", 5, epochs=1)], {"a": 1}, "rows").change(6, {"a": 1}), "too late: .* ends at 5"),
     (lambda m: Source("a", 0), "source 'a' has 0 rows"),
     (lambda m: Source("a", 1, 0), "source 'a' has 0 tokens"),
     (lambda m: Source("a", 9, epochs=0.1), "are less than one row"),
     (lambda m: Source("a", 9, epochs=-1), "are less than one row"),
-    (lambda m: Mixture.from_json({"by": "rows", "changes": []}), "there are no changes"),
-    (lambda m: Mixture.from_json({"changes": [{"at": 0}]}), "not what a mixture is made from"),
-    (lambda m: Mixture.from_json({"by": "rows", "changes": [{"at": 0, "sources": [1], "weights": [1]}]}), "not what a"),
+    (lambda m: Mixture.from_json({"by": "rows", "changes": []}), "it has no changes"),
+    (lambda m: Mixture.from_json({"changes": [{"at": 0}]}), "not a mixture's JSON description"),
+    (
+        lambda m: Mixture.from_json({"by": "rows", "changes": [{"at": 0, "sources": [1], "weights": [1]}]}),
+        "not a mixture's",
+    ),
 ]
 
 
@@ -369,5 +372,5 @@ def test_the_order_of_a_mixture_is_that_of_its_sources(
 def test_an_order_for_other_rows_is_refused() -> None:
     mixture = Mixture([Source("a", 5)], {"a": 1}, "rows")
     for orders in ([], [RowOrder(6, "a")]):
-        with pytest.raises(ValueError, match="for sources of"):
+        with pytest.raises(ValueError, match="but the sources have"):
             MixtureOrder(mixture, orders)

@@ -1,4 +1,4 @@
-"""Permutations: each is a bijection with an inverse, computed as documented, and looks like chance."""
+"""Permutations: bijective, invertible, computed as documented, and statistically random."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def words(key: int, count: int) -> list[int]:
 
 
 def by_hand(size: int, key: int, position: int) -> int:
-    """docs/train/order.md in plain integers."""
+    """Compute docs/train/order.md in plain integers."""
     if size <= 65536:
         return sorted((word >> 16, row) for row, word in enumerate(words(key, size)))[position][1]
     high_base = math.isqrt(size)
@@ -127,12 +127,12 @@ def test_what_is_outside_is_refused() -> None:
     for size in (20, 10**7):
         permutation = Permutation(size, 1)
         for number in (-1, size, -(2**63), 2**63 - 1):
-            with pytest.raises(IndexError, match=f"the {size} rows"):
+            with pytest.raises(IndexError, match=f"the permutation's {size} rows"):
                 permutation([0, number])
-            with pytest.raises(IndexError, match=f"the {size} rows"):
+            with pytest.raises(IndexError, match=f"the permutation's {size} rows"):
                 permutation.inverse(number)
     for size in (0, -1, MAXIMUM_SIZE + 1):
-        with pytest.raises(ValueError, match="a permutation of"):
+        with pytest.raises(ValueError, match="a permutation needs"):
             Permutation(size, 1)
 
 

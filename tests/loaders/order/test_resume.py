@@ -1,4 +1,4 @@
-"""States: what they tell and remember, and which are refused. test_product.py stops and resumes in all shapes."""
+"""States: their contents, and which are refused. test_product.py stops and resumes in all combinations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import LoaderStateError
 from tokenloom.loaders import TokenDataset, TokenLoader, batch_digest
+from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
 from tokenloom.loaders.order.blockwise import BLOCK
-from tokenloom.loaders.order.plan import WINDOW_ROWS
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.store import ArtifactStore
@@ -32,7 +32,7 @@ FAR = 10**12
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
-    """A store with `data`, `packed` and `other` (the same rows, more of them)."""
+    """A store with `data`, `packed` and `other` (the rows of `data` and more)."""
     path = tmp_path_factory.mktemp("resume")
     store = ArtifactStore(path / "store")
     for name, count, length in (("data", 103, {}), ("packed", 103, {"packing": "concat"}), ("other", 140, {})):
@@ -52,7 +52,7 @@ def loaders(dataset: TokenDataset, world: int, **arguments: Any) -> list[TokenLo
 
 
 def walked(running: list[TokenLoader]) -> list[Row]:
-    """The rows of all ranks together, of the rest of the epoch."""
+    """Return the remaining rows of the epoch, of all ranks together."""
     return [row for batches in zip(*running, strict=True) for row in rows_of(batches)]
 
 
@@ -82,7 +82,7 @@ class Counted(RowOrder):
 
 
 class Repeated(TokenDataset):
-    """The rows of a real dataset, over and over; `read` are the numbers of those that batches were made of."""
+    """A dataset that repeats its rows many times; `read` lists the rows of the batches."""
 
     def __init__(self, real: TokenDataset):
         self.__dict__.update(real.__dict__)
@@ -173,7 +173,7 @@ def test_a_state_of_another_run_is_refused(store: Path, change: dict[str, Any], 
 
 def test_a_state_of_other_data_is_refused(store: Path) -> None:
     state = loaders(open_dataset("other", store=store), 1)[0].state_dict()
-    with pytest.raises(LoaderStateError, match="the state is of another run: data is"):
+    with pytest.raises(LoaderStateError, match="the state is from another run: data is"):
         loaders(open_dataset("data", store=store), 1)[0].load_state_dict(state)
     for damaged, told in (({}, "no version"), ({**state, "version": 9}, "version 9"), ({"version": 1}, "lacks data")):
         with pytest.raises(LoaderStateError, match=told):

@@ -1,4 +1,4 @@
-"""The order of one source: every epoch has every row once, wherever one begins to read and however much at once."""
+"""The order of one source: every epoch has every row once, for any start and number of rows read at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KNOWN: dict[tuple[int, Shuffle], list[int]] = {
 
 
 def by_hand(order: RowOrder, position: int) -> int:
-    """docs/train/order.md in plain integers."""
+    """Compute docs/train/order.md in plain integers."""
     rows = len(order)
     epoch, place = position // rows, position % rows
 
@@ -95,7 +95,7 @@ def test_larger_epochs_have_every_row_once(shuffle: Shuffle, rows: int) -> None:
     lengths=st.lists(st.integers(0, 300), max_size=20),
 )
 def test_spans_are_their_positions_one_by_one(rows: int, shuffle: Shuffle, begin: int, lengths: list[int]) -> None:
-    """Also where they cross blocks, windows and epochs; each is compared with an order that has read nothing."""
+    """Also across blocks, windows and epochs; each span is compared with a new order."""
     order = RowOrder(rows, "digest", 1, shuffle, 16, 8)
     for length in lengths:
         end = begin + length
@@ -149,7 +149,7 @@ def test_what_there_is_not_is_refused() -> None:
             RowOrder(**{"rows": 10, "digest": "digest", **wrong})  # type: ignore[arg-type]
     order = RowOrder(10, "digest")
     for places in ([10], [-1], [0, 10]):
-        with pytest.raises(IndexError, match="the 10 rows"):
+        with pytest.raises(IndexError, match="the epoch's 10 rows"):
             order.rows(0, places)
     for begin, end in ((-1, 3), (5, 4)):
         with pytest.raises(IndexError, match=f"positions {begin} to {end}"):
@@ -160,18 +160,18 @@ def test_what_there_is_not_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [1000, 10**6, 10**12])
 def test_epochs_seeds_and_sources_do_not_know_each_other(size: int) -> None:
-    """Nor those whose numbers have equal sums."""
+    """Including those whose numbers have equal sums."""
     kinds = list(product(("one", "other"), (0, 1, 2), (0, 1, 2)))
     places = np.arange(size) if size == 1000 else sampled(size)
     rows = [bucket(RowOrder(size, digest, seed).rows(epoch, places), size, 8) for digest, seed, epoch in kinds]
     found = [pairs(one, other, 8) for one, other in combinations(rows, 2)]
     assert max(map(abs, found)) < 5
-    assert abs(combined(found)) < 4 or size == 1000  # whole epochs have equal margins
+    assert abs(combined(found)) < 4 or size == 1000  # whole epochs have equal marginal counts
 
 
 @pytest.mark.parametrize("size", [10**6, 10**12])
 def test_windows_look_like_chance_within(size: int) -> None:
-    """What `block` shuffles within a window of blocks."""
+    """The shuffle of `block` within a window of blocks."""
     found = []
     for seed in range(8):
         order = RowOrder(size, "digest", seed, "block", 256, 1024)
@@ -185,7 +185,7 @@ def test_windows_look_like_chance_within(size: int) -> None:
 @pytest.mark.parametrize(("block_rows", "window_blocks"), BLOCKS)
 @pytest.mark.parametrize("rows", [1, 23, 200, 20_000, 50_001])
 def test_a_window_reads_few_runs_of_rows(rows: int, block_rows: int, window_blocks: int) -> None:
-    """As many as it has blocks, and one more where the last row is followed by the first."""
+    """One run per block, and one more if the window wraps around from the last row to the first."""
     order = RowOrder(rows, "digest", 1, "block", block_rows, window_blocks)
     window = block_rows * window_blocks
     for begin in range(0, min(rows, 50 * window), window):
@@ -205,7 +205,7 @@ def test_windows_come_from_everywhere() -> None:
 
 @pytest.mark.parametrize(("rows", "block_rows", "window_blocks"), [(23, 5, 1), (23, 5, 2), (11, 4, 1), (7, 7, 1)])
 def test_every_row_stands_everywhere_as_often(rows: int, block_rows: int, window_blocks: int) -> None:
-    """Also the rows that are left over when blocks are cut; without the rotation they would always stand last."""
+    """Including the rows of the incomplete block, which would always be last without the rotation."""
     order = RowOrder(rows, "digest", 1, "block", block_rows, window_blocks)
     epochs = 4000
     counts, unrotated = np.zeros((rows, rows)), np.zeros((rows, rows))

@@ -1,4 +1,4 @@
-"""Raw text without a build: what was written comes back in any language, and a loader over it resumes."""
+"""Raw text without a build: text in any language is read back exactly, and a loader over it resumes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name is sought in a store first: in one of the test's own."""
+    """Names are looked up in a store first: use a separate one for the test."""
     monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
 
 

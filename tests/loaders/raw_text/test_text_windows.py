@@ -1,4 +1,4 @@
-"""Small texts: one stream of tokens in windows, with targets one ahead."""
+"""Small texts: windows over one stream of tokens, with labels shifted by one."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_blank_lines_are_left_out_and_a_lines_end_is_no_text(tmp_path: Path) -> 
     ("lines", "named"),
     [
         ('{"text": "a"}\n{"text": 3}\n', r"train.jsonl:2: .*'text'"),
-        ('{"text": "a"}\n\n{"body": "b"}\n', r"train.jsonl:3: .*it has 'body'"),
-        ('{"text": "a"}\nplain\n', r"train.jsonl:2: this is no JSON.*is_jsonl=False"),
-        ('["text"]\n', r"train.jsonl:1: .*it is a list"),
-        ('{"text": "too short"}\n', r"9 tokens make no window of seq_length 9, which takes 10"),
-        ("", r"0 tokens make no window"),
+        ('{"text": "a"}\n\n{"body": "b"}\n', r"train.jsonl:3: .*got an object with 'body'"),
+        ('{"text": "a"}\nplain\n', r"train.jsonl:2: not valid JSON.*is_jsonl=False"),
+        ('["text"]\n', r"train.jsonl:1: .*got a list"),
+        ('{"text": "too short"}\n', r"seq_length 9 needs 10 tokens, but the file has only 9"),
+        ("", r"the file has only 0"),
     ],
 )
 def test_a_wrong_line_is_placed(tmp_path: Path, lines: str, named: str) -> None:
@@ -120,14 +120,14 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     for name in ("latin.txt", "missing.txt"):
         with pytest.raises(SourceError, match=name):
             TransformerDataset(tmp_path / name, CodePoints(), 4)
-    with pytest.raises(ValueError, match="seq_length 0"):
+    with pytest.raises(ValueError, match="seq_length must be at least 1, got 0"):
         TransformerDataset(tmp_path / "latin.txt", CodePoints(), 0)
-    with pytest.raises(TypeError, match="returned a str"):
+    with pytest.raises(TypeError, match="got a str"):
         TransformerDataset(write(tmp_path, TEXTS), Words(), 4)
 
 
 class Words:
-    """A tokenizer of another kind."""
+    """A tokenizer that returns text."""
 
     def encode(self, text: str) -> str:
         return text

@@ -1,4 +1,4 @@
-"""Damaged bytes never become rows: a reader checks what it touches when it first touches it, before Arrow does."""
+"""Damaged bytes never become rows: a reader checks bytes when it first reads them, before Arrow does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.stored_sequences import Written, write_sequences
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
-from tokenloom.loaders.order.plan import WINDOW_ROWS
+from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
 from tokenloom.resources.store import ArtifactStore
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ FLIPS = 2000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Objects of several MiB, one of them with weights, and one of a few rows."""
+    """Objects of several MiB, one of them with weights, and one with a few rows."""
     written = write_sequences(tmp_path_factory.mktemp("large"), "large", [1_400_000, 500_000, 3_000], 5_000)
     assert [path.stat().st_size // MIB for path in written.objects()] == [4, 3, 0]
     return written
@@ -52,7 +52,7 @@ def test_empty_objects_hide_no_others(tmp_path: Path) -> None:
 
 @contextmanager
 def flipped(path: Path, position: int, mask: int) -> Iterator[None]:
-    """The file with one byte changed."""
+    """Return the file with one byte changed."""
 
     def flip() -> None:
         with path.open("r+b") as file:
@@ -100,7 +100,7 @@ def test_a_flip_of_any_byte_of_a_small_object_is_told(tiny: Written) -> None:
 
 
 def regions(path: Path) -> dict[str, tuple[int, int]]:
-    """Byte ranges of a file's parts, from Arrow's own view of it."""
+    """Return the byte ranges of a file's parts, according to Arrow."""
     with pa.memory_map(str(path)) as source:
         data = source.read_buffer()
     table = pa.ipc.open_file(data).read_all()
@@ -264,7 +264,7 @@ def test_flags_are_read_unless_all_tokens_are_trained(tmp_path: Path, form: str)
     assert (trained == chunk.tokens) == (form == "text")
     last = rows[-1]["input_ids"]
     begin, _ = regions(path)["trained values"]
-    with flipped(path, begin + chunk.tokens - 1, 1):  # the last token of all, which is trained
+    with flipped(path, begin + chunk.tokens - 1, 1):  # the very last token, which is trained
         labels = pipeline.get_dataset(verify=False).unwrap()[len(rows) - 1]["labels"].tolist()
     assert labels[-1] == (last[-1] if form == "text" else -100)
     assert labels[-2] == last[-2]

@@ -1,4 +1,4 @@
-"""Batches that a thread makes ahead are those that are made when they are asked for, and so is every state."""
+"""Prefetched batches and their states equal those without prefetching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a batch without their padding: all behind one another, or each by itself."""
+"""The rows of a batch without padding: concatenated by column, or one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenloom.loaders.collation.batch import Batch
+from tokenloom.loaders.reading.batch import Batch
 from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints
 
@@ -16,26 +16,25 @@ Row = dict[str, torch.Tensor]
 
 
 def side_of(name: str) -> str:
-    """The prefix of a column of one side of pairs, else ""."""
+    """Return the prefix of a column that belongs to one side of pairs (`chosen_` or `rejected_`), else ""."""
     return next((f"{side}_" for side in SIDES if name.startswith(f"{side}_")), "")
 
 
 def flat_columns(batch: Batch) -> dict[str, tuple[npt.NDArray[Any], Ints]]:
-    """Each column [rows, width] of a batch as the values of its rows, one row behind the other, and their lengths,
-    int64 [rows]."""
+    """Return, for each column [rows, width] of a batch, its concatenated rows and their lengths, int64 [rows]."""
     masks = {name: np.asarray(value) != 0 for name, value in batch.items() if name.endswith("attention_mask")}
     lengths = {name: np.count_nonzero(mask, axis=1) for name, mask in masks.items()}
     columns = {name: value for name, value in batch.items() if isinstance(value, np.ndarray) and value.ndim == 2}
-    whose = {name: f"{side_of(name)}attention_mask" for name in columns}
-    return {name: (value[masks[whose[name]]], lengths[whose[name]]) for name, value in columns.items()}
+    mask_of = {name: f"{side_of(name)}attention_mask" for name in columns}
+    return {name: (value[masks[mask_of[name]]], lengths[mask_of[name]]) for name, value in columns.items()}
 
 
 def unpadded(batch: Batch) -> list[Row]:
-    """The rows of a batch; none shares memory with another.
+    """Return the rows of a batch, none of which shares memory with another.
 
     Returns:
-        for each row what the batch has of it, [length] instead of [rows, width]; `label` as a bool of no dimension.
-        What tells of the batch as a whole (`cu_seqlens`, `max_seqlen`) is left out.
+        for each row its part of each column, [length] instead of [rows, width], and `label` as a bool scalar. Columns
+        of the batch as a whole (`cu_seqlens`, `max_seqlen`) are omitted.
     """
     columns = flat_columns(batch)
     rows: list[Row] = [{} for _ in next(iter(columns.values()))[1]]

@@ -1,4 +1,4 @@
-"""StreamingPreprocessedDataset: every row once over ranks and workers, shuffled locally, and each skipped row named."""
+"""StreamingPreprocessedDataset: every row once over ranks and workers, shuffled locally, and skipped rows listed."""
 
 from __future__ import annotations
 
@@ -168,12 +168,12 @@ def test_skipped_rows_are_all_named(tokenizer_folder: Path, workers: int, shards
         dataset = StreamingPreprocessedDataset(
             raw, engine_of(tokenizer_folder), 50, skip_errors=True, rank=rank, world_size=2
         )
-        for epoch in range(2):  # those of the latest epoch, not of all
+        for epoch in range(2):  # only those of the latest epoch
             dataset.set_epoch(epoch)
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
                 mine = loaded(dataset, workers)
-            assert not workers or not told  # each worker tells on its own stderr
+            assert not workers or not told  # each worker warns on its own stderr
             assert workers or "rows were skipped" in str(told[0].message)
         found += mine
         skipped += dataset.skipped
@@ -243,7 +243,7 @@ def resumed_at(dataset: StreamingPreprocessedDataset, state: dict[str, Any]) -> 
 
 
 class WithStates(StreamingPreprocessedDataset):
-    """Gives each row with the number of the worker that made it, and its state behind the row."""
+    """Yields each row with its worker's number and the worker's state after the row."""
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -282,7 +282,7 @@ def test_a_state_goes_on_at_the_next_row() -> None:
         state = pickle.loads(pickle.dumps(dataset.state_dict()))
         resumed = made()
         resumed.load_state_dict(state)
-        resumed.set_epoch(2)  # as training loops do
+        resumed.set_epoch(2)  # like training loops do
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert ids(resumed) == whole[stop:]
@@ -291,7 +291,7 @@ def test_a_state_goes_on_at_the_next_row() -> None:
         StreamingPreprocessedDataset(numbers(9), LengthEngine(), 40, seed=6).load_state_dict(state)
     with pytest.raises(LoaderStateError, match="lacks"):
         made().load_state_dict({})
-    with pytest.raises(LoaderStateError, match="share 0 of 1, this is share 0 of 2"):
+    with pytest.raises(LoaderStateError, match="share 0 of 1, but this process reads share 0 of 2"):
         loaded(resumed_at(made(), state), 2)
     dataset = StreamingPreprocessedDataset(numbers(9), LengthEngine())
     loaded(dataset, 2)
@@ -303,11 +303,11 @@ def test_what_is_no_stream_is_refused(tokenizer_folder: Path) -> None:
     engine = engine_of(tokenizer_folder)
     with pytest.raises(ValueError, match="read only once"):
         StreamingPreprocessedDataset(iter(good_rows(3)), engine)
-    with pytest.raises(ValueError, match="choose one of 'train'"):
+    with pytest.raises(ValueError, match="pass one of 'train'"):
         StreamingPreprocessedDataset({"train": stream(1)}, engine)
-    with pytest.raises(ValueError, match="a int is no dataset"):
+    with pytest.raises(ValueError, match="got a int"):
         StreamingPreprocessedDataset(7, engine)
-    with pytest.raises(ValueError, match="buffer_size -1"):
+    with pytest.raises(ValueError, match=r"buffer_size must be .* got -1"):
         StreamingPreprocessedDataset(good_rows(3), engine, buffer_size=-1)
     with pytest.raises(ConfigError, match="a"):
         StreamingPreprocessedDataset([{"q": "x", "b": "y"}], engine)

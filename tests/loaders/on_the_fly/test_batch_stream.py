@@ -29,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[...,
 
 
 def changed(source: Path, name: str, **changes: Any) -> Path:
-    """A copy of a YAML with other settings, beside it."""
+    """Write a copy of a YAML with other settings next to it."""
     sections = yaml.safe_load(source.read_text(encoding="utf-8"))
     for section, values in changes.items():
         sections[section] = {**sections.get(section, {}), **values}
@@ -39,7 +39,7 @@ def changed(source: Path, name: str, **changes: Any) -> Path:
 
 
 def stream(source: Path, split: str = "train", rank: int = 0, world: int = 1) -> list[Row]:
-    """All rows of one rank of a loader with `streaming: true`."""
+    """Return all rows of one rank of a loader with `streaming: true`."""
     dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
     pipeline = DataPipeline.from_config(
         changed(source, "streaming", dataset=dataset), store=source.parent / "unused"
@@ -109,7 +109,7 @@ def test_ranks_of_torch_distributed_share_the_rows_without_being_told(source: Pa
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
-    """A YAML over three files of different lengths; of the largest every other row has no answer."""
+    """A YAML over three files of different lengths; in the largest, every other row has no answer."""
     path = tmp_path_factory.mktemp("uneven")
     (path / "files").mkdir()
     for number, count in enumerate((60, 3, 5)):
@@ -125,7 +125,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[...,
 
 
 def steps_of_epochs(config: Path) -> list[tuple[list[tuple[int, int]], list[Row]]]:
-    """Of two epochs on this rank: rows and real rows of each batch, and the real rows."""
+    """Return, for two epochs on this rank, the rows and real rows of each batch, and the real rows."""
     loader = DataPipeline.from_config(config, store=config.parent / "unused").unwrap().get_dataloader("train").unwrap()
     epochs = [list(loader), list(loader)]
     sizes = [[(len(batch["labels"]), int(batch["attention_mask"].any(1).sum())) for batch in made] for made in epochs]
@@ -136,7 +136,7 @@ def steps_of_epochs(config: Path) -> list[tuple[list[tuple[int, int]], list[Row]
 @pytest.mark.parametrize("packing", ["none", "concat"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_of_a_stream_make_the_same_number_of_steps(uneven: Path, workers: int, packing: str, world: int) -> None:
-    """Also where a rank has no row at all, as one of four has where rows of three files are packed."""
+    """Also if a rank has no rows, as happens when rows of three files are packed for four ranks."""
     expected = built(changed(uneven, "whole", length={"packing": packing}))
     dataset = {**yaml.safe_load(uneven.read_text(encoding="utf-8"))["dataset"], "streaming": True}
     for drop_last in (False, True):

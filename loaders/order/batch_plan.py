@@ -1,7 +1,7 @@
-"""Which rows each rank reads at each step of an epoch: a pure function of where the loader stands.
+"""Which rows each rank reads at each step of an epoch: a pure function of the loader's position.
 
-Rows stand in one order for all ranks. `FixedBatches` deals them out a batch after the other; `TokenBudget` seals
-windows of that order and deals out the batches that it makes of each.
+All ranks share one order of rows. `FixedBatches` cuts it into batches of a fixed number of rows. `TokenBudget` cuts it
+into windows, and each window into batches of similar lengths.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.tables.ragged import Ints
 
 FILLER = -1
-"""Stands for a row of padding, without loss, where a rank has fewer rows than the others."""
+"""Row number of a padding row, which has no loss; fills the batch of a rank that has fewer rows than the others."""
 
 WINDOW_ROWS = 4096
-"""Rows of which batches of a token budget are made at once."""
+"""Rows per window of a token budget."""
 
 Skip = tuple[int, int]
-"""Running positions [begin, end) that are left out."""
+"""Skipped positions [begin, end), counted across epochs."""
 
 
 class Order(Protocol):
-    """Rows at running positions."""
+    """Rows by position, with positions counted across epochs."""
 
     def span(self, begin: int, end: int) -> Ints: ...
 
 
 class Place(NamedTuple):
-    """Where a loader stands: rows of the epoch that are done with, and of a window's batches so many."""
+    """A loader's position: the epoch, the rows of it that all ranks have read, and the batches read of a window."""
 
     epoch: int = 0
     position: int = 0
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one rank reads at a step, int64 [rows] with FILLER where it has none, and where the loader stands then."""
+    """The rows that one rank reads at a step, int64 [rows] with FILLER for padding rows, and the place after it."""
 
     rows: Ints
     after: Place
@@ -49,13 +49,17 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class FixedBatches:
-    """Batches of so many rows: step s of an epoch holds positions [s × world_size × batch_size, …), and each rank in
-    turn a part of them.
+    """Batches of a fixed number of rows.
+
+    Step s of an epoch covers `world_size × batch_size` positions from s × world_size × batch_size on. Each rank reads
+    `batch_size` consecutive ones.
 
     Args:
-        rows: of an epoch.
-        drop_last: leave out a last step that is not full.
-        skips: what is left out; a step ends where one begins.
+        order: rows by position.
+        rows: rows per epoch.
+        batch_size: rows per rank and batch.
+        drop_last: drop a last step that is not full.
+        skips: positions to skip; a step ends where one begins.
     """
 
     order: Order
@@ -65,12 +69,12 @@ class FixedBatches:
     skips: tuple[Skip, ...] = ()
 
     def count(self, world_size: int) -> int:
-        """Steps of a whole epoch."""
+        """Return the number of steps in an epoch."""
         whole, rest = divmod(self.rows, self.batch_size * world_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
-        """The steps of the rest of an epoch."""
+        """Yield the remaining steps of the epoch."""
         size, before, epoch = self.batch_size, place.epoch * self.rows, place.epoch
         stride, begin, span = size * world_size, place.position, self.order.span
         skips = [(first - before, last - before) for first, last in self.skips]
@@ -98,12 +102,12 @@ class FixedBatches:
                 return
 
     def place_of(self, step: int, world_size: int) -> Place:
-        """Where a loader stands before a step; steps count on through epochs."""
+        """Return the place before a step; steps are counted across epochs."""
         epoch, number = divmod(step, max(self.count(world_size), 1))
         return Place(epoch, number * self.batch_size * world_size)
 
     def without(self, begin: int, end: int, world_size: int) -> FixedBatches:
-        """The same plan, leaving out the steps [begin, end)."""
+        """Return the same plan without the steps [begin, end)."""
         first, last = (self._running(self.place_of(step, world_size)) for step in (begin, end))
         return replace(self, skips=tuple(sorted({*self.skips, (first, last)})))
 
@@ -112,14 +116,18 @@ class FixedBatches:
 
 
 class TokenBudget:
-    """Batches of at most `budget` tokens, padding counted. The rows of a window are sorted by length, cut into batches,
-    and these shuffled; ranks take them in turn, and batches of padding alone fill the window's last step.
+    """Batches of at most `budget` tokens, padding included.
+
+    The rows of each window are sorted by length and cut into batches, and the batches are shuffled. Ranks take them in
+    turn. Batches of padding alone complete the last step of a window.
 
     Args:
-        rows: of an epoch.
-        lengths: tokens of rows, int64 [n] for int64 [n].
-        key: of what the batches' order is drawn with.
-        width: the lengths that rows are padded to whose longest have so many tokens, int64 [n] for int64 [n].
+        order: rows by position.
+        rows: rows per epoch.
+        budget: maximum tokens per rank and batch, padding included.
+        lengths: returns the number of tokens of each row, int64 [n] for int64 [n].
+        key: parts of the key that shuffles the batches.
+        width: returns the padded width of a batch given its longest row, int64 [n] for int64 [n].
     """
 
     def __init__(
@@ -137,12 +145,12 @@ class TokenBudget:
         self._counts: dict[int, list[int]] = {}
 
     def batches(self, epoch: int, position: int) -> list[Ints]:
-        """The batches of the window that begins at a position, of all ranks."""
+        """Return the batches of all ranks in the window that begins at a position."""
         if self._last[:2] != (epoch, position):
-            self._last = (epoch, position, self._made(epoch, position))
+            self._last = (epoch, position, self._cut(epoch, position))
         return self._last[2]
 
-    def _made(self, epoch: int, position: int) -> list[Ints]:
+    def _cut(self, epoch: int, position: int) -> list[Ints]:
         end, before = min(position + WINDOW_ROWS, self.rows), epoch * self.rows
         rows = self.order.span(before + position, before + end)
         lengths = self._lengths(rows)
@@ -152,7 +160,7 @@ class TokenBudget:
         if padded[-1] > self.budget:
             raise ValueError(
                 f"a row of {lengths[-1]} tokens, padded to {padded[-1]}, does not fit into token_budget {self.budget}; "
-                "raise it, or shorten rows by tokenizer.max_length"
+                "raise the budget, or shorten rows with tokenizer.max_length"
             )
         bounds = [0]
         while bounds[-1] < len(rows):
@@ -160,38 +168,37 @@ class TokenBudget:
             fits = padded[begin : begin + self.budget] * np.arange(1, len(padded[begin : begin + self.budget]) + 1)
             bounds.append(begin + int(np.searchsorted(fits, self.budget, side="right")))
         shuffled = Permutation(len(bounds) - 1, key_of(*self._key, epoch, position))(np.arange(len(bounds) - 1))
-        made = [rows[begin:end] for begin, end in pairwise(bounds)]
-        return [made[number] for number in shuffled.tolist()]
+        batches = [rows[begin:end] for begin, end in pairwise(bounds)]
+        return [batches[number] for number in shuffled.tolist()]
 
     def steps(self, place: Place, rank: int, world_size: int) -> Iterator[Step]:
-        """The steps of the rest of an epoch."""
+        """Yield the remaining steps of the epoch."""
         position, batch = place.position, place.batch
         while position < self.rows:
-            made = self.batches(place.epoch, position)
-            following = min(position + WINDOW_ROWS, self.rows)
-            while batch < len(made):
-                rows = made[batch + rank] if batch + rank < len(made) else np.full(1, FILLER)
+            batches = self.batches(place.epoch, position)
+            next_window = min(position + WINDOW_ROWS, self.rows)
+            while batch < len(batches):
+                rows = batches[batch + rank] if batch + rank < len(batches) else np.full(1, FILLER)
                 batch += world_size
                 after = Place(place.epoch, position, batch)
-                yield Step(rows, after if batch < len(made) else Place(place.epoch, following))
-            position, batch = following, 0
+                yield Step(rows, after if batch < len(batches) else Place(place.epoch, next_window))
+            position, batch = next_window, 0
 
-    def _steps_of_windows(self, epoch: int) -> list[int]:
-        """Batches of each window of an epoch."""
+    def _batches_per_window(self, epoch: int) -> list[int]:
         if epoch not in self._counts:
             begins = range(0, self.rows, WINDOW_ROWS)
-            self._counts = {epoch: [len(self._made(epoch, begin)) for begin in begins]}
+            self._counts = {epoch: [len(self._cut(epoch, begin)) for begin in begins]}
         return self._counts[epoch]
 
     def count(self, world_size: int) -> int:
-        """Steps of the first epoch; later ones may have some more or less."""
-        return sum(-(-batches // world_size) for batches in self._steps_of_windows(0))
+        """Return the number of steps in the first epoch; later epochs can have a few more or fewer."""
+        return sum(-(-batches // world_size) for batches in self._batches_per_window(0))
 
     def place_of(self, step: int, world_size: int) -> Place:
-        """Where a loader stands before a step; steps count on through epochs."""
+        """Return the place before a step; steps are counted across epochs."""
         epoch = 0
         while True:
-            for window, batches in enumerate(self._steps_of_windows(epoch)):
+            for window, batches in enumerate(self._batches_per_window(epoch)):
                 steps = -(-batches // world_size)
                 if step < steps:
                     return Place(epoch, window * WINDOW_ROWS, step * world_size)

@@ -1,4 +1,4 @@
-"""Some rows of a map-style dataset, as a dataset."""
+"""A subset of a map-style dataset's rows, and the split into training and validation rows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Subset
 
-from tokenloom.loaders.any_dataset.map_style.fetch import fetch
+from tokenloom.loaders.map_style.fetch import fetch
 from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tables.ragged import Ints
 
 
 class ChosenRows(Subset[Any]):
-    """A torch `Subset` whose `indices`, int64 [rows], are an array, and whose dataset is asked with plain ints.
+    """A torch `Subset` whose `indices` are an int64 array [rows]; the dataset is indexed with plain ints.
 
     Attributes:
-        digest: of the choice, and of the dataset where that has one.
+        digest: digest of the indices, and of the dataset if it has one.
     """
 
     def __init__(self, dataset: Any, indices: Ints):
@@ -32,14 +32,19 @@ class ChosenRows(Subset[Any]):
         return fetch(self.dataset, np.asarray(self.indices)[rows].tolist())
 
 
-def split_rows(rows: int, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Rows for training and rows for validation, int64, each ascending: the latter are `share` of all, at least one.
+def split_rows(rows: int, fraction: float, seed: int) -> tuple[Ints, Ints]:
+    """Return the training rows and the validation rows, int64, each in ascending order.
+
+    Args:
+        rows: number of rows, at least 2.
+        fraction: the fraction of rows for validation; rounded down, but at least one row.
+        seed: determines which rows are chosen.
 
     Raises:
         ValueError: there are fewer than two rows.
     """
     if rows < 2:
-        raise ValueError(f"{rows} rows cannot be split into rows for training and rows for validation")
-    count = min(max(int(rows * share), 1), rows - 1)
+        raise ValueError(f"a split into training and validation rows needs at least 2 rows, got {rows}")
+    count = min(max(int(rows * fraction), 1), rows - 1)
     order = Permutation(rows, key_of("validation", seed, rows))(np.arange(rows))
     return np.sort(order[count:]), np.sort(order[:count])

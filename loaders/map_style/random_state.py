@@ -1,4 +1,4 @@
-"""Random numbers that a step of loading draws, as a function of a key, whichever process draws them."""
+"""Random numbers that depend only on a key, in any process."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tokenloom.loaders.order.permutation import key_of
 
 @contextmanager
 def seeded(*key: Any) -> Iterator[None]:
-    """Within it `random`, `numpy.random` and `torch` (on the CPU) draw what `key` says; behind it they go on as before.
+    """Seed `random`, `numpy.random` and `torch` (CPU) from a key, and restore their states afterwards.
 
     Args:
-        key: JSON values; other keys give other numbers.
+        key: JSON values; different keys give different numbers.
     """
-    drawn = key_of("random", *key)
+    seed = key_of("random", *key)
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
-        random.seed(drawn)
-        np.random.seed(drawn >> 96)
-        torch.default_generator.manual_seed(drawn & (1 << 63) - 1)
+        random.seed(seed)
+        np.random.seed(seed >> 96)
+        torch.default_generator.manual_seed(seed & (1 << 63) - 1)
         yield
     finally:
         random.setstate(before[0])

@@ -1,4 +1,4 @@
-"""Which rows of any map-style dataset a rank reads: a `DistributedSampler` in the order of a `RowOrder`."""
+"""The rows of any map-style dataset that one rank reads: a `DistributedSampler` in the order of a `RowOrder`."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.tables.ragged import Ints
 
 READ_AHEAD = 1024
-"""Rows computed at once where they are asked for one by one."""
+"""Rows computed at once when the sampler is iterated row by row."""
 
 
 class RankSampler(DistributedSampler[int]):
-    """Row numbers of one rank; each epoch has every row once over all ranks.
+    """The row numbers of one rank. In each epoch, the ranks together read every row once.
 
-    Position p of an epoch's order belongs to rank p % world_size, so that `world_size` times as many rows are done with
-    as one rank has read. Where `world_size` does not divide the rows, up to world_size - 1 rows from the begin of the
-    epoch's order come a second time at its end, as every rank makes the same number of steps; `drop_last` leaves out
-    the rows over instead.
+    Position p of an epoch's order belongs to rank p % world_size. If the rows do not divide evenly, up to
+    world_size - 1 rows from the start of the epoch's order are repeated at its end, so that all ranks take the same
+    number of steps. With `drop_last`, the remainder is dropped instead.
 
     Args:
-        dataset: what has a length; a `digest`, where it is a str, is hashed into the order.
-        rank, world_size: which of how many ranks.
+        dataset: any object with a length; if it has a str `digest`, that is hashed into the order.
+        rank, world_size: this rank and the number of ranks.
         shuffle: `full`, `block` or `none`.
-        seed: chooses the order, together with the epoch.
+        seed: determines the order, together with the epoch.
+        drop_last: drop the remainder instead of repeating rows.
 
     Attributes:
-        epoch: what the next iteration makes; `set_epoch` chooses it.
-        position: rows of the epoch, of all ranks, that the next iteration leaves out because they are done with.
+        epoch: the epoch of the next iteration; `set_epoch` changes it.
+        position: rows of the epoch, over all ranks, that were already read and that the next iteration skips.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class RankSampler(DistributedSampler[int]):
         self._order = RowOrder(max(self.rows, 1), self.digest, seed, shuffle)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration makes."""
+        """Choose the epoch of the next iteration."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
     def batches(self, size: int) -> Iterator[tuple[int, Ints]]:
-        """Up to `size` rows at a time of this rank, int64, to the epoch's end, and the position behind them."""
+        """Yield up to `size` rows of this rank at a time, int64, with the position after them, until the epoch ends."""
         begin, before, ranks = self.position, self.epoch * self.rows, self.num_replicas
         last = self.rows - (self.rows % ranks if self.drop_last else 0)
         while begin < last:
             end = min(begin + size * ranks, last)
             mine = self._order.span(before + begin, before + end)[self.rank :: ranks]
             if len(mine) < -(-(end - begin) // ranks):
-                again = (begin + self.rank + len(mine) * ranks) % self.rows
-                mine = np.append(mine, self._order.take(np.array([before + again])))
+                repeated = (begin + self.rank + len(mine) * ranks) % self.rows
+                mine = np.append(mine, self._order.take(np.array([before + repeated])))
             yield end, mine
             begin = end
 

@@ -1,4 +1,4 @@
-"""A stream of raw rows that are preprocessed as they are read."""
+"""A stream of rows, encoded as they are read."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.errors import DataValidationError, LoaderStateError
-from tokenloom.loaders.collation.unpadded import Row, unpadded
 from tokenloom.loaders.on_the_fly.raw_rows import Rows, blocks_of, in_columns, shard_of, shards_of
 from tokenloom.loaders.on_the_fly.row_encoder import FILTERED, HEAD_ROWS, Encoder, RowEncoder, SkippedRow
 from tokenloom.loaders.on_the_fly.shares import Share
 from tokenloom.loaders.on_the_fly.skip_report import SkipReport
 from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.reading.unpadded import Row, unpadded
 from tokenloom.resources.tables.ragged import Ints
 
 LARGEST_BLOCK, UNSHUFFLED_BLOCK = 1024, 256
-"""Rows read and encoded at once: at most, and where nothing is shuffled."""
+"""Rows read and encoded at once: at most when shuffling, and always without shuffling."""
 
 GATHERED = 64
-"""Rows of a window that are gathered at once."""
+"""Rows of a window gathered at once."""
 
 STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Raw rows of this share that are encoded at once, and their numbers, int64."""
+    """Raw rows of this share that are encoded at once, with their numbers, int64."""
 
     rows: Rows
     numbers: Ints
@@ -40,25 +40,26 @@ class _Part:
 class StreamingPreprocessedDataset(IterableDataset[Row]):
     """The rows of a stream as sequences, encoded in blocks as they are read.
 
-    Yields rows as `PreprocessedDataset` has them; packed ones have `position_ids` too. Ranks, and the worker processes
-    of each `DataLoader`, share the rows: shards of a Hugging Face `IterableDataset` where there are enough (and no
-    `take`, `skip`, `repeat` or `interleave_datasets`), else every n-th row; whole blocks, where rows become sequences
-    only together. Ranks may have different numbers of rows.
+    Yields rows in the format of `PreprocessedDataset`; packed rows also have `position_ids`. The rows are divided among
+    ranks and the worker processes of each `DataLoader`: by shards for a Hugging Face `IterableDataset` with enough of
+    them (and without `take`, `skip`, `repeat` or `interleave_datasets`), by blocks if sequences are built from several
+    rows, else row by row. Ranks can have different numbers of rows.
 
     Args:
-        hf_iterable: a Hugging Face `IterableDataset`, or anything that can be iterated again and again over rows that
-            are mappings, all of them in every process.
+        hf_iterable: a Hugging Face `IterableDataset`, or any iterable of mappings that can be iterated repeatedly and
+            yields all rows in every process.
         prompt_engine: a `PromptEngine`, or any object with its `encode`.
-        buffer_size: raw rows that are shuffled together; 0 or 1 keeps the order.
-        skip_errors: leave out rows that cannot be used, and name them in `skipped`; else the first one raises.
-        seed: chooses the order, together with the epoch.
-        rank, world_size: default: those of `torch.distributed` where it is initialized, else 0 of 1; a stream that
+        buffer_size: number of raw rows that are shuffled together; 0 or 1 keeps the order.
+        skip_errors: drop rows that cannot be used, and list them in `skipped`; False: the first such row raises.
+        seed: determines the order, together with the epoch.
+        rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1. A stream that
             `split_dataset_by_node` has divided is not divided again.
-        loss_weights: whether rows have `loss_weights`; None: where the first rows need them.
+        loss_weights: whether rows have `loss_weights`; None: only if the first rows need them.
 
     Raises:
-        ValueError: an argument is not one of these.
-        ConfigError: the engine's settings do not suit the columns.
+        ValueError: an argument is out of range, or `hf_iterable` is not a dataset that can be read repeatedly.
+        ConfigError: the engine's settings do not fit the columns.
+        DataValidationError: on iteration: a row cannot be used, and `skip_errors` is False.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         loss_weights: bool | None = None,
     ):
         if buffer_size < 0:
-            raise ValueError(f"buffer_size {buffer_size} must be at least 0")
+            raise ValueError(f"buffer_size must be at least 0, got {buffer_size}")
         self._source = in_columns(hf_iterable)
         self._divided = getattr(self._source, "_distributed", None) is not None
         self._rank, self._world_size = (0, 1) if self._divided else place_among_ranks(rank, world_size)
@@ -81,22 +82,22 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         self._encoder = RowEncoder(prompt_engine, next(blocks_of(self._source, HEAD_ROWS), []), loss_weights)
         self._report = SkipReport()
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()  # the epoch; whether workers iterate
-        self._place = (0, 0)  # windows that are done, and rows that were given of the next
-        self._resumed: Share | None = None  # of whom a state was loaded that the next iteration goes on from
+        self._place = (0, 0)  # finished windows, and rows yielded from the next one
+        self._resumed: Share | None = None  # the share of a loaded state that the next iteration resumes from
 
     @property
     def epoch(self) -> int:
-        """Chooses the order, together with the seed."""
+        """Determines the order, together with the seed."""
         return int(self._shared[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration, also of workers that persist."""
+        """Choose the epoch of the next iteration, also for persistent workers."""
         if epoch != self.epoch:
             self._shared[0], self._resumed = epoch, None
 
     @property
     def skipped(self) -> tuple[SkippedRow, ...]:
-        """The rows that this rank and its workers left out in their latest epoch, and why, by number."""
+        """The rows that this rank and its workers skipped in their latest epoch, with the reasons, in order."""
         return self._report.rows()
 
     def __iter__(self) -> Iterator[Row]:
@@ -105,11 +106,13 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         if resumed is None:
             self._place = 0, 0
         elif resumed != share:
-            raise LoaderStateError(f"the state is of {resumed}, this is {share}: load it where as many workers run")
+            raise LoaderStateError(
+                f"the state is of {resumed}, but this process reads {share}: load it with the same number of workers"
+            )
         return self._rows(share, self.epoch, *self._place)
 
     def _rows(self, share: Share, epoch: int, done: int, given: int) -> Iterator[Row]:
-        """The rows of an epoch behind some windows, and some rows of the next."""
+        """Yield the rows of an epoch, without the first `done` windows and the first `given` rows of the next."""
         report = self._report.begin(share)
         for window, parts in enumerate(self._windows(share, epoch)):
             if window < done:
@@ -130,60 +133,62 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared.share_memory_()  # a plain copy does not share
+        self._shared.share_memory_()  # unpickling leaves it unshared
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this process stands behind the row that it gave last. torchdata's `StatefulDataLoader` asks in each
-        worker process; under a plain `DataLoader` it tells only without workers.
+        """Return the position of this process after its last yielded row.
+
+        torchdata's `StatefulDataLoader` calls this in each worker process. With a plain `DataLoader`, it works only
+        without workers.
 
         Raises:
-            LoaderStateError: worker processes of a plain `DataLoader` make the rows.
+            LoaderStateError: worker processes of a plain `DataLoader` read the rows.
         """
         share = Share.of(self._rank, self._world_size)
         if get_worker_info() is None and self._shared[1]:
             raise LoaderStateError(
-                "rows are made in worker processes: use num_workers=0, or torchdata's StatefulDataLoader, which asks "
-                "each of them"
+                "rows are read in worker processes: use num_workers=0, or torchdata's StatefulDataLoader, which saves "
+                "the state of each worker"
             )
-        return {**self._made(share), "epoch": self.epoch, "window": self._place[0], "row": self._place[1]}
+        return {**self._settings(share), "epoch": self.epoch, "window": self._place[0], "row": self._place[1]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state: the next iteration reads over what was given, without encoding it.
+        """Resume from a state: the next iteration reads past the finished windows without encoding them.
 
         Raises:
-            LoaderStateError: the state is of another stream, or of another number of ranks or workers.
+            LoaderStateError: the state belongs to another stream, or to another number of ranks or workers.
         """
-        own = self._made(Share.of(self._rank, self._world_size))
+        own = self._settings(Share.of(self._rank, self._world_size))
         if missing := [name for name in (*own, "epoch", "window", "row") if name not in state_dict]:
-            raise LoaderStateError(f"this is no state of a stream: it lacks {', '.join(missing)}")
-        if differ := [name for name in own if own[name] != state_dict[name]]:
-            told = "; ".join(f"{name} is {state_dict[name]} in the state, {own[name]} here" for name in differ)
-            raise LoaderStateError(f"the state is of another stream: {told}")
+            raise LoaderStateError(f"not a stream's state: it lacks {', '.join(missing)}")
+        if differing := [name for name in own if own[name] != state_dict[name]]:
+            values = "; ".join(f"{name} is {state_dict[name]} in the state, {own[name]} here" for name in differing)
+            raise LoaderStateError(f"the state is of another stream: {values}")
         self._shared[0], self._place = state_dict["epoch"], (state_dict["window"], state_dict["row"])
         self._resumed = Share.of(self._rank, self._world_size)
 
-    def _made(self, share: Share) -> dict[str, Any]:
-        made = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}
-        return {"version": STATE_VERSION, **made}
+    def _settings(self, share: Share) -> dict[str, Any]:
+        settings = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}
+        return {"version": STATE_VERSION, **settings}
 
     def _encoded(self, parts: list[_Part]) -> tuple[list[Any], list[SkippedRow]]:
-        """The sequences of a window, and the rows without one.
+        """Return the sequences of a window, and the rows without one.
 
         Raises:
             DataValidationError: a row cannot be used, and errors are not skipped.
         """
         tables, skipped = [], []
         for part in parts:
-            made, without = self._encoder.encode(part.rows, part.numbers, part.shard)
-            tables += made
-            skipped += without
+            part_tables, part_skipped = self._encoder.encode(part.rows, part.numbers, part.shard)
+            tables += part_tables
+            skipped += part_skipped
         bad = next((row for row in skipped if row.code != FILTERED), None)
         if bad and not self._skip_errors:
-            raise DataValidationError(f"{bad}; skip_errors=True leaves such rows out")
+            raise DataValidationError(f"{bad}; skip_errors=True drops such rows")
         return tables, skipped
 
     def _windows(self, share: Share, epoch: int) -> Iterator[list[_Part]]:
-        """The parts of this share, as many together as are shuffled together."""
+        """Group the parts of this share into windows, which are shuffled as a whole."""
         held: list[_Part] = []
         for part in self._parts(share, epoch):
             held.append(part)

@@ -1,4 +1,4 @@
-"""Fetches rows of any map-style dataset; an error says which row it is about."""
+"""Reads rows of any map-style dataset; errors name the row that failed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from torch.utils.data import Subset
 
 NAMED = 8
-"""Rows that a message lists at most."""
+"""Maximum number of rows that a message lists."""
 
 
 def fetch(dataset: Any, rows: Sequence[int]) -> list[Any]:
-    """The samples of some rows, by `__getitems__` where the dataset has it.
+    """Return the samples of some rows, through the dataset's `__getitems__` if it has one.
 
     Raises:
-        Exception: what the dataset raises, with a note that names the row: also a worker process's message has it.
-        RuntimeError: in place of a StopIteration, which would end the epoch early.
+        Exception: the dataset's exception, with a note that names the row and that worker processes pass on.
+        RuntimeError: the dataset raised StopIteration, which would end the epoch early.
     """
     if not hasattr(dataset, "__getitems__"):
         return [_sample(dataset, row) for row in rows]
@@ -24,13 +24,13 @@ def fetch(dataset: Any, rows: Sequence[int]) -> list[Any]:
         return dataset.__getitems__(list(rows))
     except Exception as error:
         failed = error
-    for row in rows:  # which one is it?
+    for row in rows:  # raises for the row that failed
         _sample(dataset, row)
-    raise noted(failed, f"in {told(rows)} of the dataset")
+    raise with_note(failed, f"in {listed(rows)} of the dataset")
 
 
-def noted(error: Exception, note: str) -> Exception:
-    """The error, with a note; a StopIteration as a RuntimeError."""
+def with_note(error: Exception, note: str) -> Exception:
+    """Return the error with a note; a StopIteration becomes a RuntimeError."""
     if isinstance(error, StopIteration):
         raised = RuntimeError("the dataset raised StopIteration")
         raised.__cause__, error = error, raised
@@ -38,8 +38,8 @@ def noted(error: Exception, note: str) -> Exception:
     return error
 
 
-def told(rows: Sequence[int]) -> str:
-    """Names some rows."""
+def listed(rows: Sequence[int]) -> str:
+    """Return "row 3" or "rows 3, 4 and 9 more" for a message."""
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     return f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:NAMED]))}{more}"
 
@@ -50,5 +50,5 @@ def _sample(dataset: Any, row: int) -> Any:
     except Exception as error:
         while isinstance(dataset, Subset):
             dataset, row = dataset.dataset, dataset.indices[row]
-        raised = noted(error, f"in row {row} of the dataset")
+        raised = with_note(error, f"in row {row} of the dataset")
     raise raised

@@ -1,4 +1,4 @@
-"""What models of transformers are given of a batch has the losses of its documents, each alone."""
+"""A transformers model has the same losses on a batch as on each of its documents alone."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_what_models_would_leave_out_or_do_not_know_is_refused() -> None:
         model_inputs(batch)
     del batch["loss_weights"]
     assert set(model_inputs(batch)) == set(batch)
-    with pytest.raises(ValueError, match="choose the side"):
+    with pytest.raises(ValueError, match="the columns of one side"):
         model_inputs({f"chosen_{name}": value for name, value in batch.items()})

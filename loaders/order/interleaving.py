@@ -1,4 +1,4 @@
-"""The order of a mixture: which source and which of its rows stand at a position."""
+"""The row order of a mixture: which source, and which of its rows, is at a position."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tokenloom.resources.tables.ragged import Ints
 
 
 class MixtureOrder(BlockwiseOrder):
-    """Int64 [m, 2] for positions [m]: the source's number in the mixture, and its row.
+    """The rows of a mixture's sources, interleaved: each source by its own `RowOrder`.
 
     Args:
-        mixture: whose turn it is at a position.
-        orders: each source's, of as many rows as the mixture says.
+        mixture: chooses the source at each position.
+        orders: one order per source, with as many rows as the source.
 
     Raises:
         ValueError: orders and sources do not match.
@@ -27,14 +27,14 @@ class MixtureOrder(BlockwiseOrder):
     def __init__(self, mixture: Mixture, orders: Sequence[RowOrder]):
         sizes = [source.rows for source in mixture.sources]
         if [len(order) for order in orders] != sizes:
-            raise ValueError(f"orders of {[len(order) for order in orders]} rows for sources of {sizes}")
+            raise ValueError(f"orders have {[len(order) for order in orders]} rows, but the sources have {sizes}")
         super().__init__()
         self.mixture, self.orders, self.end = mixture, tuple(orders), mixture.end
 
     def take(self, positions: npt.ArrayLike) -> Ints:
-        """Int64 [m, 2] for positions int64 [m]."""
+        """Return the source's index in the mixture and its row for each position: int64 [m, 2] for [m]."""
         sources, places = self.mixture.places(positions)
-        found = np.stack([sources, places], axis=1)
+        rows = np.stack([sources, places], axis=1)
         for source, members in groups(sources):
-            found[members, 1] = self.orders[source].take(places[members])
-        return found
+            rows[members, 1] = self.orders[source].take(places[members])
+        return rows

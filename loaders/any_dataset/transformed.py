@@ -1,4 +1,4 @@
-"""Augmentation: a function that changes samples or batches as they are loaded."""
+"""Augmentation: a function that transforms samples or batches as they are loaded."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from tokenloom.loaders.any_dataset.map_style.fetch import fetch, noted
-from tokenloom.loaders.any_dataset.map_style.random_state import seeded
+from tokenloom.loaders.map_style.fetch import fetch, with_note
+from tokenloom.loaders.map_style.random_state import seeded
 from tokenloom.loaders.token_loader import TokenLoader
 
 
 class TransformedDataset(Dataset[Any]):
-    """A map-style dataset whose samples are what `transform` makes of those of another one."""
+    """A map-style dataset with `transform` applied to each sample."""
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
         self.dataset, self.transform = dataset, transform
@@ -26,20 +26,20 @@ class TransformedDataset(Dataset[Any]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: list[int]) -> list[Any]:
-        found = fetch(self.dataset, rows)
-        for place, row in enumerate(rows):
+        samples = fetch(self.dataset, rows)
+        for index, row in enumerate(rows):
             try:
-                found[place] = self.transform(found[place])
+                samples[index] = self.transform(samples[index])
             except Exception as error:
-                raised = noted(error, f"in the transform of row {row} of the dataset")
+                raised = with_note(error, f"in the transform of row {row} of the dataset")
                 break
         else:
-            return found
+            return samples
         raise raised
 
 
 class TransformedStream(IterableDataset[Any]):
-    """An iterable dataset whose samples are what `transform` makes of those of another one."""
+    """An iterable dataset with `transform` applied to each sample."""
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
         self.dataset, self.transform = dataset, transform
@@ -49,14 +49,15 @@ class TransformedStream(IterableDataset[Any]):
 
 
 class TransformedTokenLoader(TokenLoader):
-    """A `TokenLoader` whose batches go through `transform`, in the training process.
+    """A `TokenLoader` with `transform` applied to each batch, in the training process.
 
-    Random numbers that it draws are a function of the seed and of the batch's place, so that a resumed loader draws
-    them again.
+    Random numbers that `transform` draws depend only on the seed, the rank and the batch's position, so a resumed
+    loader draws the same ones.
 
     Args:
+        dataset: a `TokenDataset` or `MixedDataset`.
         transform: takes and returns a batch, a dict of tensors.
-        options: those of `TokenLoader`.
+        options: further arguments of `TokenLoader`.
     """
 
     def __init__(self, dataset: Any, transform: Callable[[dict[str, Any]], dict[str, Any]], **options: Any):
