@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 BIN := .venv/bin
 PIPELINE := .venv/.pipeline
 DEVELOPMENT := .venv/.development
+LOWEST := .venv-lowest/.installed
+LOWEST_TESTS := tests/golden tests/config tests/assets tests/cli tests/loaders tests/resources
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 DEMO_STORE := .tokenloom
@@ -10,11 +12,11 @@ DEMO_STORE := .tokenloom
 RESET_SIGNALS = $(shell env --default-signal=INT true 2>/dev/null && echo env --default-signal=INT,TERM,QUIT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# $(call install,WHAT): pip install without its output, which is shown if it fails.
+# $(call install,ENVIRONMENT,WHAT): pip install, with its output in a file; the end of it is shown if pip fails.
 define install
-@$(BIN)/pip install --quiet --retries 2 --constraint constraints.txt $(1) > .venv/install.log 2>&1 || { \
-  tail -n 8 .venv/install.log; \
-  echo "make: pip could not install the libraries; its last lines are above, all of them in .venv/install.log."; \
+@$(1)/bin/pip install --quiet --retries 2 $(2) > $(1)/install.log 2>&1 || { \
+  tail -n 8 $(1)/install.log; \
+  echo "make: pip could not install the libraries. The end of its output is above, all of it in $(1)/install.log."; \
   echo "make: Without network, set PIP_INDEX_URL or PIP_FIND_LINKS to a package index or a folder of wheels."; \
   exit 1; }
 endef
@@ -28,16 +30,16 @@ install: $(DEVELOPMENT)  ## install tokenloom and all development tools into .ve
 
 $(PIPELINE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tokenloom needs Python 3.11 or newer, not %d.%d; run make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
-	@echo "== Installing PyTorch into .venv (1 to 5 minutes, up to 1 GB to download)"
+	@echo "== Installing PyTorch into .venv (1 to 10 minutes; its CUDA build is a download of several GB)"
 	@$(PYTHON) -m venv .venv
-	$(call install,torch==2.13.0)
+	$(call install,.venv,--constraint constraints.txt torch==2.13.0)
 	@echo "== Installing tokenloom with Dagster and the libraries that read and tokenize text (1 to 2 minutes)"
-	$(call install,--editable '.[pipeline]')
+	$(call install,.venv,--constraint constraints.txt --editable '.[pipeline]')
 	@touch $@
 
 $(DEVELOPMENT): $(PIPELINE)
 	@echo "== Installing what only the tests need: trainers, JAX, test servers, linters (1 to 3 minutes)"
-	$(call install,--editable '.[dev]')
+	$(call install,.venv,--constraint constraints.txt --editable '.[dev]')
 	@touch $@
 
 demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, preview it, and train 30 steps on it
@@ -93,15 +95,22 @@ docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 soak: $(DEVELOPMENT)  ## run all tests with many more cases, drawn at random
 	TOKENLOOM_SOAK=1 $(PYTEST)
 
-words: ## count the words and phrases that the docs and messages should avoid
+words:  ## count the words and phrases that the docs and messages should avoid
 	@$(PYTHON) scripts/sample_text.py --dialect
 
-test-install:  ## install tokenloom with each extra into an empty environment and use it (15 minutes, 10 GB to download)
+test-install:  ## install tokenloom with each extra into an empty environment and use it (15 minutes or more)
 	$(PYTHON) scripts/try_extras.py
 
-# There is no CPU build of PyTorch for the declared lower bound on PyPI, so torch is the pinned version here too.
-test-lowest: .venv/lowest/.installed  ## run tests with the lowest versions of all libraries that pyproject.toml allows
-	.venv/lowest/bin/python -m pytest -q $(LOWEST_TESTS)
+test-lowest: $(LOWEST)  ## run tests with the lowest version of every library that pyproject.toml allows
+	PYTHONHASHSEED=0 .venv-lowest/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile $(LOWEST_TESTS)
+
+$(LOWEST): pyproject.toml constraints-lowest.txt
+	@$(PYTHON) -m venv .venv-lowest
+	@echo "== Installing the lowest versions into .venv-lowest (3 to 15 minutes)"
+	$(call install,.venv-lowest,--constraint constraints-lowest.txt torch)
+	$(call install,.venv-lowest,--constraint constraints-lowest.txt --editable '.[jax,pipeline,s3,train,vision]' \
+	  pytest pytest-xdist hypothesis 'moto[server]' zstandard)
+	@touch $@
 
 clean:  ## remove .venv, the demo's store, Dagster's state and build files
-	rm -rf .venv .dagster $(DEMO_STORE) build dist *.egg-info
+	rm -rf .venv .venv-lowest .dagster $(DEMO_STORE) build dist *.egg-info

@@ -11,12 +11,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
+NOWHERE = "http://127.0.0.1:1"
 
 BATCH = """
 from tokenloom.loaders import TokenLoader, open_dataset
@@ -55,71 +55,72 @@ print("images of", *VisionCollator()(rows)["pixel_values"].shape)
 
 QUICKSTART = ROOT / "tokenloom" / "pipelines" / "quickstart.yaml"
 
-USES: dict[str, list[list[object]]] = {
+Command = list[str | Path]
+
+
+def example(name: str, *options: str) -> Command:
+    """Two steps of a training script."""
+    return ["python", ROOT / "examples" / f"{name}.py", "quickstart", "--store", "store", "--steps", "2", *options]
+
+
+USES: dict[str, list[Command]] = {
     "pipeline": [
         ["tokenloom", "build", QUICKSTART, "--store", "store"],
         ["tokenloom", "preview", QUICKSTART, "--store", "store", "--row", "3"],
-        ["python", "-c", "import tokenloom.definitions as front; print(type(front.defs).__name__)"],
+        ["dagster", "definitions", "validate", "-m", "tokenloom.definitions"],
         ["python", "-c", BATCH],
     ],
-    "": [
-        ["tokenloom", "--version"],
-        ["python", "-c", BATCH],
-        ["python", ROOT / "examples" / "train.py", "quickstart", "--store", "store", "--steps", "2"],
-    ],
+    "bare": [["tokenloom", "--version"], ["python", "-c", BATCH], example("train")],
     "s3": [["python", "-c", NO_SERVICE]],
     "train": [
         ["python", "-c", "import accelerate, lightning, trl; print(accelerate.__version__, trl.__version__)"],
-        *(
-            ["python", ROOT / "examples" / f"train_with_{name}.py", "quickstart", "--store", "store", "--steps", "2"]
-            + ["--checkpoints", name]
-            for name in ("accelerate", "lightning", "trainer", "trl")
-        ),
+        example("train_with_accelerate", "--checkpoints", "accelerate"),
+        example("train_with_lightning", "--checkpoints", "lightning"),
+        example("train_with_trainer", "--checkpoints", "trainer"),
+        example("train_with_trl", "--checkpoints", "trl"),
     ],
-    "jax": [
-        ["python", "-c", JAX_BATCH],
-        ["python", ROOT / "examples" / "train_with_jax.py", "quickstart", "--store", "store", "--steps", "2"]
-        + ["--checkpoints", "jax"],
-    ],
+    "jax": [["python", "-c", JAX_BATCH], example("train_with_jax", "--checkpoints", "jax")],
     "vision": [["python", "-c", IMAGES]],
 }
 """Commands to run for each extra; they share a folder outside of the repository, with the store of the first."""
 
 
-def run(command: list[object], folder: Path, **environment: str) -> None:
+def run(command: Command, folder: Path, **environment: str) -> str:
+    """The last line that a command prints. Exits with its output if it fails."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TOKENLOOM_STORE")}
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=inherited | environment, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=folder, env=inherited | environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"failed: {' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    print("  ", (done.stdout.strip() or "done").splitlines()[-1][:150], flush=True)
+        sys.exit(f"failed: {' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return (done.stdout.strip() or "done").splitlines()[-1][:150]
+
+
+def try_extra(extra: str, folder: Path, work: Path) -> None:
+    """Install into `folder`, run the extra's commands in `work`, and print what they print last."""
+    venv.create(folder, with_pip=True)
+    what = "." if extra == "bare" else f".[{extra}]"
+    install: Command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt"]
+    print(f"== pip install '{what}'", flush=True)
+    run([*install, TORCH], ROOT)
+    run([*install, what], ROOT)
+    print("  ", run([folder / "bin" / "python", "-m", "pip", "check"], work), flush=True)
+    for program, *arguments in USES[extra]:
+        print("  ", run([folder / "bin" / program, *arguments], work, AWS_ENDPOINT_URL=NOWHERE), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("extras", nargs="*", choices=[*filter(None, USES), "bare"], help="default: all")
-    chosen = {"pipeline", *("" if name == "bare" else name for name in parser.parse_args().extras)}
-    constraints = ["--constraint", ROOT / "constraints.txt"]
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"of {', '.join(USES)}; default: all")
+    chosen = parser.parse_args().extras or [*USES]
+    if unknown := set(chosen) - USES.keys():
+        parser.error(f"unknown extra: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as name:
         work = Path(name) / "work"
         work.mkdir()
-        for extra, commands in USES.items():
-            if len(chosen) > 1 and extra not in chosen:
-                continue
-            what, begun = f"{ROOT}[{extra}]" if extra else str(ROOT), time.monotonic()
-            print(f"== pip install '.{f'[{extra}]' if extra else ''}'", flush=True)
-            with tempfile.TemporaryDirectory(dir=name) as environment:
-                venv.create(environment, with_pip=True)
-                folder = Path(environment) / "bin"
-                install: list[object] = [folder / "python", "-m", "pip", "install", "--quiet", *constraints]
-                run([*install, TORCH], work)
-                run([*install, what], work)
-                run([folder / "python", "-m", "pip", "check"], work)
-                for program, *arguments in commands:
-                    run([folder / str(program), *arguments], work, AWS_ENDPOINT_URL="http://127.0.0.1:1")
-            print(f"   {time.monotonic() - begun:.0f} seconds", flush=True)
+        for extra in USES:
+            if extra in chosen or extra == "pipeline":
+                with tempfile.TemporaryDirectory(dir=name) as folder:
+                    try_extra(extra, Path(folder), work)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

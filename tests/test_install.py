@@ -77,7 +77,9 @@ def builds_the_quickstart(python: Path, package: Path) -> None:
     """From a folder that is no checkout."""
     outside = python.parents[2] / "outside"
     outside.mkdir()
-    program = "import tokenloom, tokenloom.assets.raw.stage as part; print(tokenloom.__file__, part.__file__, sep='\\n')"
+    program = (
+        "import tokenloom, tokenloom.assets.raw.stage as part; print(tokenloom.__file__, part.__file__, sep='\\n')"
+    )
     places = run(python, "-c", program, folder=outside).splitlines()
     assert [Path(place).resolve().is_relative_to(package.resolve()) for place in places] == [True, True]
     assert run(python.parent / "tokenloom", "--version", folder=outside).startswith("tokenloom ")

@@ -11,10 +11,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from support.paths import ROOT, TESTS
 
-PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PYPROJECT["tool"]["setuptools"]["packages"]
 LINKED = ("assets", "loaders", "resources")
 """Folders of the package that are at the repository's root; `tokenloom/` has a link to each."""
 
@@ -196,12 +199,37 @@ for name in ("tokenloom.tests", "tokenloom.docs", "tokenloom.benchmarks", "token
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
 
 
+def lowest_versions() -> dict[str, str]:
+    """The lower bounds of all libraries that `pyproject.toml` declares for users."""
+    project = PYPROJECT["project"]
+    extras = [group for name, group in project["optional-dependencies"].items() if name != "dev"]
+    declared = [library.split(">=") for group in (project["dependencies"], *extras) for library in group]
+    return {canonicalize_name(name.partition("[")[0]): bound for name, bound in declared}
+
+
+def pinned(file: str) -> dict[str, str]:
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def test_lowest_versions_are_those_that_are_tested() -> None:
+    """Except for torch, of which only one CPU build can be installed from PyPI."""
+    tested, declared = pinned("constraints-lowest.txt"), lowest_versions()
+    assert {name: bound for name, bound in declared.items() if Version(tested[name]) != Version(bound)}.keys() == {
+        "torch"
+    }
+
+
+def test_every_declared_library_is_pinned() -> None:
+    tools = {
+        canonicalize_name(re.split(r"[\[>]", name)[0]) for name in PYPROJECT["project"]["optional-dependencies"]["dev"]
+    }
+    assert (lowest_versions().keys() | tools) - pinned("constraints.txt").keys() == {"tokenloom"}
+
+
 def test_scripts_do_not_shadow_libraries() -> None:
     """Python puts a script's folder first on the path, so its neighbours must not have a library's name."""
     scripts = [path for folder in SCRIPTS for path in (ROOT / folder).rglob("*.py")]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [group for name, group in project["optional-dependencies"].items() if name != "dev"]
-    declared = {re.split(r"[\[>]", library)[0] for group in (project["dependencies"], *extras) for library in group}
     imported = {name.split(".")[0] for names in IMPORTS.values() for name in names}
-    libraries = imported | {name.replace("-", "_").lower() for name in declared} | sys.stdlib_module_names
+    libraries = imported | {name.replace("-", "_") for name in lowest_versions()} | sys.stdlib_module_names
     assert {path.stem for path in scripts} & libraries == set()
