@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -94,14 +95,14 @@ def run(command: Command, folder: Path, **environment: str) -> str:
     return (done.stdout.strip() or "done").splitlines()[-1][:150]
 
 
-def try_extra(extra: str, folder: Path, work: Path) -> None:
-    """Install into `folder`, run the extra's commands in `work`, and print what they print last."""
+def try_extra(extra: str, checkout: Path, folder: Path, work: Path) -> None:
+    """Install into `folder`, run the extra's commands in `work`, and print the last line of each."""
     venv.create(folder, with_pip=True)
     what = "." if extra == "bare" else f".[{extra}]"
     install: Command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt"]
     print(f"== pip install '{what}'", flush=True)
-    run([*install, TORCH], ROOT)
-    run([*install, what], ROOT)
+    run([*install, TORCH], checkout)
+    run([*install, what], checkout)
     print("  ", run([folder / "bin" / "python", "-m", "pip", "check"], work), flush=True)
     for program, *arguments in USES[extra]:
         print("  ", run([folder / "bin" / program, *arguments], work, AWS_ENDPOINT_URL=NOWHERE), flush=True)
@@ -114,12 +115,14 @@ def main() -> None:
     if unknown := set(chosen) - USES.keys():
         parser.error(f"unknown extra: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory() as name:
-        work = Path(name) / "work"
+        work, checkout = Path(name) / "work", Path(name) / "checkout"
         work.mkdir()
+        not_needed = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests")
+        shutil.copytree(ROOT, checkout, symlinks=True, ignore=not_needed)
         for extra in USES:
             if extra in chosen or extra == "pipeline":
                 with tempfile.TemporaryDirectory(dir=name) as folder:
-                    try_extra(extra, Path(folder), work)
+                    try_extra(extra, checkout, Path(folder), work)
 
 
 if __name__ == "__main__":

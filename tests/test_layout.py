@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_folders_do_not_import_in_circles() -> None:
             folders[start].add(end)
             reasons.setdefault((start, end), f"{module} imports {name}")
     found = circle(folders)
-    assert not found, "; ".join(reasons[step] for step in zip(found, found[1:], strict=False))
+    assert not found, "; ".join(reasons[step] for step in pairwise(found))
 
 
 def test_a_circle_is_found() -> None:
@@ -221,10 +222,9 @@ def test_lowest_versions_are_those_that_are_tested() -> None:
 
 
 def test_every_declared_library_is_pinned() -> None:
-    tools = {
-        canonicalize_name(re.split(r"[\[>]", name)[0]) for name in PYPROJECT["project"]["optional-dependencies"]["dev"]
-    }
-    assert (lowest_versions().keys() | tools) - pinned("constraints.txt").keys() == {"tokenloom"}
+    tools = PYPROJECT["project"]["optional-dependencies"]["dev"]
+    names = {canonicalize_name(re.split(r"[\[>]", tool)[0]) for tool in tools} | lowest_versions().keys()
+    assert names - pinned("constraints.txt").keys() == {"tokenloom"}
 
 
 def test_scripts_do_not_shadow_libraries() -> None:
