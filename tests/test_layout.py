@@ -37,7 +37,7 @@ STAGES = ("stage", "raw", "schema", "columns", "prompts", "tokenizer", "tokens",
 """Folders of `assets`. Each imports only from itself and from those before it."""
 
 ONE_SHELF = {"tokenloom.assets.prompts.few_shot": "tokenloom.assets.prompts"}
-"""Folders that count as part of the folder above them when circles between folders are looked for."""
+"""Folders that count as part of another folder in the search for circles between folders."""
 
 SCRIPTS = ("benchmarks", "docs", "examples", "scripts")
 """Folders of scripts that are run from a checkout and not installed."""
@@ -214,11 +214,9 @@ def pinned(file: str) -> dict[str, str]:
 
 
 def test_lowest_versions_are_those_that_are_tested() -> None:
-    """Except for torch, of which only one CPU build can be installed from PyPI."""
+    """Except for torch: no older CPU build can be installed from PyPI."""
     tested, declared = pinned("constraints-lowest.txt"), lowest_versions()
-    assert {name: bound for name, bound in declared.items() if Version(tested[name]) != Version(bound)}.keys() == {
-        "torch"
-    }
+    assert [name for name, bound in declared.items() if Version(tested[name]) != Version(bound)] == ["torch"]
 
 
 def test_every_declared_library_is_pinned() -> None:
