@@ -53,8 +53,8 @@ demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, p
 	@$(BIN)/python examples/train.py quickstart --store $(DEMO_STORE) --steps 30
 	@echo "== Next"
 	@echo "   make ui                 see the assets, checks and schedules in Dagster's UI"
-	@echo "   docs/prepare.md         declare your own dataset"
-	@echo "   docs/train.md           load it in training code"
+	@echo "   docs/prepare/prepare.md declare your own dataset"
+	@echo "   docs/train/train.md     load it in training code"
 
 .dagster/dagster.yaml: dagster.yaml
 	@mkdir -p .dagster

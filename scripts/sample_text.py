@@ -107,7 +107,7 @@ def collect() -> list[Text]:
     """All texts of the package and of its documentation, in the order of their places."""
     code = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
     real = {path.resolve() for path in code}
-    pages = [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED)]
+    pages = [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if page.name not in GENERATED)]
     found = [text for path in real for text in strings(path)] + [text for page in pages for text in paragraphs(page)]
     return sorted(found)
 
