@@ -1,37 +1,58 @@
-# Each target sets up what it needs: only Python 3.11 and make have to be there.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Every target sets up what it needs: only Python 3.11 or newer and make are required.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+PIPELINE := .venv/.pipeline
+DEVELOPMENT := .venv/.development
+LOWEST := .venv-lowest/.installed
+LOWEST_TESTS := tests/golden tests/config tests/assets tests/cli tests/loaders tests/resources
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 DEMO_STORE := .tokenloom
+# A background job starts with SIGINT ignored, and Dagster's processes would inherit that; only GNU env can reset it.
+RESET_SIGNALS = $(shell env --default-signal=INT true 2>/dev/null && echo env --default-signal=INT,TERM,QUIT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check ui bench docs soak clean
+# $(call install,ENVIRONMENT,WHAT): pip install, with its output in a file; the end of it is shown if pip fails.
+define install
+@$(1)/bin/pip install --quiet --retries 2 $(2) > $(1)/install.log 2>&1 || { \
+  tail -n 8 $(1)/install.log; \
+  echo "make: pip could not install the libraries. The end of its output is above, all of it in $(1)/install.log."; \
+  echo "make: Without network, set PIP_INDEX_URL or PIP_FIND_LINKS to a package index or a folder of wheels."; \
+  exit 1; }
+endef
 
-help:  ## show the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+.PHONY: help install demo test check ui bench docs soak words test-install test-lowest clean
 
-install: $(INSTALLED)  ## make .venv with everything for development
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
-$(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say make PYTHON=…")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+install: $(DEVELOPMENT)  ## install tokenloom and all development tools into .venv
+
+$(PIPELINE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tokenloom needs Python 3.11 or newer, not %d.%d; run make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
+	@echo "== Installing PyTorch into .venv (1 to 10 minutes; its CUDA build is a download of several GB)"
+	@$(PYTHON) -m venv .venv
+	$(call install,.venv,--constraint constraints.txt torch==2.13.0)
+	@echo "== Installing tokenloom with Dagster and the libraries that read and tokenize text (1 to 2 minutes)"
+	$(call install,.venv,--constraint constraints.txt --editable '.[pipeline]')
 	@touch $@
 
-demo: $(INSTALLED) .dagster/dagster.yaml  ## materialize the quickstart through Dagster, preview it, train 30 steps on it
-	@echo "== Materializing tokenloom/pipelines/quickstart.yaml through Dagster"
+$(DEVELOPMENT): $(PIPELINE)
+	@echo "== Installing what only the tests need: trainers, JAX, test servers, linters (1 to 3 minutes)"
+	$(call install,.venv,--constraint constraints.txt --editable '.[dev]')
+	@touch $@
+
+demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, preview it, and train 30 steps on it
+	@echo "== Building tokenloom/pipelines/quickstart.yaml with Dagster (about 20 seconds)"
 	@DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) \
 	  $(BIN)/dagster job execute -m tokenloom.definitions -j quickstart > .dagster/demo.log 2>&1 || { tail -n 40 .dagster/demo.log; exit 1; }
 	@sed -nE 's/.* - (STEP_SUCCESS|RUN_SUCCESS) - (.*)/   \2/p' .dagster/demo.log
-	@echo "== What the model is trained on"
+	@echo "== Three rows, with the trained tokens marked"
 	@$(BIN)/tokenloom preview tokenloom/pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
-	@echo "== Training a tiny model on it"
+	@echo "== Training a tiny model for 30 steps"
 	@$(BIN)/python examples/train.py quickstart --store $(DEMO_STORE) --steps 30
 	@echo "== Next"
-	@echo "   make ui                 the assets, checks and schedules in Dagster's UI"
+	@echo "   make ui                 see the assets, checks and schedules in Dagster's UI"
 	@echo "   docs/prepare/prepare.md declare your own dataset"
 	@echo "   docs/train/train.md     load it in training code"
 
@@ -39,18 +60,19 @@ demo: $(INSTALLED) .dagster/dagster.yaml  ## materialize the quickstart through 
 	@mkdir -p .dagster
 	@cp dagster.yaml $@
 
-test: $(INSTALLED)  ## run all tests, in two processes or JOBS=N
-	$(PYTEST)
+test: $(DEVELOPMENT)  ## run all tests in two processes, or in JOBS=N
+	PYTHONHASHSEED=0 $(PYTEST)
 
-check: $(INSTALLED)  ## ruff and pyright
+check: $(DEVELOPMENT)  ## run ruff, codespell and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/pyright
 
-ui: $(INSTALLED) .dagster/dagster.yaml  ## start Dagster's UI on the pipelines/ folder
-	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) env --default-signal=INT,TERM,QUIT $(BIN)/dagster dev -w workspace.yaml
+ui: $(PIPELINE) .dagster/dagster.yaml  ## open Dagster's UI on the YAML files in pipelines/, or on the quickstart
+	DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) $(RESET_SIGNALS) $(BIN)/dagster dev -w workspace.yaml
 
-bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that has a target, each in one run
+bench: $(DEVELOPMENT)  ## run all benchmarks
 	$(BIN)/python benchmarks/build.py
 	$(BIN)/python benchmarks/prompts.py benchmarks/thinking.jinja
 	$(BIN)/python benchmarks/tokens.py
@@ -64,14 +86,31 @@ bench: $(INSTALLED)  ## time a build against datasets.map, then each stage that 
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/resume.py
 
-docs: $(INSTALLED)  ## write the reference pages from the code
+docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/reference.py
 	$(BIN)/python docs/generate/contracts.py
 	$(BIN)/python docs/generate/real_files.py
 	$(BIN)/python docs/generate/picture.py
 
-soak: $(INSTALLED)  ## the long sweeps
+soak: $(DEVELOPMENT)  ## run all tests with many more cases, drawn at random
 	TOKENLOOM_SOAK=1 $(PYTEST)
 
-clean:  ## remove .venv, the demo's store and Dagster's state
-	rm -rf .venv .dagster $(DEMO_STORE) build *.egg-info
+words:  ## count the words and phrases that the docs and messages should avoid
+	@$(PYTHON) scripts/sample_text.py --dialect
+
+test-install:  ## install tokenloom with each extra into an empty environment and use it (15 minutes or more)
+	$(PYTHON) scripts/try_extras.py
+
+test-lowest: $(LOWEST)  ## run tests with the lowest version of every library that pyproject.toml allows
+	PYTHONHASHSEED=0 .venv-lowest/bin/python -m pytest -q --numprocesses $(JOBS) --dist loadfile $(LOWEST_TESTS)
+
+$(LOWEST): pyproject.toml constraints-lowest.txt
+	@$(PYTHON) -m venv .venv-lowest
+	@echo "== Installing the lowest versions into .venv-lowest (3 to 15 minutes)"
+	$(call install,.venv-lowest,--constraint constraints-lowest.txt torch)
+	$(call install,.venv-lowest,--constraint constraints-lowest.txt --editable '.[jax,pipeline,s3,train,vision]' \
+	  pytest pytest-xdist hypothesis 'moto[server]' zstandard)
+	@touch $@
+
+clean:  ## remove .venv, the demo's store, Dagster's state and build files
+	rm -rf .venv .venv-lowest .dagster $(DEMO_STORE) build dist *.egg-info

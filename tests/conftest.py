@@ -1,21 +1,27 @@
-"""Shared fixtures: real data where it is there, YAML files, small tokenizers, and Hypothesis profiles."""
+"""Shared fixtures, and what makes two runs of the suite the same: fixed seeds and a Hypothesis profile without chance.
+
+`TOKENLOOM_SOAK=1` selects the profile that explores: more examples, drawn at random, failures kept in `.hypothesis/`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, processors
 
-from support.masked_platform import MASKED, mask
-from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level
+pytest.register_assert_rewrite("support")
 
-pytest.register_assert_rewrite("canonical_rows", "rendered_prompts", "raw_rows", "loaded_rows")
+from support.masked_platform import MASKED, mask  # noqa: E402
+from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402
 
 if MASKED:
     mask()
@@ -23,25 +29,33 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, max_examples=50, suppress_health_check=_QUIET)
-settings.register_profile("soak", deadline=None, max_examples=1000, suppress_health_check=_QUIET)
-settings.load_profile("soak" if os.environ.get("TOKENLOOM_SOAK") == "1" else "default")
+settings.register_profile(
+    "fixed", deadline=None, max_examples=50, suppress_health_check=_QUIET, derandomize=True, database=None
+)
+settings.register_profile("soak", deadline=None, max_examples=1000, suppress_health_check=_QUIET, print_blob=True)
+settings.load_profile("soak" if os.environ.get("TOKENLOOM_SOAK") == "1" else "fixed")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Seed the global generators, so that a test's draws do not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real files that $TOKENLOOM_REAL_DATA names."""
+    """The folder of real files in `$TOKENLOOM_REAL_DATA`; skips the test if it is not set."""
     folder = os.environ.get("TOKENLOOM_REAL_DATA")
     if not folder:
-        pytest.skip(
-            "TOKENLOOM_REAL_DATA is not set: it names the folder with real data files, tokenizers and templates"
-        )
+        pytest.skip("set TOKENLOOM_REAL_DATA to the folder with real data files, tokenizers and templates")
     return Path(folder)
 
 
 @pytest.fixture(scope="session")
 def write_config() -> WriteConfig:
-    """Writes a YAML file of the sections given and returns its path; `name` is the file's stem."""
+    """A function that writes sections to `folder/name.yaml` and returns its path."""
 
     def write(folder: Path, name: str = "data", **sections: Any) -> Path:
         path = folder / f"{name}.yaml"
@@ -53,13 +67,13 @@ def write_config() -> WriteConfig:
 
 @pytest.fixture(scope="session")
 def save_tokenizer() -> SaveTokenizer:
-    """Writes a tokenizer and its config as a folder that `from_pretrained` loads."""
+    """A function that saves a tokenizer as a folder that `from_pretrained` loads and returns the folder."""
 
     def save(tokenizer: Tokenizer, folder: Path, **config: Any) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(folder / "tokenizer.json"))
-        found = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
-        (folder / "tokenizer_config.json").write_text(json.dumps(found), encoding="utf-8")
+        saved = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
+        (folder / "tokenizer_config.json").write_text(json.dumps(saved), encoding="utf-8")
         return folder
 
     return save
@@ -67,14 +81,14 @@ def save_tokenizer() -> SaveTokenizer:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, save_tokenizer: SaveTokenizer) -> Path:
-    """A byte-level BPE with many control tokens that adds nothing by itself."""
+    """A byte-level BPE tokenizer with many control tokens that adds no token by itself."""
     names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>"}
     return save_tokenizer(byte_level(), tmp_path_factory.mktemp("tokenizer"), **names)
 
 
 @pytest.fixture(scope="session")
 def bos_tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, save_tokenizer: SaveTokenizer) -> Path:
-    """The same tokenizer, putting BOS before every text."""
+    """The tokenizer of `tokenizer_folder`, but with BOS before every text."""
     tokenizer = byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=["<s>", "$A"], special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]

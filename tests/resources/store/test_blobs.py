@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -159,7 +159,7 @@ def test_readers_never_see_a_mix_of_two_writes(address: str) -> None:
 
 
 def test_threads_create_the_same_blobs_at_once(address: str) -> None:
-    contents = [os.urandom(1000 * number) for number in range(6)]
+    contents = [random.randbytes(1000 * number) for number in range(6)]
     blobs = open_blobs(address)
 
     def make() -> None:

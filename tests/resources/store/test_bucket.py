@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -181,7 +182,7 @@ def test_network_faults_change_no_byte_and_leave_nothing_half_written(
 
 
 def test_a_truncated_response_is_detected(service: ObjectService) -> None:
-    blobs, content = Bucket(service.address()), os.urandom(300_000)
+    blobs, content = Bucket(service.address()), random.randbytes(300_000)
     blobs.write("a", content)
     service.proxy.plan(fraction=1, kinds=["cut answer"])
     assert blobs.read("a") == content
@@ -189,7 +190,7 @@ def test_a_truncated_response_is_detected(service: ObjectService) -> None:
 
 
 def test_a_write_whose_response_is_lost_happens_once(service: ObjectService) -> None:
-    address, content = service.address(), os.urandom(1000)
+    address, content = service.address(), random.randbytes(1000)
     digest = blake3(content).hexdigest()
     service.proxy.plan(fraction=1, kinds=["lost answer", "late 500"], in_a_row=2)
     Bucket(address).create(f"objects/{digest[:2]}/{digest}.arrow", content)
@@ -219,7 +220,7 @@ def test_retries_end_with_an_error_of_one_sentence(service: ObjectService, kind:
 def test_a_silent_connection_is_retried(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "READ_SECONDS", 0.3)
     monkeypatch.setattr("support.fault_proxy.SLOW_SECONDS", 0.5)
-    blobs, content = Bucket(service.address()), os.urandom(1000)
+    blobs, content = Bucket(service.address()), random.randbytes(1000)
     blobs.write("a", content)
     service.proxy.plan(fraction=1, kinds=["slow"], in_a_row=1)
     assert blobs.read("a") == content

@@ -104,7 +104,7 @@ def test_a_damaged_file_is_a_miss(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_mapped_object_stays_readable_after_eviction(tmp_path: Path) -> None:
-    cache, data = FileCache(tmp_path, 1000), os.urandom(900)
+    cache, data = FileCache(tmp_path, 1000), random.randbytes(900)
     mapped = pa.memory_map(str(cache.add(digest_of(data), data)))
     cache.add(digest_of(b"b" * 900), b"b" * 900)
     assert cache.find(digest_of(data)) is None
@@ -128,7 +128,7 @@ def test_half_written_files_are_deleted_after_a_day(tmp_path: Path) -> None:
 
 
 def test_processes_that_share_a_small_cache_read_correct_bytes(tmp_path: Path) -> None:
-    contents = {digest_of(data): data for data in (os.urandom(1000 * number) for number in range(1, 20))}
+    contents = {digest_of(data): data for data in (random.randbytes(1000 * number) for number in range(1, 20))}
     wrong: list[str] = []
     found: list[str] = []
 
