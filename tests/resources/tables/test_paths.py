@@ -1,4 +1,4 @@
-"""Nested paths: what they parse to, and what they lead to, against a per-row oracle."""
+"""Nested paths: how they parse and the values they lead to, compared with a per-row oracle."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STEP = st.one_of(NAME, st.integers(-3, 3))
 
 
 @given(NAME, st.lists(STEP, max_size=4))
-def test_a_path_s_text_parses_back_to_it(column: str, steps: list[str | int]) -> None:
+def test_the_text_of_a_path_parses_back_to_it(column: str, steps: list[str | int]) -> None:
     path = Path(column, tuple(steps))
     assert parse_path(str(path)) == path
 
 
 @given(st.text("ab.[]`0- ", max_size=8), st.sets(st.text("ab.[]`0- ", max_size=8), max_size=4))
-def test_any_text_is_a_path_and_a_column_s_name_is_that_column(text: str, names: set[str]) -> None:
+def test_any_text_is_a_path_and_the_name_of_a_column_means_that_column(text: str, names: set[str]) -> None:
     assert parse_path(text, {*names, text}) == Path(text)
     parse_path(text, names)
 
@@ -45,7 +45,7 @@ def test_any_text_is_a_path_and_a_column_s_name_is_that_column(text: str, names:
         ("`tick``s`", [], Path("tick`s")),
     ],
 )
-def test_names_and_steps_are_told_apart(text: str, columns: list[str], expected: Path) -> None:
+def test_names_and_steps_are_distinguished(text: str, columns: list[str], expected: Path) -> None:
     assert parse_path(text, columns) == expected
 
 
@@ -90,7 +90,7 @@ STEPS = [
 
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
 @given(rows=ROWS, before=ROWS, steps=st.sampled_from(STEPS))
-def test_values_are_those_that_a_walk_through_each_row_finds(
+def test_values_match_a_walk_through_each_row(
     kind: Any, rows: list[Any], before: list[Any], steps: tuple[str | int, ...]
 ) -> None:
     array = pa.array(before + rows, kind(kind(ITEM_TYPE))).slice(len(before))
@@ -115,6 +115,6 @@ def test_lists_of_fixed_size_maps_and_dictionaries_are_followed() -> None:
 
 
 @pytest.mark.parametrize("text", ["gone", "gone.x", "s.gone", "s.gone[0]", "s[0]", "l.x", "i.x", "i[0]", "s.a.b"])
-def test_what_a_chunk_lacks_is_null(text: str) -> None:
+def test_what_a_chunk_does_not_have_is_null(text: str) -> None:
     table = pa.table({"s": [{"a": 1}, None], "l": [[1], []], "i": [1, 2]})
     assert evaluate(table, parse_path(text)).to_pylist() == [None, None]
