@@ -23,4 +23,4 @@ def any_of(flags: Flags, lengths: Ints) -> Flags:
         flags: bool [items].
         lengths: int64 [rows], the number of items of each row.
     """
-    return sum_rows(flags.astype(np.int64), offsets_of(lengths)) > 0
+    return sum_rows(flags, offsets_of(lengths)) > 0
