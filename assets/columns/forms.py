@@ -1,4 +1,4 @@
-"""The canonical forms: what every dataset's rows become, as Arrow types."""
+"""The canonical forms that the rows of every dataset are converted to, as Arrow types."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 TOOL_CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string())])
-"""One call of a tool by an assistant message; `arguments` is JSON text, `id` is null where the data has none."""
+"""A tool call of an assistant message. `arguments` is JSON text; `id` is null if the data has none."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Fields of messages that hold what an assistant thought before it answered, in data and as templates read them."""
+"""Fields of messages with the assistant's reasoning before the answer, in data and in templates."""
 
 MESSAGE = pa.struct(
     [
@@ -22,9 +22,15 @@ MESSAGE = pa.struct(
         ("reasoning", pa.string()),
     ]
 )
-"""One message: `role` is system, user, assistant or tool; `content` is text, never null; `name` (of a speaker or a
-tool), `tool_calls` and `reasoning` (what was thought before the answer) are null where there are none; `weight` is what
-the data says each trained token counts (`train: false` is 0), null where `prompt_template.train_on` decides."""
+"""One message.
+
+- role: system, user, assistant or tool.
+- content: text, never null.
+- name: of a speaker or tool; null if there is none.
+- tool_calls, reasoning: null if there are none.
+- weight: the loss weight of its trained tokens that the data declares (`train: false` is 0); null if
+  `prompt_template.train_on` decides.
+"""
 
 MESSAGES = pa.list_(MESSAGE)
 
@@ -35,5 +41,5 @@ FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
     "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES},
     "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_()},
 }
-"""Columns of each form besides the row's position, none of them null. A `fields` form has a string column for each
-field of the YAML's template instead. `tools` is JSON text, empty where a row has none."""
+"""The columns of each form besides the row's position; none is null. The form `fields` has instead one string column
+per field of the YAML's template. `tools` is JSON text, empty if a row has no tools."""

@@ -1,4 +1,4 @@
-"""Preferences: one prompt with a chosen and a rejected answer, or with one answer and whether it is wanted."""
+"""Preference data: a prompt with a chosen and a rejected answer, or with one answer and a label (KTO)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tokenloom.assets.columns.messages import (
     slice_messages,
     to_messages,
     with_system,
-    without_answer,
 )
-from tokenloom.assets.columns.source import Source
-from tokenloom.assets.columns.text import Flags, Problem, as_text, flags_of, values_of
+from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
+from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.text_values import as_text, values_of
+from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
 
@@ -26,16 +27,15 @@ FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")
 
 
 def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Prompt, chosen and rejected as messages.
+    """Return the form `preference`: prompt, chosen and rejected as messages, and the rows that do not fit.
 
-    The prompt is what chosen and rejected begin with in common, behind the row's own prompt where they do not begin
-    with that one.
+    The prompt is the common start of chosen and rejected, after the row's own prompt if they do not include that.
     """
     chosen, problems = _conversation(table, sources, "chosen", "assistant")
-    rejected, found = _conversation(table, sources, "rejected", "assistant")
-    problems += found
-    own, found = _prompt(table, sources)
-    problems += found
+    rejected, unfit = _conversation(table, sources, "rejected", "assistant")
+    problems += unfit
+    own, unfit = _prompt(table, sources)
+    problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
     identity = _identities(chosen, rejected, own)
     shared = _shared(identity[0], identity[1])
@@ -43,63 +43,62 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
     same = (shared == lengths[0]) & (shared == lengths[1])
     prefix = slice_messages(chosen, np.zeros_like(shared), shared)
     repeated = _is_part(identity[2], _cut(identity[0], shared))
-    owned = slice_messages(own, np.zeros_like(shared), np.where(repeated, 0, lengths[2]))
-    prompt = join_messages(owned, prefix)
+    before = slice_messages(own, np.zeros_like(shared), np.where(repeated, 0, lengths[2]))
+    prompt = join_messages(before, prefix)
     chosen, rejected = (
         slice_messages(part, shared, length - shared) for part, length in zip((chosen, rejected), lengths, strict=False)
     )
-    prompt_length, _ = list_values(prompt)
     problems += [
         Problem(same, "same_answers", "rejected", "chosen and rejected are the same", shown),
-        Problem(prompt_length == 0, "no_common_prompt", "prompt", "chosen and rejected share no prompt", shown),
-        without_answer(chosen, "chosen", "chosen holds no answer of its own", shown),
-        without_answer(rejected, "rejected", "rejected holds no answer of its own", shown),
+        empty_prompt(prompt, "no_common_prompt", "chosen and rejected share no prompt", shown),
+        empty_answer(chosen, "chosen", "chosen has no answer after the common prompt", shown),
+        empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
-    prompt, found = with_system(prompt, table, sources)
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}, [*problems, *found]
+    prompt, unfit = with_system(prompt, table, sources)
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}, [*problems, *unfit]
 
 
 def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Prompt and completion as messages, and whether the completion is wanted."""
+    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit."""
     prompt, problems = _prompt(table, sources)
-    completion, found = _conversation(table, sources, "completion", "assistant")
-    problems += found
+    completion, unfit = _conversation(table, sources, "completion", "assistant")
+    problems += unfit
     shown, _ = values_of(table, sources["completion"], "completion")
-    length, _ = list_values(prompt)
-    problems.append(Problem(length == 0, "empty_prompt", "prompt", "the prompt is empty", shown))
-    problems.append(without_answer(completion, "completion", "completion holds no answer", shown))
-    values, found = values_of(table, sources["label"], "label")
-    label = _truth(values)
-    message = f"neither true nor false: {', '.join((*TRUE_LABELS, *FALSE_LABELS))} are"
-    problems += [*found, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
-    prompt, found = with_system(prompt, table, sources)
-    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, [*problems, *found]
+    problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
+    problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
+    values, unfit = values_of(table, sources["label"], "label")
+    label = _labels(values)
+    message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
+    problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
+    prompt, unfit = with_system(prompt, table, sources)
+    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, [*problems, *unfit]
 
 
 def _conversation(
     table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str
 ) -> tuple[pa.Array, list[Problem]]:
+    """Return the values of a role as messages; plain text is a message of the speaker."""
     values, problems = values_of(table, sources[role], role)
-    messages, found = to_messages(values, role, speaker)
-    return messages, [*problems, *found]
+    messages, unfit = to_messages(values, role, speaker)
+    return messages, [*problems, *unfit]
 
 
 def _prompt(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
-    """The row's own prompt, without an empty answer that waits at its end; empty where there is none."""
+    """Return the row's own prompt without an empty assistant message at its end; empty if there is no prompt."""
     if "prompt" not in sources:
         return no_messages(table.num_rows), []
     prompt, problems = _conversation(table, sources, "prompt", "user")
     lengths, flat = list_values(prompt)
     blank = flags_of(pc.equal(pc.struct_field(flat, "content"), ""))
-    waits = flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")) & blank
-    waits &= ~flags_of(pc.struct_field(flat, "tool_calls").is_valid())
-    ends = np.zeros(len(lengths), bool)
-    ends[lengths > 0] = waits[offsets_of(lengths)[1:][lengths > 0] - 1]
-    return slice_messages(prompt, np.zeros_like(lengths), lengths - ends), problems
+    empty = flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")) & blank
+    empty &= ~flags_of(pc.struct_field(flat, "tool_calls").is_valid())
+    ends_empty = np.zeros(len(lengths), bool)
+    ends_empty[lengths > 0] = empty[offsets_of(lengths)[1:][lengths > 0] - 1]
+    return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
 
 
-def _truth(values: pa.Array) -> pa.Array:
-    """Booleans, null where a value is no label."""
+def _labels(values: pa.Array) -> pa.Array:
+    """Return values as booleans; null if a value is not a label."""
     values = plain(values)
     if pa.types.is_boolean(values.type):
         return values
@@ -113,10 +112,11 @@ def _truth(values: pa.Array) -> pa.Array:
 
 
 Identities = tuple[Ints, Ints]
-"""Lengths [rows], and one number a message: the same for the same role, text, name, reasoning and calls."""
+"""Lengths [rows], and one number per message, equal for equal role, text, name, reasoning and calls."""
 
 
 def _identities(*conversations: pa.Array) -> list[Identities]:
+    """Number the messages of several arrays of conversations so that equal messages have equal numbers."""
     split = [list_values(part) for part in conversations]
     role, content, name, calls, _, reasoning = pa.concat_arrays([flat for _, flat in split]).flatten()
     count, inner = list_values(calls)
@@ -133,14 +133,14 @@ def _identities(*conversations: pa.Array) -> list[Identities]:
 
 
 def _shared(first: Identities, second: Identities) -> Ints:
-    """How many messages two conversations begin with in common; int64 [rows]."""
+    """Return the number of messages that two conversations have in common at their start, int64 [rows]."""
     shorter = np.minimum(first[0], second[0])
     pairs = [ids[ranges(offsets_of(length)[:-1], shorter)] for length, ids in (first, second)]
     return _leading(pairs[0] == pairs[1], shorter)
 
 
 def _leading(flags: Flags, lengths: Ints) -> Ints:
-    """How many flags are set before the first that is not, row by row."""
+    """Return the number of flags of each row before the first that is not set, int64 [rows]."""
     offsets = offsets_of(lengths)
     unset = np.cumsum(~flags)
     before = np.append(0, unset)[offsets[:-1]]
@@ -148,15 +148,15 @@ def _leading(flags: Flags, lengths: Ints) -> Ints:
 
 
 def _cut(conversations: Identities, length: Ints) -> Identities:
-    """The first messages of each conversation."""
+    """Return the first `length` messages of each conversation."""
     return length, conversations[1][ranges(offsets_of(conversations[0])[:-1], length)]
 
 
 def _is_part(own: Identities, prefix: Identities) -> Flags:
-    """Whether the prefix begins with the row's own prompt, or ends with its last message."""
-    begins = _shared(own, prefix) == own[0]
+    """Return whether the prefix starts with the row's own prompt, or ends with the last message of that prompt."""
+    starts_same = _shared(own, prefix) == own[0]
     both = (own[0] > 0) & (prefix[0] > 0)
-    ends = np.zeros(len(both), bool)
+    ends_same = np.zeros(len(both), bool)
     last = [ids[offsets_of(length)[1:][both] - 1] for length, ids in (own, prefix)]
-    ends[both] = last[0] == last[1]
-    return begins | ends
+    ends_same[both] = last[0] == last[1]
+    return starts_same | ends_same

@@ -1,4 +1,4 @@
-"""What columns leaves to libraries, on fixed rows: casts, texts of lists, JSON text, and every form."""
+"""The library behaviour that columns depends on, probed with fixed rows: casts, text of lists, JSON, and all forms."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ _MAPPINGS = (
 
 
 def probe() -> list[pa.Table]:
+    """Return tables that change if the behaviour of a library changes."""
     rows = pa.Table.from_pylist([_row(number, text) for number, text in enumerate(FIXED_TEXTS)])
     rows = rows.append_column(ROW, pa.array(range(rows.num_rows), pa.int32()))
-    made = [to_canonical(rows, mapping) for mapping in _MAPPINGS]
-    return [table for output in made for table in (output.table, output.rejects)]
+    outputs = [to_canonical(rows, mapping) for mapping in _MAPPINGS]
+    return [table for output in outputs for table in (output.table, output.rejects)]
 
 
 def _row(number: int, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""columns: raw rows in one canonical form, by the mapping that schema and YAML came to."""
+"""The columns stage: raw rows in one canonical form, by the mapping that the YAML and the schema determine."""
 
 from __future__ import annotations
 

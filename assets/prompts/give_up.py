@@ -98,7 +98,7 @@ def give_up_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> GiveUp:
 
 
 def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:
-    from tokenloom.assets.schema.names import ALIASES, likeness
+    from tokenloom.assets.schema.name_similarity import ALIASES, likeness
 
     def meaning(column: str) -> str:
         found = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}

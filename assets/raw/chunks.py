@@ -1,4 +1,4 @@
-"""The chunks of a dataset's source: files of records cut by their bytes before parsing, tables by their rows."""
+"""The chunks of a dataset's source. Files of records are cut by their bytes before parsing, tables by their rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -16,21 +15,22 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.raw.cut import cut_blocks
 from tokenloom.assets.raw.filters import Filter
-from tokenloom.assets.raw.formats.parsed import Parsed
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
-from tokenloom.assets.raw.known_prefix import KnownText, Rest, known_prefix
+from tokenloom.assets.raw.unchanged_files import UnchangedFiles, known_chunk
+from tokenloom.assets.raw.unchanged_prefix import KnownStretch, Rest, unchanged_prefix
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, SourceError
+from tokenloom.errors import ConfigError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.prefetch import prefetch
 from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
-from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, file_stamp
+from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
@@ -38,61 +38,20 @@ from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 TRAIN, VALIDATION = "train", "validation"
 
 FILTER_LACKS = "chunks without filtered column "
-"""Counter of the chunks that lack a column or field which a filter reads; its path follows."""
+"""Start of the counters of chunks without a column or field that a filter reads; the path follows."""
 
 
 @dataclass
 class SourceNotes:
-    """What opening the source showed, for people to read: the hub's commit, and by file what was found out about it."""
+    """What reading the source showed, for people to read.
+
+    Args:
+        commit: the hub dataset's commit.
+        files: by file name, the properties that were detected, such as its encoding.
+    """
 
     commit: str | None = None
     files: dict[str, dict[str, str]] = field(default_factory=dict)
-
-
-FileReader = Callable[[Sequence[KnownChunk]], Iterator[InputChunk]]
-"""Reads a file's chunks, given those that it is known to have begun with."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """Spares reading files that have not been touched and whose chunks are all there, and parsing the begin of others.
-
-    Args:
-        files: what is known of files.
-        holds: whether what becomes of a chunk, named by its digest, is there.
-    """
-
-    files: KnownFiles
-    holds: Callable[[str], bool]
-
-    def chunks(self, file: SourceFile, read: FileReader, notes: SourceNotes) -> Iterator[InputChunk]:
-        """The chunks of a file, which is read where they are not all known."""
-        entry = self.files.find(file.path)
-        there = list(takewhile(lambda chunk: self.holds(chunk.digest), entry.chunks)) if entry else []
-        if entry and entry.untouched and len(there) == len(entry.chunks):
-            if entry.found:
-                notes.files[file.name] = entry.found
-            yield from (_known_chunk(chunk, file, read) for chunk in there)
-            return
-        seen: list[KnownChunk] = []
-        before = file_stamp(file.path)
-        for chunk in read(there):
-            seen.append(KnownChunk(chunk.digest, chunk.split, chunk.offset, chunk.unit, chunk.size))
-            yield chunk
-        self.files.note(file.path, before, seen, notes.files.get(file.name, {}))
-
-
-def _known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:
-    load = partial(_reread, read, chunk.digest, file.name)
-    return InputChunk(chunk.digest, chunk.split, file.name, load, chunk.offset, chunk.unit, size=chunk.size)
-
-
-def _reread(read: FileReader, digest: str, name: str) -> ChunkOutput:
-    """What becomes of one chunk of a file."""
-    for chunk in read([]):
-        if chunk.digest == digest:
-            return chunk.load()
-    raise SourceError(f"{name} changed while it was read; build again")
 
 
 def source_chunks(
@@ -101,20 +60,25 @@ def source_chunks(
     limit: int | None = None,
     notes: SourceNotes | None = None,
     heads: bool = False,
-    known: Known | None = None,
+    unchanged: UnchangedFiles | None = None,
 ) -> Iterator[InputChunk]:
-    """The chunks of a dataset's source; loading one parses it and returns its `ChunkOutput`.
+    """Yield the chunks of a dataset's source. Loading a chunk parses it and returns its `ChunkOutput`.
 
     Args:
-        limit: only the first rows of each split, so many.
+        size: default: `ChunkSize()`.
+        limit: the number of rows to read from the start of each split; default: all.
         notes: filled while the source is read.
-        heads: only the first chunk of each split of each file.
-        known: files that need not be read.
+        heads: whether to read only the first chunk of each split of each file.
+        unchanged: skips files that have not changed; ignored with `limit` or `heads`.
+
+    Raises:
+        ConfigError: a filter is not valid, or a split does not exist.
+        SourceError: a file cannot be read.
     """
     size, notes = size or ChunkSize(), notes or SourceNotes()
     _compiled_filters(config)
     taken: dict[str, int] = {}
-    for split, chunks in _sources(config, size, notes, known if limit is None and not heads else None):
+    for split, chunks in _sources(config, size, notes, unchanged if limit is None and not heads else None):
         parts = _parts_of(config, split)
         seen: set[str] = set()
         for chunk in chunks:
@@ -136,40 +100,40 @@ def source_chunks(
 
 
 def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
-    """The splits that a source's split becomes."""
+    """Return the splits that a split of the source is divided into."""
     return (TRAIN, VALIDATION) if split == TRAIN and config.dataset.val_split else (split,)
 
 
 def _sources(
-    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, known: Known | None
+    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, unchanged: UnchangedFiles | None
 ) -> Iterator[tuple[str, Iterator[InputChunk]]]:
-    """Each file, or split of a dataset, with its chunks."""
-    found, wanted = locate(config), config.dataset.splits
-    if isinstance(found, list):
-        if wanted and TRAIN not in wanted:
-            raise config.fault("dataset.splits", f"dataset.splits: files hold only {TRAIN}, not {', '.join(wanted)}")
-        for file in found:
+    """Yield the split and the chunks of each file, or of each split of a dataset."""
+    source, named = locate(config), config.dataset.splits
+    if isinstance(source, list):
+        if named and TRAIN not in named:
+            raise config.fault("dataset.splits", f"files contain only the split {TRAIN}, got {', '.join(named)}")
+        for file in source:
             read = partial(_file_chunks, config, file, size, notes)
-            yield TRAIN, known.chunks(file, read, notes) if known else read([])
+            yield TRAIN, unchanged.chunks(file, read, notes.files) if unchanged else read([])
         return
-    splits = _splits(config, found, notes)
-    if missing := [split for split in wanted or () if split not in splits]:
-        raise config.fault("dataset.splits", f"dataset.splits: no {', '.join(missing)}; there are {', '.join(splits)}")
-    for split in wanted or splits:
+    splits = _splits(config, source, notes)
+    if missing := [split for split in named or () if split not in splits]:
+        raise config.fault("dataset.splits", f"no split {', '.join(missing)}; the dataset has {', '.join(splits)}")
+    for split in named or splits:
         yield split, _table_chunks(config, splits[split], size, split, source=split)
 
 
 def _splits(
-    config: PipelineConfig, found: HubDataset | DiskDataset | TfdsDataset, notes: SourceNotes
+    config: PipelineConfig, source: HubDataset | DiskDataset | TfdsDataset, notes: SourceNotes
 ) -> dict[str, Iterator[pa.Table]]:
-    """The tables of each split of a dataset."""
-    if isinstance(found, TfdsDataset):
-        return open_tfds(config, found)
-    if isinstance(found, HubDataset):
-        opened = open_hub_dataset(config, found)
+    """Return the tables of each split of a dataset."""
+    if isinstance(source, TfdsDataset):
+        return open_tfds(config, source)
+    if isinstance(source, HubDataset):
+        opened = open_hub_dataset(config, source)
         loaded, notes.commit = opened.splits, opened.commit
     else:
-        loaded = open_disk_dataset(found)
+        loaded = open_disk_dataset(source)
     return {split: dataset_tables(rows) for split, rows in loaded.items()}
 
 
@@ -185,42 +149,45 @@ def _record_chunks(
     config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
 ) -> Iterator[InputChunk]:
     records = open_records(config.dataset, file)
-    place, rest = records.first_line, Rest(records.text)
+    position, rest = records.first_line, Rest(records.text)
     if records.restarts and known:
         read, parts = partial(_file_chunks, config, file, size, notes), len(_parts_of(config, TRAIN))
-        cut = [known[at : at + parts] for at in range(0, len(known), parts)]
-        texts = [KnownText(of[0].digest, of[0].size, [_known_chunk(one, file, read) for one in of]) for of in cut]
-        first = partial(_first_digest, config, records)
-        rest = yield from known_prefix(records.text, texts, first, lambda: records.finder(0), size)
+        groups = [known[at : at + parts] for at in range(0, len(known), parts)]
+        stretches = [
+            KnownStretch(group[0].digest, group[0].size, [known_chunk(chunk, file, read) for chunk in group])
+            for group in groups
+        ]
+        digest_of = partial(_first_digest, config, records)
+        rest = yield from unchanged_prefix(records.text, stretches, digest_of, lambda: records.finder(0), size)
         if rest.known:
-            place = known[rest.known * parts].offset
-    behind = rest.size
-    for block in cut_blocks(prefetch(records.blocks(rest.text, place), attrgetter("hashes")), size, rest.before):
+            position = known[rest.known * parts].offset
+    start = rest.size
+    for block in cut_blocks(prefetch(records.blocks(rest.text, position), attrgetter("hashes")), size, rest.before):
         digest = _chunk_digest(records, digest_bytes(block.data.data))
         lines = records.line_ends(block.data) if records.line_ends else None
 
-        def parsed(
-            data: Any = block.data, bounds: Ints = block.bounds, behind: int = behind, lines: Any = lines
-        ) -> Parsed:
-            places = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
-            return records.parse(data, bounds, behind).positioned(places, file.name)
+        def parse(
+            data: Any = block.data, bounds: Ints = block.bounds, start: int = start, lines: Any = lines
+        ) -> ParsedChunk:
+            positions = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
+            return records.parse(data, bounds, start).positioned(positions, file.name)
 
-        where = _place(records, place)
+        where = _position(records, position)
         chunk = InputChunk(digest, TRAIN, file.name, lambda: None, *where, size=len(block.data))
-        yield from _parts(config, chunk, parsed, None if records.facts.get("inner") else block.hashes)
-        place += len(lines) if lines is not None else len(block.bounds) - 1
-        behind += len(block.data)
+        yield from _parts(config, chunk, parse, None if records.facts.get("inner") else block.hashes)
+        position += len(lines) if lines is not None else len(block.bounds) - 1
+        start += len(block.data)
         if records.found:
             notes.files[file.name] = records.found
 
 
 def _chunk_digest(records: RecordFile, content: str) -> str:
-    """A chunk's digest, from that of its bytes."""
+    """Return a chunk's digest, given the digest of its bytes."""
     return digest_json([content, records.facts])
 
 
 def _first_digest(config: PipelineConfig, records: RecordFile, content: str) -> str:
-    """The digest of the first chunk made of some bytes, from theirs."""
+    """Return the digest of the first chunk made from some bytes, given the digest of the bytes."""
     digest, (first, *others) = _chunk_digest(records, content), _parts_of(config, TRAIN)
     return _part_digest(digest, first) if others else digest
 
@@ -229,9 +196,9 @@ def _part_digest(digest: str, part: str) -> str:
     return digest_json([digest, part])
 
 
-def _place(records: RecordFile, place: int) -> tuple[int, str]:
-    """Where a chunk begins: its line, or its row; unknown where records hold several rows."""
-    return (-1, "row") if records.facts.get("inner") else (place, "line" if records.line_ends else "row")
+def _position(records: RecordFile, position: int) -> tuple[int, str]:
+    """Return the first line or row of a chunk, and its unit; -1 if records can hold several rows."""
+    return (-1, "row") if records.facts.get("inner") else (position, "line" if records.line_ends else "row")
 
 
 def _table_chunks(
@@ -242,39 +209,40 @@ def _table_chunks(
         digest = digest_bytes(memoryview(encode_table(block.table, compressed=False)))
         chunk = InputChunk(digest, split, source, lambda: None, row, "row")
 
-        def parsed(table: pa.Table = block.table) -> Parsed:
+        def parse(table: pa.Table = block.table) -> ParsedChunk:
             return parse_table(table, source).positioned(None, source)
 
-        yield from _parts(config, chunk, parsed, block.hashes)
+        yield from _parts(config, chunk, parse, block.hashes)
         row += block.table.num_rows
 
 
 def _parts(
-    config: PipelineConfig, chunk: InputChunk, parsed: Callable[[], Parsed], hashes: Hashes | None
+    config: PipelineConfig, chunk: InputChunk, parse: Callable[[], ParsedChunk], hashes: Hashes | None
 ) -> Iterator[InputChunk]:
-    """The chunk, or with `val_split` two of the same bytes: the rows that stay and those that validate.
+    """Yield the chunk, or with `val_split` two chunks of the same bytes: the training rows and the validation rows.
 
     Args:
-        hashes: uint64 [records] of the chunk's records; None where a record may hold several rows: then of the rows.
+        hashes: uint64 [records], hashes of the chunk's records; None if a record can hold several rows, which are
+            then hashed instead.
     """
-    share = config.dataset.val_split if chunk.split == TRAIN else 0.0
-    if not share:
-        yield chunk.loading(lambda: _output(parsed(), config))
+    fraction = config.dataset.val_split if chunk.split == TRAIN else 0.0
+    if not fraction:
+        yield chunk.loading(lambda: _output(parse(), config))
         return
-    threshold = np.uint64(share * 2.0**64)
+    threshold = np.uint64(fraction * 2.0**64)
     for part in (TRAIN, VALIDATION):
 
         def load(part: str = part) -> ChunkOutput:
-            rows = parsed()
-            found = hash_rows(rows.table.drop_columns([ROW]))[0] if hashes is None else hashes[rows.records]
-            members = (found < threshold) == (part == VALIDATION)
-            return _output(rows.select(members, keep_losses=part == TRAIN), config)
+            parsed = parse()
+            by_row = hash_rows(parsed.table.drop_columns([ROW]))[0] if hashes is None else hashes[parsed.records]
+            members = (by_row < threshold) == (part == VALIDATION)
+            return _output(parsed.select(members, keep_losses=part == TRAIN), config)
 
         yield chunk.loading(load, _part_digest(chunk.digest, part), part)
 
 
-def _output(parsed: Parsed, config: PipelineConfig) -> ChunkOutput:
-    """The rows that the YAML's filters keep, with the columns that it names."""
+def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
+    """Apply `dataset.filters` and `dataset.columns` to a parsed chunk."""
     table, columns = parsed.table, config.dataset.columns
     rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
     filtered, counters = parsed.filtered, {}
@@ -296,7 +264,7 @@ def _compiled_filters(config: PipelineConfig) -> list[Filter]:
 
 @contextmanager
 def _line_of_filters(config: PipelineConfig) -> Iterator[None]:
-    """Names the YAML's line in what a condition complains of."""
+    """Add the setting's line in the YAML to errors of a condition."""
     try:
         yield
     except ConfigError as error:
@@ -304,7 +272,7 @@ def _line_of_filters(config: PipelineConfig) -> Iterator[None]:
 
 
 def _first_rows(chunk: InputChunk, rows: int) -> InputChunk:
-    """The first rows of a chunk; what was lost behind the last one kept is left out with it."""
+    """Return the first rows of a chunk, and the rejects before the last of them."""
     output = chunk.load()
     if output.rows_in > rows:
         table = output.table.slice(0, rows)

@@ -1,12 +1,14 @@
-"""Content-defined chunking: where to cut follows from the rows' content, not from their position.
+"""Content-defined chunking: the content of the rows decides where chunks end, not their position.
 
-A row ends a chunk where its hash is the lowest of all rows that end less than a reach before or behind it, so an edit
-moves no cut farther away than that. Chunks so made lie between one and a few reaches: two on average, and much more
-alike than those of a threshold. Among rows of unlike sizes each is tried in proportion to its bytes.
-No cut falls within a reach of a file's begin or end. Where none falls within `maximum` bytes one is forced, behind the
-row that came nearest to being one.
-The idea is the local maximum of Bjørner, Blass and Gurevich ("Content-dependent chunking for differential compression,
-the local maximum approach", J. Comput. Syst. Sci. 76, 2010), with rows in place of a window that rolls over bytes.
+A row ends a chunk if its hash is lower than that of every other row that ends less than `reach` bytes before or after
+it. An edit therefore moves only cuts within one reach of it. Chunks are one to a few reaches long, two on average, and
+their sizes vary much less than with a threshold on the hash. A row's chance to be a candidate is proportional to its
+size.
+There is no cut within one reach of the start or end of a file. If `maximum` bytes contain no cut, one is forced after
+the row with the lowest hash for its size.
+The method is the local maximum of Bjørner, Blass and Gurevich ("Content-dependent chunking for differential
+compression, the local maximum approach", J. Comput. Syst. Sci. 76, 2010), applied to rows instead of a rolling window
+of bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes
 
 CANDIDATES = 64
-"""How many rows are tried in `target` bytes, where there are so many."""
+"""The number of candidate rows per `target` bytes, if there are that many rows."""
 
 _LOWEST, _HIGHEST = np.uint64(0), np.uint64((1 << 64) - 1)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows that may end a chunk: where they end, int64 bytes ascending, and their hashes, uint64.
+    """Rows that can end a chunk.
 
-    The begin and the end of a file are candidates that no row is lower than.
+    The start and end of a file are candidates with the lowest possible hash.
+
+    Args:
+        ends: int64 [candidates], ascending: the byte at which each row ends.
+        hashes: uint64 [candidates].
     """
 
     ends: Ints
@@ -40,25 +46,28 @@ class Candidates:
 
     @staticmethod
     def at(end: int) -> Candidates:
+        """Return the start or end of a file as a candidate."""
         return Candidates(np.array([end], np.int64), np.array([_LOWEST]))
 
     @staticmethod
     def of(hashes: Hashes, ends: Ints, sizes: Ints, size: ChunkSize) -> Candidates:
+        """Return the candidates among some rows: those with a low hash for their size."""
         unit = max(size.target // CANDIDATES, 1)
         threshold = np.minimum(sizes, unit).astype(np.uint64) * np.uint64((1 << 64) // (unit + 1))
-        tried = np.flatnonzero(hashes < threshold)
-        return Candidates(ends[tried], hashes[tried])
+        low = np.flatnonzero(hashes < threshold)
+        return Candidates(ends[low], hashes[low])
 
     def join(self, other: Candidates) -> Candidates:
+        """Return these candidates followed by others."""
         return Candidates(np.concatenate([self.ends, other.ends]), np.concatenate([self.hashes, other.hashes]))
 
-    def before(self, place: int, reach: int) -> Candidates:
-        """Those that end less than a reach before a place or at it, with the place as the origin."""
-        near = slice(*np.searchsorted(self.ends, [place - reach, place], side="right"))
-        return Candidates(self.ends[near] - place, self.hashes[near])
+    def before(self, position: int, reach: int) -> Candidates:
+        """Return the candidates that end at a position or less than a reach before it, relative to the position."""
+        near = slice(*np.searchsorted(self.ends, [position - reach, position], side="right"))
+        return Candidates(self.ends[near] - position, self.hashes[near])
 
     def lowest(self, reach: int) -> Ints:
-        """The ends of those that are lower than all others within a reach of them."""
+        """Return the ends of the candidates that are lower than all others less than a reach away."""
         index = np.arange(len(self.ends))
         first = np.searchsorted(self.ends, self.ends - reach, side="right")
         last = np.searchsorted(self.ends, self.ends + reach, side="left")
@@ -66,18 +75,22 @@ class Candidates:
         return self.ends[self.hashes < rival]
 
 
-def _least(hashes: Hashes, begin: Ints, end: Ints) -> Hashes:
-    """The least hash of each range [begin, end), the highest of all where a range is empty."""
-    bounds = np.stack([begin, end], axis=1).reshape(-1)
-    return np.where(begin < end, np.minimum.reduceat(np.append(hashes, _HIGHEST), bounds)[::2], _HIGHEST)
+def _least(hashes: Hashes, start: Ints, end: Ints) -> Hashes:
+    """Return the lowest hash of each range [start, end), or the highest possible hash if the range is empty."""
+    bounds = np.stack([start, end], axis=1).reshape(-1)
+    return np.where(start < end, np.minimum.reduceat(np.append(hashes, _HIGHEST), bounds)[::2], _HIGHEST)
 
 
 def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_end: int) -> Ints:
-    """Cut chunks of more than `maximum` bytes behind the row with the lowest hash for its size, no less than a reach
-    and no more than `maximum` from their begin; a larger single row stays whole.
+    """Cut chunks larger than `maximum` after the row with the lowest hash for its size.
+
+    The cut is at least `reach` and at most `maximum` bytes from the start of the chunk. A single larger row stays
+    whole.
 
     Args:
-        open_end: bytes at the end of the last chunk in which cuts are still to be found.
+        bounds: int64 [chunks + 1], the rows at which chunks start.
+        offsets: int64 [rows + 1], the bytes at which rows start.
+        open_end: bytes at the end of the last chunk that later rows can still cut.
     """
     forced: list[Ints] = []
     for chunk in np.flatnonzero(np.diff(offsets[bounds]) > size.maximum):
@@ -97,51 +110,62 @@ B = TypeVar("B", bound="Block")
 
 
 class Block(Protocol):
-    """Rows that can be cut: hashes uint64 [rows] of their content, sizes int64 [rows] in bytes."""
+    """Rows that can be cut into chunks."""
 
     @property
-    def hashes(self) -> Hashes: ...
+    def hashes(self) -> Hashes:
+        """uint64 [rows]: hashes of the rows' content."""
+        ...
 
     @property
-    def sizes(self) -> Ints: ...
+    def sizes(self) -> Ints:
+        """int64 [rows]: the rows' sizes in bytes."""
+        ...
 
-    def slice(self: B, begin: int, end: int) -> B: ...
+    def slice(self: B, start: int, end: int) -> B:
+        """Return the rows [start, end)."""
+        ...
 
     @staticmethod
-    def join(blocks: list[Any]) -> Any: ...
+    def join(blocks: list[Any]) -> Any:
+        """Return several blocks as one."""
+        ...
 
 
 def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None = None) -> Iterator[B]:
-    """Cut a stream of rows into chunks, the same whatever its blocks; holds little more than the largest chunk.
+    """Cut a stream of rows into chunks. The chunks do not depend on how the stream is split into blocks.
+
+    Memory: little more than the largest chunk.
 
     Args:
-        before: where the stream is the rest of a file behind a chunk: the candidates less than a reach before it.
+        before: if the stream continues a file after a chunk, the candidates less than a reach before it; default: the
+            stream starts a file.
     """
     pending: list[B] = []
-    held, near = 0, before or Candidates.at(0)
+    pending_bytes, near = 0, before or Candidates.at(0)
     for block in blocks:
         pending.append(block)
-        held += int(block.sizes.sum())
-        if held >= 2 * size.target:
+        pending_bytes += int(block.sizes.sum())
+        if pending_bytes >= 2 * size.target:
             *whole, rest, near = _chunks(pending[0].join(pending), size, near, last=False)
             yield from whole
-            pending, held = [rest], int(rest.sizes.sum())
+            pending, pending_bytes = [rest], int(rest.sizes.sum())
     if pending:
         yield from _chunks(pending[0].join(pending), size, near, last=True)[:-1]
 
 
 def _chunks(block: Block, size: ChunkSize, before: Candidates, last: bool) -> list[Any]:
-    """The chunks of a block, then the candidates that the last one must know of.
+    """Return the chunks of a block, then the candidates less than a reach before the last chunk.
 
     Args:
-        before: those less than a reach before the block.
-        last: whether the block is the last; else where its last chunk ends is not decided yet.
+        before: the candidates less than a reach before the block.
+        last: whether the block is the last one; if not, the end of its last chunk is not final.
     """
     offsets = np.concatenate([[0], np.cumsum(block.sizes)])
-    found = before.join(Candidates.of(block.hashes, offsets[1:], block.sizes, size))
-    natural = found.join(Candidates.at(int(offsets[-1]))).lowest(size.reach)
+    candidates = before.join(Candidates.of(block.hashes, offsets[1:], block.sizes, size))
+    natural = candidates.join(Candidates.at(int(offsets[-1]))).lowest(size.reach)
     rows = np.searchsorted(offsets, natural[natural > 0])
     bounds = np.unique(np.concatenate([[0], rows, [len(block.hashes)]]))
-    decided = _force(bounds, offsets, block.hashes, size, open_end=0 if last else size.reach)
-    chunks = [block.slice(begin, end) for begin, end in pairwise(decided.tolist())]
-    return [*chunks, found.before(int(offsets[decided[-2]]), size.reach)]
+    bounds = _force(bounds, offsets, block.hashes, size, open_end=0 if last else size.reach)
+    chunks = [block.slice(start, end) for start, end in pairwise(bounds.tolist())]
+    return [*chunks, candidates.before(int(offsets[bounds[-2]]), size.reach)]

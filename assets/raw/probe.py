@@ -1,4 +1,4 @@
-"""What raw leaves to libraries, on fixed bytes: parsing, the types found, encodings found, and conditions."""
+"""The library behaviour that raw depends on, probed with fixed bytes: parsing, types, encodings, and conditions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _CONDITIONS = (
 
 @dataclass(frozen=True)
 class _Fixed(SourceFile):
-    """A file whose content is given."""
+    """A file with given content."""
 
     content: bytes = b""
 
@@ -54,20 +54,21 @@ class _Fixed(SourceFile):
 
 
 def probe() -> list[pa.Table]:
-    made: list[pa.Table] = []
+    """Return tables that change if the behaviour of a library changes."""
+    tables: list[pa.Table] = []
     for name, content in _FILES.items():
         opened = open_records(DatasetConfig(name=name), _Fixed(name, name, name.rpartition(".")[2], content))
         for block in opened.blocks():
             parsed = opened.parse(block.data, block.bounds, 0).positioned(None, name)
-            made += [parsed.table, parsed.rejects]
+            tables += [parsed.table, parsed.rejects]
     rows = parse_table(_typed(), "rows").positioned(None, "rows").table
     for condition in _CONDITIONS:
-        made.append(rows.filter(pa.array(Filter.parse(condition).keep(rows))))
-    return made
+        tables.append(rows.filter(pa.array(Filter.parse(condition).keep(rows))))
+    return tables
 
 
 def _typed() -> pa.Table:
-    """Rows with types that only tables have; positions are added."""
+    """Return rows with types that only tables have."""
     count = len(_RECORDS)
     table = pa.Table.from_pylist(_RECORDS)
     times = pa.array([datetime(2024, 2, 29, 12, number) for number in range(count)], pa.timestamp("us", "UTC"))

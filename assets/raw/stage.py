@@ -1,6 +1,6 @@
-"""raw: the rows as found, with the types found in each chunk.
+"""The raw stage: the rows as found in the source, with the types found in each chunk.
 
-Files of records are cut into chunks by their bytes, and a chunk whose bytes are known is never parsed again.
+Files of records are cut into chunks by their bytes. A chunk whose bytes were parsed before is not parsed again.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.raw.chunks import FILTER_LACKS, Known, SourceNotes, source_chunks
+from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_chunks
+from tokenloom.assets.raw.unchanged_files import UnchangedFiles
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.rejects import ROW
@@ -40,9 +41,10 @@ class RawStage(Stage):
     def prepare(self, context: Context) -> Work:
         notes, parts = SourceNotes(), key_parts(self, context.config, context.store)
         reading = [self.version, parts.probe, parts.settings, parts.shaping, asdict(context.chunk_size)]
-        known = Known(KnownFiles(context.store.blobs, reading), lambda digest: context.is_cached(parts.key(digest)))
-        chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, known=known)
-        return Work(chunks, _as_it_is, notes=lambda: asdict(notes))
+        known = KnownFiles(context.store.blobs, reading)
+        unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
+        chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)
+        return Work(chunks, _loaded, notes=lambda: asdict(notes))
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return no facts; refuse filters that read a column or field which no chunk has."""
@@ -62,6 +64,6 @@ class RawStage(Stage):
 STAGE = RawStage()
 
 
-def _as_it_is(output: ChunkOutput) -> ChunkOutput:
-    """A raw chunk is made while it is loaded."""
+def _loaded(output: ChunkOutput) -> ChunkOutput:
+    """Return the output itself: loading a raw chunk already computes it."""
     return output

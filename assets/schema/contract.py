@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.schema.measures import KEPT_HASHES
+from tokenloom.assets.schema.column_statistics import KEPT_HASHES
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH
 from tokenloom.assets.stage.contract import column, contract
 from tokenloom.resources.tables.ragged import list_parts, one_array, row_of, sum_rows

@@ -1,6 +1,7 @@
-"""What speaks against a reading that names and shapes speak for.
+"""Reasons to doubt a format that the columns' names and values suggest.
 
-Rows that a build would reject, and values beside it that say that its rows mean little without them.
+Either a build would reject rows, or other columns indicate that the rows are incomplete without them.
+Each function returns the reason in words, or None.
 """
 
 from __future__ import annotations
@@ -8,34 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tokenloom.assets.schema.names import likeness, role_likeness, words
+from tokenloom.assets.schema.name_similarity import likeness, role_likeness, words
 from tokenloom.assets.schema.profiles import Profile, fits_few, message_fields, unknown_speakers
 from tokenloom.assets.schema.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
 
 REJECTED = float(ValidationConfig.model_fields["max_reject_fraction"].default)
-"""The share of rejected rows above which a build fails."""
+"""The fraction of rejected rows above which a build fails."""
 
 FEW_ROWS = 4
-"""So many rejected rows are no reason for a doubt, whatever their share."""
+"""The number of rejected rows that is never a reason for doubt, whatever their fraction."""
 
 PASSAGES = ("context", "passage", "background", "paragraph", "document", "evidence")
-PLACES = {"start", "end", "offset", "offsets", "position", "span"}
-
-Found = Sequence[Profile]
+SPAN_WORDS = {"start", "end", "offset", "offsets", "position", "span"}
 
 
 def emptiness(profile: Profile) -> str | None:
-    """Where a path is null or empty, or the first of an empty list, in more rows than a build puts up with."""
-    above = [profile.within[profile.steps[: depth + 1]] for depth in range(len(profile.steps))]
-    gone = 1 - prod(1 - one.share("nulls") - one.share("empty") for one in above)
-    if _too_many(gone * profile.column.facts.get("rows", 0), profile.column):
-        return f"{gone:.0%} of rows have nothing there and would be rejected"
+    """Doubt a path that is null or empty, or the first item of an empty list, in more rows than a build tolerates."""
+    levels = [profile.within[profile.steps[: depth + 1]] for depth in range(len(profile.steps))]
+    missing = 1 - prod(1 - level.fraction("nulls") - level.fraction("empty") for level in levels)
+    if _too_many(missing * profile.column.facts.get("rows", 0), profile.column):
+        return f"{missing:.0%} of rows have nothing there and would be rejected"
     return None
 
 
-def strangers(conversation: Profile) -> str | None:
-    """Speakers whose role is not known."""
+def unknown_roles(conversation: Profile) -> str | None:
+    """Doubt conversations with speakers whose role is unknown."""
     unknown, names = unknown_speakers(conversation)
     if _too_many(unknown, conversation):
         return f"who speaks is not known{': ' * bool(names)}{', '.join(names[:4])}"
@@ -43,66 +42,66 @@ def strangers(conversation: Profile) -> str | None:
 
 
 def unanswered(conversation: Profile) -> str | None:
-    """Messages of which none is the assistant's."""
+    """Doubt conversations without a message of the assistant."""
     speaker = conversation.items and conversation.items.field(message_fields(conversation)[0] or "")
     values = speaker.facts.get("values") if speaker else None
     answered = not values or any(role_of(value) == "assistant" for value in values)
     return None if answered else "no message is an assistant's"
 
 
-def several(profile: Profile) -> str | None:
-    """The first of a list that usually holds several, unless they are spans of a text, which say the same."""
+def first_of_several(profile: Profile) -> str | None:
+    """Doubt the first item of a list that usually has several, unless they are spans of a text, which agree."""
     depths = [depth for depth, step in enumerate(profile.steps) if step is None]
     typical = max((profile.within[profile.steps[:depth]].typical_length for depth in depths), default=0)
     if typical < 2:
         return None
     steps = profile.steps[:-1] if profile.steps[-1] is None else profile.steps
     struct = profile.within.get(steps[:-1])
-    beside = {word for name in (struct.fields if struct else ()) for word in words(name)}
-    return None if beside & PLACES else f"most rows hold {typical} or more of them, of which it is the first"
+    siblings = {word for name in (struct.fields if struct else ()) for word in words(name)}
+    return None if siblings & SPAN_WORDS else f"most rows hold {typical} or more of them, of which it is the first"
 
 
-def passages(columns: Found) -> str | None:
-    """Passages that answers come from, in lists or structs that no role takes."""
+def unused_passages(columns: Sequence[Profile]) -> str | None:
+    """Doubt prompts without the passages that answers come from, if those are in lists or structs without a role."""
     for profile in columns:
         if profile.kind in ("list", "struct") and likeness(profile.name, PASSAGES).score >= 0.7:
             return f"it leaves out {profile.name!r}, which answers may come from"
     return None
 
 
-def thread(columns: Found) -> str | None:
-    """A column that says whose message a text is, or which one it answers."""
+def single_messages(columns: Sequence[Profile]) -> str | None:
+    """Doubt texts next to a column that names the speaker of each, or the message that it answers."""
     for profile in columns:
-        spoken = profile.name.lower() in SPEAKERS and profile.facts.get("values")
-        if spoken or "parent" in words(profile.name):
+        is_speaker = profile.name.lower() in SPEAKERS and profile.facts.get("values")
+        if is_speaker or "parent" in words(profile.name):
             return f"{profile.name!r} beside it says that each is one message of a conversation"
     return None
 
 
-def labelled(columns: Found) -> str | None:
-    """A column of few values that is called a label."""
+def unused_label(columns: Sequence[Profile]) -> str | None:
+    """Doubt texts next to a column with few values that has the name of a label."""
     for profile in columns:
         if role_likeness(profile.name, "label").score >= 0.7 and fits_few(profile) >= 0.5:
             return f"{profile.name!r} beside it may be what to tell from it"
     return None
 
 
-def miscounted(key: Profile, choices: Profile) -> str | None:
-    """Indices of choices of which none is 0, or that lead outside of the longest list."""
+def wrong_indices(key: Profile, choices: Profile) -> str | None:
+    """Doubt indices of choices that do not start at 0, or that exceed the longest list."""
     longest = (choices.facts.get("lengths") or {}).get("longest", 0)
     numbers = sorted(_numbers(key))
     if numbers and numbers[0] != 0:
-        counted = f"counts from {numbers[0]:g}" if numbers[0] > 0 else f"holds {numbers[0]:g}"
-        return f"{key.name!r} {counted}, indices from 0"
+        lowest = f"counts from {numbers[0]:g}" if numbers[0] > 0 else f"holds {numbers[0]:g}"
+        return f"{key.name!r} {lowest}, indices from 0"
     if numbers and longest and numbers[-1] >= longest:
         return f"{key.name!r} goes up to {numbers[-1]:g}, the choices' index to {longest - 1}"
     return None
 
 
-def unprompted(chosen: Profile) -> str | None:
-    """Answers as plain texts, with no prompt in front of or beside them."""
-    told = chosen.trait("transcript") + chosen.trait("json")
-    return "there is no prompt for the answers" if chosen.kind == "text" and told < 0.5 else None
+def missing_prompt(chosen: Profile) -> str | None:
+    """Doubt answers that are plain text without a prompt, for datasets without a column of prompts."""
+    conversations = chosen.trait("transcript") + chosen.trait("json")
+    return "there is no prompt for the answers" if chosen.kind == "text" and conversations < 0.5 else None
 
 
 def _numbers(key: Profile) -> Iterator[float]:

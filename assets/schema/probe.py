@@ -1,4 +1,4 @@
-"""A sketch of fixed rows of every kind of column."""
+"""The library behaviour that schema depends on, probed with a sketch of fixed rows of every kind of column."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tokenloom.assets.stage.rejects import ROW
 
 
 def probe() -> list[pa.Table]:
+    """Return tables that change if the behaviour of a library changes."""
     rows = [
         {
             ROW: number,

@@ -1,6 +1,6 @@
-"""Profiles of paths, as `sketch.merge` gives them, asked for their shape: how well do a path's values fit a role?
+"""Profiles of paths, as `sketch.merge` returns them, and how well the values of a path fit a role.
 
-A fit is a share from 0 to 1 that follows the values' own shares without steps: a few rows more change it a little.
+A fit is a number from 0 to 1 that changes gradually with the values: a few more rows change it only a little.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ Steps = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Profile:
-    """One path's profile."""
+    """The profile of one path.
+
+    Args:
+        facts: the profile as JSON.
+        within: the profiles of all paths of the dataset, by their steps.
+    """
 
     facts: Mapping[str, Any]
     within: Mapping[Steps, Profile]
-    """All paths of the same dataset."""
 
     @property
     def steps(self) -> Steps:
+        """The column, then field names, with None for a list's items."""
         return tuple(self.facts.get("steps") or [self.facts["column"]])
 
     @property
     def column(self) -> Profile:
-        """The profile of the column that it lies in."""
+        """The profile of the column that contains the path."""
         return self.within[self.steps[:1]]
 
     @property
     def kind(self) -> str:
-        """As in `sketch.kind_of`; from the type where the profile holds no more."""
+        """The kind as in `sketch.kind_of`; derived from the type if the profile has no kind."""
         if "kind" in self.facts:
             return self.facts["kind"]
         arrow = self.facts["type"]
@@ -47,7 +52,7 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The source expression: a column's name as it is, further in a path, a list's first item for its items."""
+        """The source expression: the name of a column, or a path with the first item in place of a list's items."""
         if self.is_column:
             return self.name
         first, *rest = self.steps
@@ -55,11 +60,12 @@ class Profile:
 
     @property
     def name(self) -> str:
-        """The name of the column, or of the innermost field, that it is or is an item of."""
+        """The name of the column or of the innermost field on the path."""
         return next(step for step in reversed(self.steps) if step is not None)
 
     @property
     def is_column(self) -> bool:
+        """Whether the path is a column instead of nested in one."""
         return len(self.steps) == 1
 
     @property
@@ -71,134 +77,135 @@ class Profile:
 
     @property
     def items(self) -> Profile | None:
-        """What a list holds."""
+        """The profile of a list's items."""
         return self.within.get((*self.steps, None)) if self.kind == "list" else None
 
     def field(self, name: str) -> Profile | None:
-        """A struct's field."""
+        """Return the profile of a struct's field."""
         return self.within.get((*self.steps, name))
 
-    def share(self, count: str) -> float:
-        """The share of `nulls` or `empty` places."""
+    def fraction(self, count: str) -> float:
+        """Return the fraction of occurrences that are `nulls` or `empty`."""
         return self.facts.get(count, 0) / max(self.facts.get("rows", 1), 1)
 
     def trait(self, name: str) -> float:
+        """Return the fraction of sampled texts that have a trait."""
         return self.facts.get("traits", {}).get(name, 0.0)
 
     @property
     def numbers(self) -> float:
-        """The share of values that are numbers."""
+        """The fraction of values that are numbers."""
         return 1.0 if self.kind == "number" else self.trait("number")
 
     @property
     def variety(self) -> float:
-        """Distinct values for each place."""
+        """The number of distinct values per occurrence; 1 if unknown."""
         distinct = self.facts.get("distinct")
         return 1.0 if distinct is None else distinct / max(self.facts.get("rows", 1), 1)
 
     @property
     def typical_length(self) -> int:
-        """The median length of its values; 0 where it is not known."""
+        """The median length of the values; 0 if unknown."""
         return (self.facts.get("lengths") or {}).get("p50", 0)
 
     def shape(self) -> str:
-        """What the values look like, in a few words."""
+        """Return what the values look like, in a few words."""
         lengths = self.facts.get("lengths")
         if self.kind == "text" and lengths:
-            told = {"question": "questions", "transcript": "transcripts", "turns": "dialogues", "number": "numbers"}
-            shares = [f"{self.trait(name):.0%} {plural}" for name, plural in told.items() if self.trait(name) >= 0.2]
+            shown = {"question": "questions", "transcript": "transcripts", "turns": "dialogues", "number": "numbers"}
+            traits = [f"{self.trait(name):.0%} {plural}" for name, plural in shown.items() if self.trait(name) >= 0.2]
             size = f"text of about {lengths['p50']:,} characters" if lengths["p50"] else "often empty text"
-            return ", ".join([size, *shares])
+            return ", ".join([size, *traits])
         if self.kind == "list" and lengths:
             return f"lists of up to {lengths['longest']:,}"
         return self.kind
 
 
 def profiles(columns: Sequence[Mapping[str, Any]]) -> dict[Steps, Profile]:
-    """Profiles by their steps."""
-    found: dict[Steps, Profile] = {}
+    """Return profiles by their steps, given profiles as JSON."""
+    by_steps: dict[Steps, Profile] = {}
     for facts in columns:
-        profile = Profile(facts, found)
-        found.setdefault(profile.steps, profile)
-    return found
+        profile = Profile(facts, by_steps)
+        by_steps.setdefault(profile.steps, profile)
+    return by_steps
 
 
 def fits_text(profile: Profile) -> float:
-    """A prompt, a context, a document: text, not mostly numbers, URLs or nothing."""
+    """Return how well values fit a prompt, context or document: text that is not mostly numbers, URLs or empty."""
     if profile.kind != "text":
         return 0.0
-    return (1 - 0.7 * profile.numbers) * (1 - 0.7 * profile.trait("url")) * (1 - 0.6 * _gone(profile))
+    return (1 - 0.7 * profile.numbers) * (1 - 0.7 * profile.trait("url")) * (1 - 0.6 * _missing(profile))
 
 
 def fits_context(profile: Profile) -> float:
-    """As `fits_text`, but may be empty."""
+    """Return how well values fit a context that can be empty: text that is not mostly URLs."""
     return (1 - 0.7 * profile.trait("url")) * float(profile.kind == "text")
 
 
 def fits_tools(profile: Profile) -> float:
-    """Text, or a list of descriptions."""
+    """Return how well values fit tool definitions: text, or a list of structs or JSON text."""
     if profile.kind == "list":
         return float(profile.items is None or profile.items.kind == "struct" or profile.items.trait("json") >= 0.5)
     return fits_context(profile)
 
 
 def fits_answer(profile: Profile) -> float:
-    """Text, or a number, or, less so, true and false."""
+    """Return how well values fit an answer: text, numbers or, less so, booleans."""
     fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.0)
-    return fit * (1 - 0.8 * profile.trait("url")) * (1 - 0.8 * _gone(profile))
+    return fit * (1 - 0.8 * profile.trait("url")) * (1 - 0.8 * _missing(profile))
 
 
-def is_key(profile: Profile) -> float:
-    """How much values look like letters or small numbers that stand for something else: very short, and few."""
+def fits_key(profile: Profile) -> float:
+    """Return how well values fit letters or small numbers that refer to something else: very short, few distinct."""
     short = 1 - ramp(profile.typical_length, 1, 3) if profile.kind == "text" else 1.0
     words = profile.trait("identifier") if profile.kind == "text" else float(profile.kind == "number")
     return short * words * (1 - ramp(profile.variety, 0.05, 0.3))
 
 
 def fits_flag(profile: Profile) -> float:
-    """True and false, or what says so."""
+    """Return how well values fit a flag: booleans, or words and numbers for them."""
     if profile.kind == "boolean":
         return 1.0
-    said = {str(value).lower() for value in profile.facts.get("values") or ()}
-    return 0.75 if said and said <= {"0", "1", "true", "false", "yes", "no", "good", "bad"} else 0.0
+    values = {str(value).lower() for value in profile.facts.get("values") or ()}
+    return 0.75 if values and values <= {"0", "1", "true", "false", "yes", "no", "good", "bad"} else 0.0
 
 
 def fits_label(profile: Profile) -> float:
-    """One of few names; numbers and flags name nothing."""
+    """Return how well values fit a label: one of few names. Numbers and flags fit less."""
     fit = {"text": 1.0 - 0.65 * profile.numbers, "number": 0.35, "boolean": 0.35}.get(profile.kind, 0.0)
-    return fit * fits_few(profile) * (1 - 0.8 * _gone(profile))
+    return fit * fits_few(profile) * (1 - 0.8 * _missing(profile))
 
 
 def fits_few(profile: Profile) -> float:
-    """Few values for many places."""
+    """Return how few distinct values there are per occurrence: 1 for few, 0 for many."""
     return 1 - ramp(profile.variety, 0.2, 0.8)
 
 
 def fits_messages(profile: Profile) -> float:
-    """A list of structs of which one field says who speaks, and one what is said."""
-    speaker, said = message_fields(profile)
-    if not (speaker and said):
+    """Return how well values fit a conversation: a list of structs with fields for the speaker and the text."""
+    speaker_field, text_field = message_fields(profile)
+    if not (speaker_field and text_field):
         return 0.0
-    spoken = profile.items.field(speaker) if profile.items else None
-    places = spoken.facts.get("rows", 0) if spoken else 0
-    return 1 - 0.5 * unknown_speakers(profile)[0] / max(places, 1)
+    speakers = profile.items.field(speaker_field) if profile.items else None
+    messages = speakers.facts.get("rows", 0) if speakers else 0
+    return 1 - 0.5 * unknown_speakers(profile)[0] / max(messages, 1)
 
 
 def unknown_speakers(conversation: Profile) -> tuple[int, list[str]]:
-    """How many messages are spoken by none whose role is known, and by whom; no names where there are many."""
-    speaker, _ = message_fields(conversation)
-    spoken = conversation.items.field(speaker or "") if conversation.items else None
-    if spoken is None:
+    """Return the number of messages without a known speaker role, and the names of unknown speakers if they are few."""
+    speaker_field, _ = message_fields(conversation)
+    speakers = conversation.items.field(speaker_field or "") if conversation.items else None
+    if speakers is None:
         return 0, []
-    if spoken.facts.get("values") is None:
-        return spoken.facts["rows"], []
-    counts = dict(zip(spoken.facts["values"], spoken.facts["counts"], strict=True))
+    if speakers.facts.get("values") is None:
+        return speakers.facts["rows"], []
+    counts = dict(zip(speakers.facts["values"], speakers.facts["counts"], strict=True))
     unknown = [name for name in counts if role_of(name) is None]
-    return spoken.facts["nulls"] + sum(counts[name] for name in unknown), unknown
+    return speakers.facts["nulls"] + sum(counts[name] for name in unknown), unknown
 
 
 def message_fields(profile: Profile) -> tuple[str | None, str | None]:
-    """The fields of a conversation's messages that hold who speaks and what is said."""
+    """Return the fields of a conversation's messages that hold the speaker and the text."""
     if profile.kind != "list":
         return None, None
     if profile.items is not None:
@@ -211,9 +218,10 @@ def message_fields(profile: Profile) -> tuple[str | None, str | None]:
 
 
 def ramp(value: float, low: float, high: float) -> float:
-    """0 up to `low`, 1 from `high` on, straight between."""
+    """Return 0 up to `low`, 1 from `high` on, and a linear interpolation between."""
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
-def _gone(profile: Profile) -> float:
-    return profile.share("nulls") + profile.share("empty")
+def _missing(profile: Profile) -> float:
+    """Return the fraction of occurrences that are null or empty."""
+    return profile.fraction("nulls") + profile.fraction("empty")

@@ -1,6 +1,7 @@
-"""A sketch of one chunk: one row a path, of counts that add up, histograms and extremes that merge.
+"""Sketches: a description of one chunk with one row per path, and how the sketches of all chunks merge.
 
-A path leads from a column into what is nested in it: `a.b` is a field of a struct, `a[]` the items of a list.
+A path leads from a column to its nested values: `a.b` is a field of a struct, `a[]` the items of a list. A sketch has
+counts, histograms and maxima, which add up when chunks are merged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.schema.measures import (
+from tokenloom.assets.schema.column_statistics import (
     EXAMPLES,
     FEW_VALUES,
     KEPT_HASHES,
@@ -27,7 +28,7 @@ from tokenloom.assets.schema.measures import (
     smallest_hashes,
     text_traits,
 )
-from tokenloom.assets.schema.scripts import SCRIPTS, count_letters
+from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import Ints, one_array, text_parts
 
@@ -55,20 +56,32 @@ SKETCH = pa.schema(
         ("examples", pa.list_(pa.string())),
     ]
 )
-"""Of each path: its steps (a column, then fields, null for a list's items; none for the chunk itself), type and kind;
-places, nulls and empty ones; the longest value and a histogram of lengths; letters by script; the smallest hashes; all
-values where they are few, and how often each occurs; how many texts were sampled, and of how many each trait holds; the
-first values."""
+"""The columns of a sketch, one row per path.
+
+- steps: the column, then field names, with null for a list's items; empty for the chunk itself.
+- type, kind: the Arrow type as text, and its kind as in `kind_of`.
+- rows, nulls, empty: occurrences of the path, and how many are null or empty.
+- longest, lengths: the longest value, and a histogram of lengths as in `length_buckets`.
+- letters: the number of letters per script.
+- hashes: the smallest hashes of the values, uint64.
+- few, values, counts: whether there are few distinct values; if so, all of them and how often each occurs.
+- sampled, traits: the number of sampled texts, and for each trait the number of texts that have it.
+- examples: the first values.
+"""
 
 Steps = tuple[str | None, ...]
 
 
 def sketch(table: pa.Table) -> pa.Table:
-    """Describe every path of a raw chunk: a table of `SKETCH`, the chunk itself first, then depth first."""
+    """Describe every path of a raw chunk.
+
+    Returns:
+        A table with the schema `SKETCH`: the chunk itself, then all paths, depth first.
+    """
     described = [{**_row((), pa.struct([]), "struct"), "rows": table.num_rows}]
-    for place, name in enumerate(table.column_names):
-        if name != ROW and name not in table.column_names[:place]:
-            described += _describe((name,), one_array(table.column(place)))
+    for index, name in enumerate(table.column_names):
+        if name != ROW and name not in table.column_names[:index]:
+            described += _describe((name,), one_array(table.column(index)))
     return pa.Table.from_pylist(described, SKETCH)
 
 
@@ -79,8 +92,8 @@ def _row(steps: Steps, arrow: pa.DataType, kind: str) -> dict[str, Any]:
 
 
 def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
-    """The path, then all within it."""
-    declared, array = array.type, _plain(array)
+    """Yield the sketch of a path, then of all paths inside it."""
+    declared, array = array.type, _decoded(array)
     kind = kind_of(array.type)
     row = _row(steps, declared, kind)
     row["rows"], row["nulls"] = len(array), len(array) if kind == "null" else array.null_count
@@ -108,8 +121,8 @@ def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
             yield from _describe((*steps, step), inner)
 
 
-def _plain(array: pa.Array) -> pa.Array:
-    """The values themselves, however they are stored."""
+def _decoded(array: pa.Array) -> pa.Array:
+    """Return the values without extension types, dictionaries, run-end encoding, or views."""
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -126,7 +139,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """text, number, boolean, list, struct, null, binary, or other."""
+    """Return the kind of a type: text, number, boolean, list, struct, null, binary, or other."""
     kinds = pa.types
     if kinds.is_string(arrow) or kinds.is_large_string(arrow):
         return "text"
@@ -147,24 +160,25 @@ def kind_of(arrow: pa.DataType) -> str:
 
 
 def _lengths(array: pa.Array) -> Ints:
-    """int64 [rows]: characters of texts, items of lists."""
+    """Return int64 [rows]: characters of text, or items of lists."""
     count = pc.utf8_length if kind_of(array.type) == "text" else pc.list_value_length
     return np.asarray(count(array).to_numpy(zero_copy_only=False), np.int64)
 
 
 def _within(array: pa.Array, kind: str) -> Iterator[tuple[str | None, pa.Array]]:
+    """Yield the steps into a list or struct, with the values they lead to."""
     if kind == "list":
         yield None, array.flatten()
     elif kind == "struct":
         names = [inner.name for inner in array.type]
-        for place, (name, inner) in enumerate(zip(names, array.flatten(), strict=True)):
-            if name not in names[:place]:
+        for index, (name, inner) in enumerate(zip(names, array.flatten(), strict=True)):
+            if name not in names[:index]:
                 yield name, inner
 
 
 @dataclass
 class _Merged:
-    """The sketches of one path, added up."""
+    """The merged sketches of one path."""
 
     types: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
@@ -180,9 +194,10 @@ class _Merged:
     fields: list[str | None] = field(default_factory=list)
 
     def add(self, row: dict[str, Any]) -> None:
-        for known, found in ((self.types, row["type"]), (self.kinds, row["kind"])):
-            if found not in known and row["kind"] != "null":
-                known.append(found)
+        """Add one row of a sketch."""
+        for seen, new in ((self.types, row["type"]), (self.kinds, row["kind"])):
+            if new not in seen and row["kind"] != "null":
+                seen.append(new)
         for name in self.counts:
             self.counts[name] += row[name]
         self.longest = max(self.longest, row["longest"])
@@ -190,23 +205,27 @@ class _Merged:
         self.traits = _sum(self.traits, row["traits"])
         self.hashes.append(row["hashes"])
         if self.values is not None:
-            found = Counter(dict(zip(row["values"], row["counts"], strict=True)))
-            self.values = self.values + found if row["few"] else None
+            counts = Counter(dict(zip(row["values"], row["counts"], strict=True)))
+            self.values = self.values + counts if row["few"] else None
             self.values = None if self.values and len(self.values) > FEW_VALUES else self.values
         self.examples = (self.examples + row["examples"])[:EXAMPLES]
         if row["kind"] == "struct":
             self.structs += row["rows"] - row["nulls"]
 
-    def profile(self, steps: Steps, places: int | None) -> dict[str, Any]:
-        """As JSON; `places` are those that there are, if known: where the path was not found it counts as null."""
+    def profile(self, steps: Steps, occurrences: int | None) -> dict[str, Any]:
+        """Return the profile as JSON.
+
+        Args:
+            occurrences: how often the path could occur, if known; chunks without the path count as nulls.
+        """
         rows, nulls = self.counts["rows"], self.counts["nulls"]
-        if places is not None:
-            rows, nulls = places, nulls + places - rows
+        if occurrences is not None:
+            rows, nulls = occurrences, nulls + occurrences - rows
         kind = _one_kind(self.kinds)
-        found = np.unique(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
-        counted = len(found) or nulls == rows
+        hashes = np.unique(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
+        is_counted = len(hashes) or nulls == rows
         letters, sampled = int(self.letters.sum()), self.counts["sampled"]
-        shares = {
+        scripts = {
             name: round(int(count) / letters, 4) for name, count in zip(SCRIPTS, self.letters, strict=False) if count
         }
         values = dict(sorted(self.values.items())) if self.values and kind in COUNTABLE else None
@@ -220,9 +239,9 @@ class _Merged:
             "rows": rows,
             "nulls": nulls,
             "empty": self.counts["empty"],
-            "distinct": min(estimate_distinct(found), rows - nulls) if counted else None,
+            "distinct": min(estimate_distinct(hashes), rows - nulls) if is_counted else None,
             "lengths": self._lengths() if measured and self.lengths.any() else None,
-            "scripts": {name: share for name, share in sorted(shares.items(), key=lambda found: -found[1]) if share},
+            "scripts": {name: part for name, part in sorted(scripts.items(), key=lambda item: -item[1]) if part},
             "values": list(values) if values else None,
             "counts": list(values.values()) if values else None,
             "traits": {
@@ -232,9 +251,9 @@ class _Merged:
         }
 
     def _lengths(self) -> dict[str, int]:
-        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+        percentiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
         return {
-            **{name: percentile(self.lengths, share, self.longest) for name, share in shares.items()},
+            **{name: percentile(self.lengths, fraction, self.longest) for name, fraction in percentiles.items()},
             "longest": self.longest,
         }
 
@@ -245,24 +264,33 @@ def _sum(one: Ints, other: Sequence[int]) -> Ints:
 
 
 def _one_kind(kinds: Sequence[str]) -> str:
+    """Return the kind of a path that has these kinds in different chunks."""
     if len(kinds) <= 1:
         return kinds[0] if kinds else "null"
     return "text" if set(kinds) <= set(COUNTABLE) else "other"
 
 
 def path_text(steps: Steps) -> str:
-    """`a.b` for a field, `a[]` for the items of a list."""
+    """Return a path as text: `a.b` for a field, `a[]` for the items of a list."""
     return (steps[0] or "") + "".join("[]" if step is None else f".{step}" for step in steps[1:])
 
 
 def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
-    """The sketches of all chunks as one: a profile for each path, depth first, columns and fields as they first occur.
+    """Merge the sketches of all chunks into profiles, one per path.
 
-    A profile is JSON: `column`, `path` (the column itself for a column), `steps` (the same, null for a list's items),
-    `type` (several joined by " | "), `kind`, `rows` (places: items of a list, structs that are there), `nulls` (what a
-    chunk lacks counts as null there), `empty`, `distinct` (null where not counted; a null in a list counts as empty, a
-    null field as none), `lengths` (p50, p90, p99, longest: characters or items), `scripts` (share of letters), `values`
-    (all, where few and short), `counts` (how often each of them occurs), `traits` (share of a sample) and `examples`.
+    Returns:
+        The profiles as JSON, depth first, columns and fields in order of their first occurrence. The keys:
+
+        - column; path: its text (for a column its name); steps: the same as a list, with null for a list's items.
+        - type: several types are joined by " | "; kind: as in `kind_of`.
+        - rows: occurrences of the path, such as the items of a list or structs that are not null.
+        - nulls: including those of chunks without the path; empty.
+        - distinct: null if not counted. A null in a list counts as an empty value, a null field does not count.
+        - lengths: p50, p90, p99 and longest, in characters or items.
+        - scripts: fraction of the letters per script.
+        - values, counts: all values and how often each occurs, if there are few and they are short.
+        - traits: fraction of a sample of the texts that has each trait.
+        - examples.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
     for table in sketches:
@@ -275,6 +303,7 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
 
 
 def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, Any]]:
+    """Yield the profiles of all paths inside a path."""
     above = merged[steps]
     for step in above.fields:
         inner = (*steps, step)
@@ -283,5 +312,5 @@ def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, 
 
 
 def top_level(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The profiles of columns, without those of what is nested in them."""
+    """Return the profiles of columns, without those of nested paths."""
     return [column for column in columns if column.get("path", column["column"]) == column["column"]]

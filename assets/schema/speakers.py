@@ -1,9 +1,9 @@
-"""Who speaks in a conversation: the names that its roles have in the wild, and the fields that say so."""
+"""Speakers of conversations: the names of their roles in published datasets, and the fields that hold them."""
 
 from __future__ import annotations
 
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
-"""Speakers whose message is the JSON text of a call, or of a list of calls, by the assistant."""
+"""Speakers whose message is the JSON text of one tool call, or of a list of calls, by the assistant."""
 
 ROLE_NAMES: dict[str, str] = {
     "system": "system",
@@ -28,12 +28,12 @@ ROLE_NAMES: dict[str, str] = {
     "observation": "tool",
     "ipython": "tool",
 }
-"""Names of a speaker's role, in lower case, and the role each stands for."""
+"""Names of speakers in lower case, and the role of each."""
 
 SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
-"""Fields that make a struct a message: who speaks, and what is said."""
+"""Fields that identify a struct as a message: the speaker, and the text."""
 
 
 def role_of(name: str) -> str | None:
-    """The role that a speaker's name stands for, None where it is not known."""
+    """Return the role of a speaker's name, or None if it is unknown."""
     return ROLE_NAMES.get(name.strip().lower())

@@ -1,4 +1,4 @@
-"""schema: what is in the raw rows. Deterministic sketches, one a chunk, that merge."""
+"""The schema stage: what is in the raw rows, as deterministic sketches, one per chunk, that can be merged."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tokenloom.assets.schema.formats import format_candidates
-from tokenloom.assets.schema.roles import role_candidates
-from tokenloom.assets.schema.scripts import UNICODE
+from tokenloom.assets.schema.format_candidates import format_candidates
+from tokenloom.assets.schema.role_candidates import role_candidates
 from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.unicode_scripts import UNICODE
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.schema.candidates import FormatCandidate, choose
+from tokenloom.assets.schema.choose_format import choose
+from tokenloom.assets.schema.format_candidates import FormatCandidate
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore

@@ -1,4 +1,4 @@
-"""Every real text file: read as independent readers read it, understood, and brought into its canonical form."""
+"""Every real text file: read like independent readers, detected, and converted to its canonical form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from support.raw_rows import Row, read
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
-from tokenloom.assets.schema.candidates import FormatCandidate, choose
+from tokenloom.assets.schema.choose_format import choose
+from tokenloom.assets.schema.format_candidates import FormatCandidate
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -65,7 +66,7 @@ FOUND: dict[str, tuple[str, str, dict[str, str]]] = {
     "awkward/dialogsum_dev.jsonl": ("dialogue summary", "completion", {"prompt": "dialogue", "completion": "summary"}),
     "awkward/banking77_test.csv": ("classification", "completion", {"prompt": "text", "completion": "category"}),
 }
-"""Files of which it is plain what they are: the format, the canonical form, and where each role comes from."""
+"""Files with a clear format: the format, the canonical form, and the source of each role."""
 
 BLANK_LINES = {
     "text/wikitext-2/train.txt.gz": 12951,
@@ -80,11 +81,11 @@ ASKED: dict[str, tuple[str, dict[str, str]]] = {
     "awkward/disfl_qa_dev.json": ("completion", {"prompt": "disfluent", "completion": "original"}),
     "awkward/avengers_latin1.csv": ("completion", {"prompt": "Name/Alias", "completion": "Notes"}),
 }
-"""Files of which only their owner knows what to train on: a form, and a mapping that brings them there."""
+"""Files for which only the owner knows what to train on: a form, and a mapping that leads to it."""
 
 
 def rows_of(path: Path) -> list[Any]:
-    """The rows of a file by Python's own readers; a blank line is no row."""
+    """Return the rows of a file, read by Python's own readers; blank lines are skipped."""
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     name = path.name.removesuffix(".gz")
     text = data.decode("latin-1" if "latin1" in name else "utf-8-sig")
@@ -109,7 +110,7 @@ def rows_of(path: Path) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value without the nulls that a table adds to what lacks a field."""
+    """Return a value without the nulls that a table adds for missing fields."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items() if item is not None}
     return [plain(item) for item in value] if isinstance(value, list) else value
@@ -117,7 +118,7 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", [*FOUND, *ASKED])
 @pytest.mark.parametrize("size", [ChunkSize(), ChunkSize(16 << 10, 64 << 10)], ids=["", "small chunks"])
-def test_every_row_is_read_as_it_stands(real_data: Path, name: str, size: ChunkSize) -> None:
+def test_every_row_is_read_unchanged(real_data: Path, name: str, size: ChunkSize) -> None:
     if "alpaca_data" in name and size != ChunkSize():
         pytest.skip("52,002 rows are read once")
     rows, rejects, filtered = read(real_data / name, size)
@@ -147,7 +148,7 @@ def canonical_columns(build: Build) -> set[str]:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_plain_file_is_understood_and_brought_into_its_form(real_data: Path, tmp_path: Path, name: str) -> None:
+def test_a_clear_file_is_converted_to_its_form(real_data: Path, tmp_path: Path, name: str) -> None:
     format, form, roles = FOUND[name]
     build = built(tmp_path, real_data / name, form)
     best = choose([FormatCandidate(**found) for found in build.manifest("schema").facts["formats"]])
@@ -159,7 +160,7 @@ def test_a_plain_file_is_understood_and_brought_into_its_form(real_data: Path, t
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_an_unclear_file_asks_for_the_mapping_that_brings_it_there(real_data: Path, tmp_path: Path, name: str) -> None:
+def test_an_unclear_file_needs_the_mapping_that_converts_it(real_data: Path, tmp_path: Path, name: str) -> None:
     form, mapping = ASKED[name]
     with pytest.raises(ConfigError, match=r"dataset\.column_mapping: .*write e\.g\. column_mapping: "):
         built(tmp_path / "first", real_data / name, form)

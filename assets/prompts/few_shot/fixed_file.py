@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ROLES, ColumnMapping, resolve
-from tokenloom.assets.columns.source import paths_of
+from tokenloom.assets.columns.source_expressions import paths_of
 from tokenloom.assets.prompts.few_shot.examples import SETTING
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.sketch import merge, sketch

@@ -1,4 +1,4 @@
-"""Delimited text: what the first record says, and records to rows. Cells stay the strings they are."""
+"""Delimited text: detects the delimiter and header, and parses records to rows. Cells stay strings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from tokenloom.assets.raw.formats.parsed import Parsed
-from tokenloom.assets.raw.formats.records import Bytes
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.record_boundaries import Bytes
 from tokenloom.assets.raw.formats.text import BOM, reject_undecodable, undecodable
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
@@ -23,21 +23,25 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 OTHER_DELIMITERS = ";\t|"
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d.,]*|\.\d+)([eE][-+]?\d+)?\s*%?\s*")
 _QUOTED = re.compile(r'"[^"]*"')
-_HEAD, _LONGEST_NAME, _MOST_WORDS = 1 << 16, 100, 8
+_HEAD_BYTES, _NAME_CHARACTERS, _NAME_WORDS = 1 << 16, 100, 8
 csv.field_size_limit(1 << 30)
 
 
-def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, name: str) -> Parsed:
-    """Delimited records without a header. Records with another number of fields, or with bytes that are no text, are
-    rejected; empty lines are no rows.
+def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, name: str) -> ParsedChunk:
+    """Parse delimited records without a header.
+
+    Records with a wrong number of fields, or that are not UTF-8, are rejected. Empty lines are skipped.
 
     Args:
+        part: uint8 [bytes], the bytes of the chunk.
         bounds: int64 [records + 1] into `part`.
+        names: the column names.
+        name: the file, for messages.
 
     Raises:
-        SourceError: the chunk's quoting cannot be followed.
+        SourceError: the reader finds a different number of records, because of quotes or line breaks in fields.
     """
-    rows = np.flatnonzero(_holds_text(part, bounds))
+    rows = np.flatnonzero(_has_text(part, bounds))
     rejects: list[pa.Table] = []
     if len(bad := undecodable(part, bounds, rows)):
         rejects.append(reject_undecodable(part, bounds, bad, ""))
@@ -52,10 +56,10 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, n
         return "skip"
 
     if not len(rows):
-        return Parsed.of(pa.table({column: pa.array([], pa.string()) for column in names}), rows, rejects)
+        return ParsedChunk.of(pa.table({column: pa.array([], pa.string()) for column in names}), rows, rejects)
     try:
         table = arrow_csv.read_csv(
-            pa.BufferReader(BOM + data if data.startswith(BOM) else data),  # the reader takes the first one away
+            pa.BufferReader(BOM + data if data.startswith(BOM) else data),  # the reader strips the first BOM
             arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 4, column_names=list(names)),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=keep),
             arrow_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
@@ -63,9 +67,9 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, n
     except pa.ArrowInvalid as error:
         raise SourceError(f"{name}: {str(error).splitlines()[0]}") from error
     if len(rows) != table.num_rows + len(invalid):
-        found = table.num_rows + len(invalid)
+        count = table.num_rows + len(invalid)
         raise SourceError(
-            f"{name}: {found} rows in {len(rows)} records; put fields that hold quotes or line breaks in quotes"
+            f"{name}: found {count} rows in {len(rows)} records; quote fields that contain quotes or line breaks"
         )
     invalid_rows = np.array([row.number - 1 for row in invalid], np.int64)
     rejects += [
@@ -79,37 +83,43 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, n
         )
         for row in invalid
     ]
-    return Parsed.of(table, np.delete(rows, invalid_rows), rejects)
+    return ParsedChunk.of(table, np.delete(rows, invalid_rows), rejects)
 
 
-def _holds_text(data: Bytes, bounds: Ints) -> Any:
-    """bool [records]: which records hold more than a line break."""
+def _has_text(data: Bytes, bounds: Ints) -> Any:
+    """Return bool [records]: which records contain more than line breaks."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
     return np.add.reduceat((data != 10) & (data != 13), bounds[:-1], dtype=np.int64) > 0
 
 
 def guess_delimiter(head: bytes, usual: str) -> str:
-    """The usual separator, unless the first line holds none of it but others; then the most frequent of those."""
-    text = re.split(r"[\r\n]", _QUOTED.sub("", head[:_HEAD].decode(errors="replace").lstrip(" \r\n")), maxsplit=1)[0]
-    if usual in text:
+    """Return the usual delimiter if it is in the first line, else the most frequent other delimiter there."""
+    text = _QUOTED.sub("", head[:_HEAD_BYTES].decode(errors="replace").lstrip(" \r\n"))
+    line = re.split(r"[\r\n]", text, maxsplit=1)[0]
+    if usual in line:
         return usual
-    best = max(OTHER_DELIMITERS + ",", key=text.count)
-    return best if best in text else usual
+    best = max(OTHER_DELIMITERS + ",", key=line.count)
+    return best if best in line else usual
 
 
 def is_header(cells: Sequence[str]) -> bool:
-    """Whether a first record reads like column names: short, distinct, none of them a number or prose, and none empty
-    but the first, as the name of an index."""
+    """Return whether the first record looks like column names: short, distinct, and neither numbers nor prose.
+
+    Only the first can be empty, as the name of an index.
+    """
     named = cells[1:] if len(cells) > 1 and not cells[0].strip() else cells
     return len(set(cells)) == len(cells) and all(
-        cell.strip() and len(cell) <= _LONGEST_NAME and len(cell.split()) <= _MOST_WORDS and not _NUMBER.fullmatch(cell)
+        cell.strip()
+        and len(cell) <= _NAME_CHARACTERS
+        and len(cell.split()) <= _NAME_WORDS
+        and not _NUMBER.fullmatch(cell)
         for cell in named
     )
 
 
 def column_names(cells: Sequence[str]) -> list[str]:
-    """Column names from the first record; an empty or repeated one is made distinct by its position."""
+    """Return column names from the first record; empty or repeated names get their position as a suffix."""
     return [
         column if column and column not in cells[:index] else f"{column or 'column'}_{index}"
         for index, column in enumerate(cells)
@@ -117,12 +127,12 @@ def column_names(cells: Sequence[str]) -> list[str]:
 
 
 def csv_record(data: bytes, delimiter: str, name: str) -> list[str]:
-    """The fields of one record.
+    """Return the fields of one record.
 
     Raises:
-        SourceError: it is no text, or holds a field that is too long.
+        SourceError: the record is not UTF-8, or a field is too long.
     """
     try:
         return next(csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise SourceError(f"{name}: first record cannot be read: {error}; set dataset.encoding") from error
+        raise SourceError(f"{name}: cannot read the first record: {error}; set dataset.encoding") from error

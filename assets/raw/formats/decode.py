@@ -1,6 +1,6 @@
-"""Brings a file's text to UTF-8, block by block: byte-order marks, a declared encoding, or a detected one.
+"""Converts a file's text to UTF-8, block by block, by its byte-order mark, a declared encoding, or a detected one.
 
-Bytes that are no text in the encoding stay as they are, so that they are no UTF-8 and only their row is rejected.
+Bytes that are not valid in the encoding are passed through. They are not valid UTF-8, so only their row is rejected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenloom.errors import SourceError
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16's, which it begins with
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, because it starts with the mark of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -26,18 +26,18 @@ _SAMPLE = 1 << 16
 def utf8_blocks(
     blocks: Iterator[bytes], encoding: str, detect: bool, name: str, found: Callable[[str], None]
 ) -> Iterator[bytes]:
-    """The text of a file as UTF-8 without a byte-order mark, in blocks.
+    """Yield the text of a file as UTF-8 without a byte-order mark, in blocks.
 
     Args:
-        blocks: the file's bytes; none of them empty.
-        encoding: a codec, or "auto": by the byte-order mark, else UTF-8 or what `detect` finds.
-        detect: whether `auto` may take text that is not UTF-8 for a legacy encoding, decided at the first block that
-            is not ASCII.
+        blocks: the file's bytes; no block is empty.
+        encoding: a codec, or "auto": given by the byte-order mark, else UTF-8 or a detected encoding.
+        detect: whether `auto` can detect a legacy encoding in text that is not UTF-8. The first block that is not
+            ASCII decides.
         name: the file, for messages.
-        found: told of an encoding other than UTF-8.
+        found: called with the encoding if it is not UTF-8.
 
     Raises:
-        SourceError: UTF-16 or UTF-32 text is damaged; the message names the byte.
+        SourceError: UTF-16 or UTF-32 text is damaged; the message gives the byte.
     """
     first = next(blocks, b"")
     if encoding == "auto":
@@ -69,8 +69,10 @@ def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wide(head: bytes) -> str:
-    """UTF-16 or UTF-32 without a mark: the zeros of its spaces, digits and line ends stand at the same places of each
-    unit."""
+    """Return the codec of UTF-16 or UTF-32 text without a mark, or "".
+
+    In such text, the zeros of spaces, digits and line ends are at the same positions within each unit.
+    """
     sample = head[: _SAMPLE - _SAMPLE % 4]
     zeros = np.flatnonzero(np.frombuffer(sample, np.uint8) == 0)
     if len(zeros) < max(2, len(sample) / 100) or (len(zeros) < len(sample) / 4 and _is_narrow(sample)):
@@ -87,12 +89,12 @@ def _wide(head: bytes) -> str:
 
 
 def _ends_lines(sample: bytes, codec: str) -> bool:
-    """Whether a line ends in the wide text, where bytes look as if one did."""
+    """Return whether the decoded text has a line break if its bytes include one."""
     return b"\n" not in sample or "\n" in codecs.getincrementaldecoder(codec)("replace").decode(sample)
 
 
 def _is_narrow(sample: bytes) -> bool:
-    """Whether bytes but for their zeros are UTF-8 with few control characters, as wide text is not."""
+    """Return whether bytes without their zeros are UTF-8 with few control characters; UTF-16 and UTF-32 are not."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(sample.replace(b"\0", b""))
     except UnicodeDecodeError:
@@ -114,7 +116,7 @@ def _decoded(blocks: Iterator[bytes], encoding: str, name: str) -> Iterator[byte
             yield text.encode("utf-8", "surrogateescape")
     except UnicodeError as error:
         at = done + error.start if isinstance(error, UnicodeDecodeError) else done
-        raise SourceError(f"{name}: not {encoding} text near byte {at}: {error}; set dataset.encoding") from error
+        raise SourceError(f"{name}: not valid {encoding} near byte {at}: {error}; set dataset.encoding") from error
 
 
 def _detected(blocks: Iterator[bytes], name: str, found: Callable[[str], None]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Rows that lie in lists within records: a row for each item, with what stands around the list repeated."""
+"""Turns lists within records into rows: one row per item, with the fields around the list repeated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from tokenloom.resources.tables.ragged import Ints, one_array, row_of
 
 
 def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, Ints]:
-    """One row for each item of the innermost list.
+    """Return one row for each item of the innermost list.
 
     Args:
-        lists: for each level, the fields that lead from its row to the list of the next one.
+        lists: for each level, the fields that lead from a row to the list with the rows of the next level.
 
     Returns:
-        The items' fields as columns, before those of the levels around them, which are called `outer.<name>` where an
-        inner level has the name too. And int64 [rows], the record of each row.
+        A table of the items' fields, then the fields of the levels around them, which are named `outer.<name>` if an
+        inner level has the same name; and int64 [rows], the record of each row.
+
+    Raises:
+        ValueError: the fields lead to something other than a list.
     """
     source = np.arange(table.num_rows, dtype=np.int64)
     for keys in lists:
@@ -35,7 +38,7 @@ def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, 
 
 
 def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table]:
-    """A list column that fields lead to, and the other columns; no rows where a chunk has no such list."""
+    """Return the list column that the fields lead to, and the other columns; all null if the chunk has no such list."""
     first, *below = keys
     if first not in table.column_names:
         return pa.nulls(table.num_rows, pa.list_(pa.null())), table
@@ -48,7 +51,7 @@ def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table
             rest = rest.append_column(f"{first}.{name}", column)
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         if not pa.types.is_null(array.type):
-            raise ValueError(f"{'.'.join(keys)}, which dataset.reader.root names, is no list")
+            raise ValueError(f"{'.'.join(keys)} in dataset.reader.root is not a list")
         array = pa.nulls(len(array), pa.list_(pa.null()))
     return array, rest
 

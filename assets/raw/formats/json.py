@@ -1,66 +1,67 @@
-"""JSON records to rows, by pyarrow's reader.
+"""Parses JSON records to rows with pyarrow's reader.
 
-Where it gives up on a chunk, the chunk's records are tried one by one, so that a bad record is set aside and the others
-go on.
+If the reader fails on a chunk, the records are parsed one by one: bad records are rejected, the others are kept.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import json as arrow_json
 
 from tokenloom.assets.raw.formats.explode import explode
-from tokenloom.assets.raw.formats.json_elements import split_entries
+from tokenloom.assets.raw.formats.json_boundaries import split_entries
 from tokenloom.assets.raw.formats.json_layout import JsonLayout
-from tokenloom.assets.raw.formats.parsed import Parsed
-from tokenloom.assets.raw.formats.records import Bytes, is_solid, trimmed
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, trimmed
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.flags import flags_of
+from tokenloom.resources.tables.json_text import json_kinds, read_json, usual_kinds, without_dates
 from tokenloom.resources.tables.ragged import Ints, text_array
 
 OPEN, CLOSE = ord("{"), ord("}")
-DEEPEST = 32
-"""Levels of lists and objects that a row may have; stored tables hold little more."""
+MAX_DEPTH = 32
+"""The levels of lists and objects that a row can have; stored tables support little more."""
 _NULL_ITEM = re.compile(rb"[\[,]\s*null")
 KEY, VALUE, ITEMS = "key", "value", "items"
-"""Columns: an entry's key, and on the way its value; the items of a record that is a list."""
+"""Columns: an entry's key and, temporarily, its value; the items of a record that is a list."""
 
 Records = tuple[pa.Table, Ints, list[pa.Table]]
-"""Rows, the record of each, and rejects."""
+"""Rows, the record of each row, and rejects."""
 
 
 def parse_json(
     part: Bytes, bounds: Ints, layout: JsonLayout, columns: Sequence[str] | None, name: str, start: int
-) -> Parsed:
-    """JSON records to rows; blank records are no rows.
+) -> ParsedChunk:
+    """Parse JSON records to rows. Blank records are skipped.
 
     Args:
+        part: uint8 [bytes], the bytes of the chunk.
         bounds: int64 [records + 1] into `part`.
-        columns: those that matter; what others hold rejects no row.
+        columns: the columns that are used; bad values in others reject no row. Default: all.
+        name: the file, for messages.
         start: bytes of the file before the chunk, for messages.
 
     Raises:
-        SourceError: an element of an array, or an entry of an object, is no JSON.
+        SourceError: an element of an array or an entry of an object is not valid JSON.
     """
     solid = np.flatnonzero(is_solid(part, bounds))
     if not len(solid):
-        return Parsed.of(pa.table({}), solid)
+        return ParsedChunk.of(pa.table({}), solid)
     try:
         data = _as_objects(part, bounds, solid, layout)
     except ValueError as error:
-        raise SourceError(f"{name}: invalid JSON: {error}, behind byte {start}") from error
+        raise SourceError(f"{name}: invalid JSON: {error}, after byte {start}") from error
     wrapped = layout.lists or layout.kind == "entries"
     if layout.kind != "lines" and len(solid) < len(bounds) - 1:
-        raise SourceError(f"{name}: invalid JSON: nothing stands between two commas, behind byte {start}")
+        raise SourceError(f"{name}: invalid JSON: nothing between two commas, after byte {start}")
     if (wrapped or _are_objects(part, bounds, solid)) and (table := _read_whole(data, layout, len(solid))) is not None:
         rows, rejects = solid, []
     else:
@@ -73,33 +74,31 @@ def parse_json(
         except ValueError as error:
             raise SourceError(f"{name}: {error}") from error
         rows = rows[source]
-    return Parsed.of(table, rows, rejects)
+    return ParsedChunk.of(table, rows, rejects)
 
 
 def _are_objects(part: Bytes, bounds: Ints, solid: Ints) -> bool:
-    """Whether every record begins and ends as an object does."""
-    begins, ends = trimmed(part, bounds)
-    return bool((part[begins[solid]] == OPEN).all() and (part[ends[solid] - 1] == CLOSE).all())
+    """Return whether every record starts with `{` and ends with `}`."""
+    starts, ends = trimmed(part, bounds)
+    return bool((part[starts[solid]] == OPEN).all() and (part[ends[solid] - 1] == CLOSE).all())
 
 
 def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> bytes:
-    """The records as JSON objects, one after the other: lists and entries wrapped."""
+    """Return the records as consecutive JSON objects; lists and entries are wrapped in objects."""
     if layout.kind != "entries" and not layout.lists:
         return part.tobytes()
+    data, limits = _only(part, bounds, solid)
     if layout.kind == "entries":
-        kept = part if len(solid) == len(bounds) - 1 else None
-        data, limits = (part, bounds) if kept is not None else _only(part, bounds, solid)
-        key, behind, value = split_entries(data, limits)
-        keys, values = _slices(data, key, behind), _slices(data, value, limits[1:])
+        key_start, key_end, value_start = split_entries(data, limits)
+        keys, values = _slices(data, key_start, key_end), _slices(data, value_start, limits[1:])
         joined = pc.binary_join_element_wise(b'{"key":', keys, b',"value":', values, b"}\n", b"")
     else:
-        data, limits = _only(part, bounds, solid)
         joined = pc.binary_join_element_wise(b'{"items":', _slices(data, limits[:-1], limits[1:]), b"}\n", b"")
     return joined.buffers()[2].to_pybytes()
 
 
 def _only(part: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
-    """The bytes and bounds of some of the records."""
+    """Return the bytes and bounds of some of the records."""
     if len(records) == len(bounds) - 1:
         return part, bounds
     kept = text_array(bounds, part).view(pa.binary()).take(pa.array(records))
@@ -107,23 +106,22 @@ def _only(part: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
     return np.frombuffer(kept.buffers()[2], np.uint8)[: limits[-1]], limits
 
 
-def _slices(data: Bytes, begins: Ints, ends: Ints) -> pa.Array:
-    """Binary strings data[begin:end]; those must follow each other."""
-    between = np.column_stack([begins, ends]).ravel()
+def _slices(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
+    """Return the binary strings data[start:end] of ascending ranges that do not overlap."""
+    between = np.column_stack([starts, ends]).ravel()
     every = text_array(np.concatenate([[0], between, [len(data)]]), data).view(pa.binary())
-    return every.take(pa.array(np.arange(len(begins)) * 2 + 1))
+    return every.take(pa.array(np.arange(len(starts)) * 2 + 1))
 
 
 def _read_whole(data: bytes, layout: JsonLayout, expected: int) -> pa.Table | None:
-    """One pass of pyarrow's reader over records that are objects, or None where that does not give a row for each.
+    """Read records that are objects in one pass; return None if that does not give one row per record.
 
-    A bare `null` among them would crash the reader.
+    Never pass it a bare `null`: that crashes pyarrow's reader.
     """
-    multi_line = layout.kind != "lines"
     try:
-        table = _read_json(data, multi_line)
+        table = _read_typed(data, multi_line=layout.kind != "lines")
         table.validate(full=True)
-        too_deep = any(_depth(kind) > DEEPEST for kind in table.schema.types)
+        too_deep = any(_depth(kind) > MAX_DEPTH for kind in table.schema.types)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, RecursionError):
         return None
     return table if table.num_rows == expected and not too_deep else None
@@ -134,47 +132,34 @@ def _depth(kind: pa.DataType) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def _read_json(data: bytes, multi_line: bool) -> pa.Table:
-    """One pass of pyarrow's reader, or two where the first one only tells the types.
+def _read_typed(data: bytes, multi_line: bool) -> pa.Table:
+    """Read JSON objects in one pass, or in two if the first only determines the types.
 
-    Strings that look like dates stay strings; and a null in a list, before an item tells the type, would move the
-    items behind it.
+    Strings that look like dates stay strings. Without the types, pyarrow would shift the items of a list in which a
+    null comes before the first item that shows the type.
     """
-    read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    parse = arrow_json.ParseOptions(newlines_in_values=multi_line)
-    table = arrow_json.read_json(pa.BufferReader(data), read, parse)
-    schema = pa.schema([field.with_type(_undated(field.type)) for field in table.schema])
-    if schema != table.schema or (any(map(_holds_list, schema.types)) and b"null" in data and _NULL_ITEM.search(data)):
-        parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=schema)
-        table = arrow_json.read_json(pa.BufferReader(data), read, parse).select(table.column_names)
+    table = read_json(data, multi_line)
+    schema = pa.schema([field.with_type(without_dates(field.type, pa.string())) for field in table.schema])
+    if schema != table.schema or (any(map(_has_list, schema.types)) and b"null" in data and _NULL_ITEM.search(data)):
+        table = read_json(data, multi_line, schema).select(table.column_names)
     return table
 
 
-def _holds_list(kind: pa.DataType) -> bool:
+def _has_list(kind: pa.DataType) -> bool:
     inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pa.types.is_list(kind) or any(map(_holds_list, inner))
-
-
-def _undated(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(pa.string() if pa.types.is_null(kind.value_type) else _undated(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_undated(field.type)) for field in kind])
-    return kind
+    return pa.types.is_list(kind) or any(map(_has_list, inner))
 
 
 def _unpack_entries(table: pa.Table, rows: Ints, rejects: list[pa.Table]) -> Records:
-    """The fields of each entry's value as columns, behind its key."""
+    """Return the entries' keys and the fields of their values as columns; other values than objects are rejected."""
     values = table[VALUE] if VALUE in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
-    found = values.is_valid() if pa.types.is_struct(values.type) else pa.chunked_array([[False] * table.num_rows])
-    absent = ~np.asarray(found.to_numpy(), bool)
-    if absent.any():
-        shown = [str(value)[:400] for value in table.filter(pa.array(absent)).to_pylist()]
+    is_object = flags_of(values.is_valid()) if pa.types.is_struct(values.type) else np.zeros(table.num_rows, bool)
+    if not is_object.all():
+        other = ~is_object
+        excerpts = [str(value)[:400] for value in table.filter(pa.array(other)).to_pylist()]
         message = "expected an object under each key"
-        rejects.append(reject_rows(rows[absent], "raw", "not_an_object", "", message, shown))
-        table, rows = table.filter(found), rows[~absent]
+        rejects.append(reject_rows(rows[other], "raw", "not_an_object", "", message, excerpts))
+        table, rows = table.filter(pa.array(is_object)), rows[is_object]
     if not len(rows):
         return pa.table({}), rows, rejects
     fields = pa.Table.from_struct_array(table[VALUE])
@@ -191,7 +176,7 @@ def _read_singly(
     name: str,
     start: int,
 ) -> Records:
-    """The slow path for a chunk that holds a bad record: set that aside, then read the others in one pass."""
+    """Parse a chunk that contains a bad record: reject bad records, then read the others in one pass."""
     values: list[tuple[int, dict[str, Any]]] = []
     rejects: list[pa.Table] = []
 
@@ -212,20 +197,16 @@ def _read_singly(
         elif not isinstance(value, dict):
             reject(row, "not_an_object", "", f"expected an object, found {type(value).__name__}", excerpt)
         else:
-            wanted = columns if layout.kind == "lines" and not layout.inner else None
-            kept_fields = {field: item for field, item in value.items() if wanted is None or field in wanted}
+            used = columns if layout.kind == "lines" and not layout.inner else None
+            kept_fields = {field: item for field, item in value.items() if used is None or field in used}
             if (code := _unreadable(kept_fields)) is not None:
                 reject(row, code, "", _UNREADABLE[code], excerpt)
             else:
                 values.append((row, kept_fields))
-    found: dict[tuple[str, ...], Counter[str]] = {}
-    for _, value in values:
-        for path, kind in _kinds(value):
-            found.setdefault(path, Counter())[kind] += 1
-    usual = {path: counter.most_common(1)[0][0] for path, counter in found.items()}
+    usual = usual_kinds(value for _, value in values)
     kept: list[tuple[int, dict[str, Any]]] = []
     for row, value in values:
-        odd = next(((path, kind) for path, kind in _kinds(value) if kind != usual[path]), None)
+        odd = next(((path, kind) for path, kind in json_kinds(value) if kind != usual[path]), None)
         if odd is None:
             kept.append((row, value))
         else:
@@ -233,14 +214,14 @@ def _read_singly(
             reject(row, "wrong_type", "".join(odd[0]).lstrip("."), message, json.dumps(value, ensure_ascii=False))
     text = b"\n".join(json.dumps(value, ensure_ascii=False).encode() for _, value in kept)
     try:
-        table = _read_json(text, multi_line=False) if kept else pa.table({})
+        table = _read_typed(text, multi_line=False) if kept else pa.table({})
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{name}: {str(error).splitlines()[0]}, behind byte {start}") from error
+        raise SourceError(f"{name}: {str(error).splitlines()[0]}, after byte {start}") from error
     return table, np.array([row for row, _ in kept], np.int64), rejects
 
 
 def _value(record: bytes, layout: JsonLayout) -> tuple[Any, str]:
-    """A record's value as the layout wraps it, and what is wrong with it: a code of `_UNREADABLE`, words, or ""."""
+    """Return a record's value as the layout wraps it, and its problem: a code of `_UNREADABLE`, a message, or ""."""
     try:
         text = record.decode()
         if layout.kind == "entries":
@@ -262,33 +243,19 @@ def _value(record: bytes, layout: JsonLayout) -> tuple[Any, str]:
 
 _UNREADABLE = {
     "invalid_utf8": NOT_UTF8,
-    "lone_surrogate": "a string holds half of a surrogate pair",
-    "nested_too_deeply": "lists and objects nest too deeply",
+    "lone_surrogate": "a string contains a lone surrogate",
+    "nested_too_deeply": "lists and objects are nested too deeply",
 }
 
 
 def _unreadable(value: Any) -> str | None:
-    """Why Arrow could not read a JSON value, as a code of `_UNREADABLE`, or None."""
+    """Return why Arrow could not read a JSON value, as a code of `_UNREADABLE`, or None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
-        if any(len(path) > DEEPEST for path, _ in _kinds(value)):
+        if any(len(path) > MAX_DEPTH for path, _ in json_kinds(value)):
             return "nested_too_deeply"
     except UnicodeEncodeError:
         return "lone_surrogate"
     except RecursionError:
         return "nested_too_deeply"
     return None
-
-
-def _kinds(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path, kind) of everything in a JSON value but nulls; a path's steps are `.field` and `[]`."""
-    if isinstance(value, dict):
-        yield path, "object"
-        for key, item in value.items():
-            yield from _kinds(item, (*path, f".{key}"))
-    elif isinstance(value, list):
-        yield path, "list"
-        for item in value:
-            yield from _kinds(item, (*path, "[]"))
-    elif value is not None:
-        yield path, "boolean" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"

@@ -1,4 +1,4 @@
-"""How a JSON file holds its rows: one value a line, an array, an object keyed by id, or lists nested below a root."""
+"""Determines where the rows of a JSON file are: on lines, in an array, in an object keyed by id, or in nested lists."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ _STEP = re.compile(r"`([^`]+)`|([^.`\[\]]+)|(\[\])")
 
 @dataclass(frozen=True)
 class Root:
-    """A path to the rows, such as `data[].paragraphs[].qas[]`: object keys down to each list."""
+    """A path to the rows, such as `data[].paragraphs[].qas[]`.
+
+    Args:
+        lists: for each list on the path, the object keys that lead to it.
+    """
 
     lists: tuple[tuple[str, ...], ...]
 
     @classmethod
     def parse(cls, text: str) -> Root:
-        """From the text that `dataset.reader.root` holds."""
+        """Parse the text of `dataset.reader.root`."""
         lists: list[tuple[str, ...]] = []
         keys: list[str] = []
-        for odd, plain, end in _STEP.findall(text):
+        for in_backticks, plain, end in _STEP.findall(text):
             if end:
                 lists.append(tuple(keys))
                 keys = []
             else:
-                keys.append(odd or plain)
+                keys.append(in_backticks or plain)
         return cls(tuple(lists))
 
     def __str__(self) -> str:
@@ -44,12 +48,13 @@ class JsonLayout:
     """Where the rows of a JSON file are.
 
     Args:
-        kind: `lines` of values, `elements` of an array, `entries` of an object: `"key": {...}`, or the `whole` file.
+        kind: what a record is: one of the `lines`, of the `elements` of an array, of the `entries` of an object
+            (`"key": {...}`), or the `whole` file.
         start: characters before the first record.
-        keys: object keys around the records, from the outside.
-        inner: lists within a record that hold the rows, from the outside.
-        lists: whether each record is a bare list instead of an object.
-        found: whether keys and inner were found rather than declared.
+        keys: the object keys around the records, outermost first.
+        inner: the lists within a record that contain the rows, outermost first.
+        lists: whether each record is a list instead of an object.
+        found: whether `keys` and `inner` were detected rather than declared.
     """
 
     kind: Kind
@@ -61,24 +66,26 @@ class JsonLayout:
 
     @property
     def root(self) -> str:
-        """The path from the file to its rows, or "" where the rows are its lines, elements or entries."""
+        """The path from the file to its rows; "" if the rows are its lines, elements or entries."""
         return str(Root((self.keys, *self.inner))) if self.keys or self.inner else ""
 
 
 class _MoreNeeded(Exception):
-    """The begin of the file is too short to tell."""
+    """The start of the file is too short to determine the layout."""
 
 
 def json_layout(head: str, final: bool, named_lines: bool, root: Root | None, name: str) -> JsonLayout | None:
-    """The layout of a JSON file by its first characters, or None where more of them are needed.
+    """Return the layout of a JSON file, given its first characters, or None if more of them are needed.
 
     Args:
+        head: the start of the file.
         final: whether `head` is the whole file.
-        named_lines: whether the file's name says that it holds a value a line.
+        named_lines: whether the file name declares one value per line (`.jsonl`).
         root: the declared path to the rows.
+        name: the file, for messages.
 
     Raises:
-        SourceError: it is no JSON, or has no such path; `name` names the file.
+        SourceError: the file is not valid JSON, or `root` does not exist in it.
     """
     try:
         return _layout(head, final, named_lines, root, name)
@@ -107,13 +114,14 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
 
 
 def _or_more(enough: bool, layout: JsonLayout) -> JsonLayout:
+    """Return the layout if the text is enough to determine it, else raise _MoreNeeded."""
     if not enough:
-        raise _MoreNeeded("it ends too early")
+        raise _MoreNeeded("the file ends too early")
     return layout
 
 
 def _first_line(head: str, at: int, final: bool) -> tuple[Any, bool]:
-    """The value on the first line, None where that is not one whole list or object, and whether nothing follows."""
+    """Return the value on the first line, None if it is not one whole list or object, and whether nothing follows."""
     line, broken, rest = head[at:].partition("\n")
     try:
         value = json.loads(line)
@@ -129,7 +137,7 @@ def _first_line(head: str, at: int, final: bool) -> tuple[Any, bool]:
 
 def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
     if root is not None and root.lists[0]:
-        raise SourceError(f"{name}: it holds an array, where dataset.reader.root {root} expects an object")
+        raise SourceError(f"{name}: the file is an array, but dataset.reader.root {root} expects an object")
     inside = _skip(head, at + 1)
     inner = root.lists[1:] if root else ()
     return JsonLayout("elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner)
@@ -138,7 +146,7 @@ def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
 def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
     if root is not None:
         if not root.lists[0]:
-            raise SourceError(f"{name}: it holds an object, where dataset.reader.root {root} expects an array")
+            raise SourceError(f"{name}: the file is an object, but dataset.reader.root {root} expects an array")
         start = _descend(head, at, root.lists[0], name)
         return JsonLayout("elements", start, root.lists[0], root.lists[1:])
     kinds = ""
@@ -147,7 +155,7 @@ def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayo
             if _is_message(_DECODER.raw_decode(head, inside)[0]):
                 return JsonLayout("whole", at)
             return JsonLayout("elements", value + 1, (key,), _inner_lists(head, value + 1), found=True)
-        kinds += head[value].replace("n", "")  # a null says nothing
+        kinds += head[value].replace("n", "")  # a null does not show the kind
         if kinds == "{{":
             return JsonLayout("entries", at + 1)
     if kinds == "{":
@@ -158,27 +166,27 @@ def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayo
 
 
 def _is_message(value: Any) -> bool:
-    """Whether a list's first item is one of a conversation: then the object around the list is a row."""
+    """Return whether the first item of a list is a message. If so, the object around the list is a row."""
     return {"role", "content"} <= value.keys() or {"from", "value"} <= value.keys()
 
 
 def _descend(head: str, at: int, keys: tuple[str, ...], name: str) -> int:
-    """Where the array below the keys begins, behind its bracket."""
-    for depth, wanted in enumerate(keys):
-        place = ".".join(keys[: depth + 1])
-        found = next((value for key, value in _members(head, at) if key == wanted), None)
-        if found is None:
-            raise SourceError(f"{name}: it has no {place}, which dataset.reader.root names")
-        at = found
+    """Return where the array below the keys starts, after its bracket."""
+    for depth, key in enumerate(keys):
+        path = ".".join(keys[: depth + 1])
+        value = next((value for member, value in _members(head, at) if member == key), None)
+        if value is None:
+            raise SourceError(f"{name}: no {path} found; dataset.reader.root names it")
+        at = value
         expected = "[" if depth == len(keys) - 1 else "{"
         if head[at] != expected:
-            kind = "list" if expected == "[" else "object"
-            raise SourceError(f"{name}: {place}, which dataset.reader.root names, is no {kind}")
+            kind = "a list" if expected == "[" else "an object"
+            raise SourceError(f"{name}: {path} in dataset.reader.root is not {kind}")
     return at + 1
 
 
 def _members(head: str, at: int) -> Any:
-    """Keys of the object that opens at `at`, each with where its value begins."""
+    """Yield the keys of the object that opens at `at`, each with the position of its value."""
     at = _skip(head, at + 1)
     while head[at] != "}":
         if head[at] != '"':
@@ -189,7 +197,7 @@ def _members(head: str, at: int) -> Any:
             raise json.JSONDecodeError("expected a colon", head, at)
         value = _skip(head, at + 1)
         if value >= len(head):
-            raise _MoreNeeded("it ends inside an object")
+            raise _MoreNeeded("the file ends inside an object")
         yield key, value
         _, at = _DECODER.raw_decode(head, value)
         at = _skip(head, at)
@@ -198,9 +206,10 @@ def _members(head: str, at: int) -> Any:
 
 
 def _inner_lists(head: str, start: int) -> tuple[tuple[str, ...], ...]:
-    """Lists of objects within the first record that hold its rows: followed while a level has little else to say.
+    """Return the nested lists of objects within the first record that contain its rows.
 
-    Little is one field besides the list, such as a title, or a paragraph's text.
+    Follows the only list of objects of each level while the level has at most one other field, such as a title or the
+    text of a paragraph.
     """
     value, _ = _DECODER.raw_decode(head, _skip(head, start))
     inner: list[tuple[str, ...]] = []
@@ -214,5 +223,6 @@ def _inner_lists(head: str, start: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _skip(head: str, at: int) -> int:
+    """Return the position after the white space at `at`."""
     match = _SPACE.match(head, at)
     return match.end() if match else at

@@ -1,4 +1,4 @@
-"""Tables that come as Arrow: Parquet and Arrow files, `datasets`; cut by the hashes of their rows."""
+"""Sources that are tables already: Parquet and Arrow files, and `datasets`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.formats.parsed import Parsed
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
@@ -23,7 +24,7 @@ BATCH_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class TableBlock:
-    """Rows of a table, ready to be cut."""
+    """Rows of a table, with the hashes and sizes that cutting needs."""
 
     table: pa.Table
 
@@ -33,19 +34,23 @@ class TableBlock:
 
     @property
     def hashes(self) -> Hashes:
+        """uint64 [rows]: hashes of the rows' values."""
         return self._hashed[0]
 
     @property
     def sizes(self) -> Ints:
+        """int64 [rows]: the rows' sizes in bytes."""
         return self._hashed[1]
 
-    def slice(self, begin: int, end: int) -> TableBlock:
-        part = TableBlock(self.table.slice(begin, end - begin).combine_chunks())
-        part.__dict__["_hashed"] = (self.hashes[begin:end], self.sizes[begin:end])
+    def slice(self, start: int, end: int) -> TableBlock:
+        """Return the rows [start, end)."""
+        part = TableBlock(self.table.slice(start, end - start).combine_chunks())
+        part.__dict__["_hashed"] = (self.hashes[start:end], self.sizes[start:end])
         return part
 
     @staticmethod
     def join(blocks: list[TableBlock]) -> TableBlock:
+        """Return several blocks as one; types that differ are promoted."""
         tables = [block.table for block in blocks]
         whole = TableBlock(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
         hashed = [block._hashed for block in blocks]
@@ -54,28 +59,28 @@ class TableBlock:
 
 
 def read_tables(file: SourceFile) -> Iterator[pa.Table]:
-    """The batches of a Parquet or Arrow file; memory is bounded by its row groups.
+    """Yield the batches of a Parquet or Arrow file. Memory is bounded by its row groups or record batches.
 
     Raises:
-        SourceError: it is not readable as what its format says.
+        SourceError: the file is not a readable file of its format.
     """
     try:
         with file.seekable() as opened:
             for table in _parquet(opened) if file.format == "parquet" else _arrow(opened):
                 yield _ordinary(table, file.name)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise SourceError(f"{file.name}: not readable as {file.format}: {str(error).splitlines()[0]}") from error
+        raise SourceError(f"{file.name}: cannot be read as {file.format}: {str(error).splitlines()[0]}") from error
 
 
 def _ordinary(table: pa.Table, name: str) -> pa.Table:
-    """The table with views as the lists and strings that they are of, and times of unknown zones in UTC.
+    """Return the table with views as ordinary lists and strings, and times in unknown time zones as UTC.
 
     Raises:
-        SourceError: two columns have one name.
-        ArrowInvalid: its buffers are damaged; whether its text is UTF-8 is not looked at.
+        SourceError: two columns have the same name.
+        ArrowInvalid: the buffers are damaged. Whether text is UTF-8 is not checked here.
     """
-    if twice := [column for column in table.column_names if table.column_names.count(column) > 1]:
-        raise SourceError(f"{name}: two columns are named {twice[0]}")
+    if repeated := [column for column in table.column_names if table.column_names.count(column) > 1]:
+        raise SourceError(f"{name}: two columns are named {repeated[0]}")
     for column in table.columns:
         _of_type(column, _mapped(column.type, _as_bytes)).validate(full=_is_validatable(column.type))
     schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])
@@ -83,7 +88,7 @@ def _ordinary(table: pa.Table, name: str) -> pa.Table:
 
 
 def _is_validatable(kind: pa.DataType) -> bool:
-    """Whether values can be validated in full: writers leave dictionary indices below a null struct as they are."""
+    """Return whether values can be fully validated. Dictionary indices below a null struct can be arbitrary."""
     return "dictionary" not in str(kind)
 
 
@@ -91,7 +96,7 @@ def _of_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if column.type == kind:
         return column
     try:
-        if "list_view" not in str(column.type):  # casts of these are wrong behind nulls
+        if "list_view" not in str(column.type):  # Arrow casts these incorrectly after a null
             return column.cast(kind)
     except pa.ArrowNotImplementedError:
         pass
@@ -116,7 +121,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with its leaves changed, and views of lists as lists."""
+    """Return a type with its leaves mapped, and list views as lists."""
     if pa.types.is_list_view(kind) or pa.types.is_list(kind):
         return pa.list_(_mapped(kind.value_type, leaf))
     if pa.types.is_large_list_view(kind) or pa.types.is_large_list(kind):
@@ -126,8 +131,11 @@ def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa
     return leaf(kind)
 
 
-def parse_table(table: pa.Table, name: str) -> Parsed:
-    """A table's rows; one whose text is not UTF-8 is rejected.
+def parse_table(table: pa.Table, name: str) -> ParsedChunk:
+    """Return a table's rows; rows with text that is not UTF-8 are rejected.
+
+    Args:
+        name: the file or split, for messages.
 
     Raises:
         SourceError: nested values are damaged.
@@ -136,19 +144,19 @@ def parse_table(table: pa.Table, name: str) -> Parsed:
     for column in table.column_names:
         array = one_array(table[column])
         if (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)) and not _is_valid(array):
-            held = array.cast(pa.binary()).to_pylist()
-            bad |= np.array([value is not None and not _decodes(value) for value in held], bool)
+            values = array.cast(pa.binary()).to_pylist()
+            bad |= np.array([value is not None and not is_utf8(value) for value in values], bool)
     rows = np.flatnonzero(~bad)
     kept = table.take(pa.array(rows)) if bad.any() else table
     try:
         for column in kept.columns:
             column.validate(full=_is_validatable(column.type))
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{name}: not readable: {str(error).splitlines()[0]}") from error
-    lost = np.flatnonzero(bad)
-    message = "a text is not UTF-8"
-    rejects = [reject_rows(lost, "raw", "invalid_utf8", "", message, [""] * len(lost))] if len(lost) else []
-    return Parsed.of(kept, rows, rejects)
+        raise SourceError(f"{name}: cannot be read: {str(error).splitlines()[0]}") from error
+    rejected = np.flatnonzero(bad)
+    message, excerpts = "a text value is not UTF-8", [""] * len(rejected)
+    rejects = [reject_rows(rejected, "raw", "invalid_utf8", "", message, excerpts)] if len(rejected) else []
+    return ParsedChunk.of(kept, rows, rejects)
 
 
 def _is_valid(array: pa.Array) -> bool:
@@ -159,21 +167,13 @@ def _is_valid(array: pa.Array) -> bool:
     return True
 
 
-def _decodes(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _parquet(opened: Any) -> Iterator[pa.Table]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(opened, pre_buffer=False)
-    for group in range(file.num_row_groups):  # batches across groups cannot hold nested dictionaries
-        held = file.metadata.row_group(group)
-        for batch in file.iter_batches(_rows(held.num_rows, held.total_byte_size), [group], use_threads=False):
+    for group in range(file.num_row_groups):  # pyarrow cannot read nested dictionaries across groups
+        metadata = file.metadata.row_group(group)
+        for batch in file.iter_batches(_rows(metadata.num_rows, metadata.total_byte_size), [group], use_threads=False):
             yield pa.Table.from_batches([batch])
 
 
@@ -192,12 +192,12 @@ def _arrow(opened: Any) -> Iterator[pa.Table]:
 
 
 def _rows(rows: int, size: int) -> int:
-    """How many of some rows make a batch."""
+    """Return the number of rows per batch, given the number and total bytes of some rows."""
     return min(max(rows * BATCH_BYTES // max(size, 1), 1), BATCH_ROWS)
 
 
 def dataset_tables(dataset: Any) -> Iterator[pa.Table]:
-    """A `datasets.Dataset`, or an iterable one, as tables of blocks of rows."""
+    """Yield the rows of a `datasets.Dataset` or `IterableDataset` as tables."""
     first = next(iter(dataset.with_format("arrow").iter(100)), None)
     if first is not None:
         yield from dataset.with_format("arrow").iter(_rows(first.num_rows, first.nbytes))

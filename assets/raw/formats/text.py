@@ -1,17 +1,17 @@
-"""Plain text to rows; and what is done with bytes that are no text."""
+"""Parses plain text to rows, and rejects records that are not UTF-8."""
 
 from __future__ import annotations
 
 import codecs
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.raw.formats.parsed import Parsed
-from tokenloom.assets.raw.formats.records import Bytes
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.record_boundaries import Bytes
 from tokenloom.assets.stage.rejects import reject_rows
+from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.ragged import Ints, text_array
 
 BOM = codecs.BOM_UTF8
@@ -19,10 +19,11 @@ TEXT_COLUMN = "text"
 NOT_UTF8 = "not UTF-8; set dataset.encoding"
 
 
-def parse_text(data: Bytes, bounds: Ints) -> Parsed:
-    """Plain text: a row for each record, without its final line breaks; blank records are filtered.
+def parse_text(data: Bytes, bounds: Ints) -> ParsedChunk:
+    """Parse plain text: one row per record, without its final line breaks. Blank records are filtered.
 
     Args:
+        data: uint8 [bytes], the bytes of the chunk.
         bounds: int64 [records + 1] into `data`.
     """
     text = text_array(bounds, data)
@@ -33,32 +34,33 @@ def parse_text(data: Bytes, bounds: Ints) -> Parsed:
         rows = np.setdiff1d(rows, bad)
         text = text.take(pa.array(rows))
     text = pc.utf8_rtrim(text, "\r\n")
-    solid = np.asarray(pc.not_equal(pc.utf8_trim_whitespace(text), "").to_numpy(zero_copy_only=False), bool)
-    table = pa.table({TEXT_COLUMN: text.filter(pa.array(solid))})
-    return Parsed.of(table, rows[solid], rejects, int((~solid).sum()))
+    filled = flags_of(pc.not_equal(pc.utf8_trim_whitespace(text), ""))
+    table = pa.table({TEXT_COLUMN: text.filter(pa.array(filled))})
+    return ParsedChunk.of(table, rows[filled], rejects, int((~filled).sum()))
 
 
 def undecodable(data: Bytes, bounds: Ints, records: Ints) -> Ints:
-    """Those of the records whose bytes are not UTF-8."""
+    """Return those of the records that are not UTF-8."""
     if not len(records):
         return records
     try:
         codecs.decode(data.tobytes(), "utf-8")
         return records[:0]
     except UnicodeDecodeError:
-        bad = [record for record in records.tolist() if not _decodes(data[bounds[record] : bounds[record + 1]])]
-        return np.array(bad, np.int64)
+        parts = ((record, data[bounds[record] : bounds[record + 1]]) for record in records.tolist())
+        return np.array([record for record, part in parts if not is_utf8(part.tobytes())], np.int64)
 
 
-def _decodes(record: Any) -> bool:
+def is_utf8(data: bytes) -> bool:
+    """Return whether bytes are UTF-8."""
     try:
-        record.tobytes().decode()
+        data.decode()
     except UnicodeDecodeError:
         return False
     return True
 
 
 def reject_undecodable(data: Bytes, bounds: Ints, records: Ints, field: str) -> pa.Table:
-    """Rejects for records that are not UTF-8."""
+    """Return rejects for records that are not UTF-8."""
     shown = [data[bounds[row] : bounds[row + 1]][:400].tobytes().decode(errors="replace") for row in records]
     return reject_rows(records, "raw", "invalid_utf8", field, NOT_UTF8, shown)

@@ -132,7 +132,7 @@ def test_a_source_without_rows_is_refused(tmp_path: Path, name: str, content: st
 def test_an_unclosed_quote_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "open.csv").write_text('instruction,output\na,b\nc,"unclosed\n' + "d,e\n" * 100)
     config = write_dataset(tmp_path, dataset={"name": "open.csv"})
-    with pytest.raises(SourceError, match=r"open\.csv: the quote that opens a field on line 3 never closes"):
+    with pytest.raises(SourceError, match=r"open\.csv: the quote that opens a field on line 3 is never closed"):
         build(config, tmp_path / "store")
 
 
@@ -184,7 +184,7 @@ def test_an_unused_role_is_reported(tmp_path: Path) -> None:
     mapping = {"promt": "instruction", "completion": "output"}
     dataset = {"name": "small.jsonl", "column_mapping": mapping}
     config = write_dataset(tmp_path, dataset=dataset, prompt_template={"format_type": "completion"})
-    with pytest.raises(ConfigError, match=r"column_mapping\.promt: no such role; did you mean prompt\?"):
+    with pytest.raises(ConfigError, match=r"column_mapping\.promt: unknown role; did you mean prompt\?"):
         build(config, tmp_path / "store")
 
 

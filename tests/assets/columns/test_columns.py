@@ -1,4 +1,4 @@
-"""Columns: text, completion and fields of every row, against a per-row oracle."""
+"""Columns: text, completion and fields of every row, compared with a per-row oracle."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_completion_joins_prompt_and_context_by_a_blank_line(rows: list[Row]) ->
 
 
 @given(st.lists(st.fixed_dictionaries({"text": MAYBE}), max_size=8))
-def test_text_goes_on_as_it_is(rows: list[Row]) -> None:
+def test_text_is_unchanged(rows: list[Row]) -> None:
     out = canonical(rows, {"text": pa.string()}, **mapped({"text": "text"}))
     assert kept(out) == [row for row in rows if (row["text"] or "").strip()]
     assert set(codes(out).values()) <= {"empty_text"}
 
 
-def test_numbers_and_truth_values_become_text_and_lists_are_refused_by_name() -> None:
+def test_numbers_and_booleans_become_text_and_lists_are_errors() -> None:
     rows = [{"q": 1.5, "a": True}, {"q": None, "a": False}]
     prompt = {"template": "{q} {a}", "label_column": "a"}
     assert kept(canonical(rows, prompt_template=prompt)) == [{"q": "1.5", "a": "true"}, {"q": "", "a": "false"}]
@@ -86,7 +86,7 @@ def test_a_chunk_without_an_optional_column_reads_it_as_empty() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.binary(), pa.struct([("x", pa.int64())])])
-def test_a_chunk_whose_column_holds_no_text_rejects_its_rows(kind: pa.DataType) -> None:
+def test_a_chunk_with_a_column_other_than_text_rejects_its_rows(kind: pa.DataType) -> None:
     value = {"list": ["x"], "binary": b"x", "struct": {"x": 1}}[str(kind).split("<")[0]]
     mapping = ColumnMapping("fields", {"q": "q", "a": "a"}, "a")
     table = table_of([{"q": value, "a": "fine"}, {"q": None, "a": "fine"}], {"q": kind, "a": pa.string()})
@@ -95,7 +95,7 @@ def test_a_chunk_whose_column_holds_no_text_rejects_its_rows(kind: pa.DataType) 
     assert kept(out) == [{"q": "", "a": "fine"}]
 
 
-def test_a_template_s_field_may_be_a_path() -> None:
+def test_a_template_field_can_be_a_path() -> None:
     rows = [{"q": "a", "answers": {"text": ["b", "c"]}}, {"q": "d", "answers": {"text": []}}]
     prompt = {"template": "{q}: {answers.text[1]}", "label_column": "answers.text[1]"}
     out = canonical(rows, prompt_template=prompt)
@@ -103,7 +103,7 @@ def test_a_template_s_field_may_be_a_path() -> None:
     assert codes(out) == {3: "empty_answer"}
 
 
-def test_what_is_declared_is_json_whatever_is_mapped() -> None:
+def test_the_declared_settings_are_json() -> None:
     config = config_of(**mapped({"prompt": "q", "completion": {"constant": True}}))
     declared = json.loads(json.dumps(STAGE.declared(config)))
     assert declared["dataset.column_mapping"] == {"prompt": "q", "completion": {"constant": True}}
@@ -122,13 +122,13 @@ def test_what_is_declared_is_json_whatever_is_mapped() -> None:
         ({"text": pa.array(["a", "b"]), "_row": pa.array([1, 1], pa.int32())}, "row positions ascend"),
     ],
 )
-def test_the_contract_refuses_what_is_not_canonical(columns: dict[str, pa.Array], check: str) -> None:
+def test_the_checks_fail_for_tables_that_are_not_canonical(columns: dict[str, pa.Array], check: str) -> None:
     table = pa.table({"_row": pa.array([0, 1], pa.int32()), **columns})
     with pytest.raises(DataValidationError, match=check):
         validate(STAGE, table)
 
 
-def test_a_number_is_the_same_text_whatever_stands_beside_it() -> None:
+def test_the_text_of_a_number_does_not_depend_on_other_rows() -> None:
     prompt = {"template": "{q} {n}", "label_column": "q"}
     numbers = [30000000000, 12345678901, 0, -7]
     alone = canonical([{"q": "x", "n": n} for n in numbers], prompt_template=prompt)

@@ -1,4 +1,4 @@
-"""The mapping: which column plays which role, and what is said where none does."""
+"""The mapping: which column has which role, and the errors if none has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.canonical_rows import Row, columns_named, config_of, described, mapped, table_of
-from tokenloom.assets.columns import types
+from tokenloom.assets.columns.described_types import Kind, kinds_of
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError
@@ -39,7 +39,7 @@ def test_roles_follow_from_the_usual_names(names: list[str], expected: dict[str,
     assert found.form == ("text" if "text" in expected else "completion")
 
 
-def test_a_mapping_given_wins_over_names() -> None:
+def test_a_given_mapping_wins_over_names() -> None:
     config = config_of(dataset={"column_mapping": {"prompt": "b", "completion": "question"}})
     found = resolve(config, columns_named("question", "answer", "b"))
     assert (found.form, found.roles) == ("completion", {"prompt": "b", "completion": "question"})
@@ -110,7 +110,7 @@ def test_columns_that_fit_no_form_are_listed(prompt: Row, names: list[str]) -> N
 
 
 @pytest.mark.parametrize("template", ["{q} {a} {a}", "{q}"])
-def test_the_label_stands_in_the_template_exactly_once(template: str) -> None:
+def test_the_label_is_in_the_template_exactly_once(template: str) -> None:
     prompt = {"template": template, "label_column": "a"}
     with pytest.raises(ConfigError, match="label_column"):
         resolve(config_of(prompt_template=prompt), columns_named("q", "a"))
@@ -146,7 +146,7 @@ def faults_of(columns: list[Row], **sections: Any) -> list[str]:
         ({"prompt": "`n`", "completion": {"constant": "x"}}, "completion"),
     ],
 )
-def test_the_mapped_roles_make_the_form(roles: Row, form: str) -> None:
+def test_the_mapped_roles_determine_the_form(roles: Row, form: str) -> None:
     columns = [*columns_named("a", "b", "question", "answer"), *columns_named("talk", kind=TALK)]
     columns += columns_named("n", kind="int64")
     found = resolve(config_of(**mapped(roles)), columns)
@@ -166,7 +166,7 @@ def test_the_mapped_roles_make_the_form(roles: Row, form: str) -> None:
         ("custom", ["messages", "id"], "messages"),
     ],
 )
-def test_the_format_fixes_the_form(format_type: str, names: list[str], form: str) -> None:
+def test_the_format_type_determines_the_form(format_type: str, names: list[str], form: str) -> None:
     columns = [{"column": name, "type": TALK if name == "messages" else "string"} for name in names]
     assert resolve(config_of(prompt_template={"format_type": format_type}), columns).form == form
 
@@ -180,23 +180,26 @@ def test_the_mapping_in_a_key_does_not_depend_on_how_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
-        ("answer.text", "no column answer; did you mean answers?"),
-        ("answers[0].txt", "answers[0] has no field txt; did you mean text? it has text, spans"),
+        (
+            "answer.text",
+            "no column answer; the data has q, a, answers; write {constant: …}",
+        ),
+        ("answers[0].txt", "answers[0] has no field txt; it has text, spans; did you mean text?"),
         ("answers.spans[0][0].begin", "has no field begin; it has start"),
         ("q.x", "q is string: it has no field x"),
         ("q[0]", "q is string, not a list"),
-        ("qq", "no column qq; did you mean q?"),
+        ("qq", "did you mean q?"),
         ("You are kind.", "{constant: …}"),
         ("Q: {qq}", "no column qq"),
-        ("{q", "lone '{'"),
-        ("{answers.text:numbers}", "no layout 'numbers'"),
+        ("{q", "unmatched '{'"),
+        ("{answers.text:numbers}", "unknown style 'numbers'"),
         ("choices[{q}]", "no column choices"),
         ("answers.text[{qq}]", "no column qq"),
     ],
 )
-def test_what_an_expression_names_in_vain_is_a_fault_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_missing_column_or_field_is_a_fault_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
     path = tmp_path / "data.yaml"
     roles = json.dumps({"prompt": text, "completion": "a"}, indent=4, ensure_ascii=False)
@@ -204,13 +207,13 @@ def test_what_an_expression_names_in_vain_is_a_fault_with_its_line(tmp_path: Pat
     with pytest.raises(ConfigError) as raised:
         resolve(PipelineConfig.from_file(path), columns)
     (fault,) = raised.value.faults
-    assert said in fault.message
+    assert expected in fault.message
     assert fault.place == f"{path}:4"
     assert fault.message.startswith("dataset.column_mapping.prompt: ")
 
 
 @pytest.mark.parametrize(
-    ("roles", "said"),
+    ("roles", "expected"),
     [
         ({"prompt": "answers", "completion": "a"}, "answers[0].text"),
         ({"prompt": "words", "completion": "a"}, 'words[0] for the first item, "{words}"'),
@@ -225,36 +228,38 @@ def test_what_an_expression_names_in_vain_is_a_fault_with_its_line(tmp_path: Pat
         ({"text": "raw"}, "column raw is large_binary"),
     ],
 )
-def test_a_type_that_cannot_fit_is_a_fault_that_names_a_remedy(roles: Row, said: str) -> None:
+def test_an_unsuitable_type_is_a_fault_with_a_remedy(roles: Row, expected: str) -> None:
     columns = [*columns_named("q", "a"), *columns_named("answers", kind=DEEP)]
     columns += [*columns_named("words", kind="list<item: string>"), *columns_named("raw", kind="large_binary")]
-    assert any(said in message for message in faults_of(columns, **mapped(roles)))
+    assert any(expected in message for message in faults_of(columns, **mapped(roles)))
 
 
-def test_a_type_that_fits_in_some_chunk_is_no_fault() -> None:
+def test_a_type_that_fits_in_some_chunk_is_not_a_fault() -> None:
     columns = [*columns_named("a"), *columns_named("b", kind="list<item: string> | string")]
     assert resolve(config_of(**mapped({"prompt": "b", "completion": "a"})), columns).form == "completion"
     odd = columns_named("b", kind="struct<a: string> | struct<c: d: string>")
     assert resolve(config_of(**mapped({"text": "b.zzz"})), odd).roles == {"text": "b.zzz"}
 
 
-def test_roles_that_go_into_no_one_form_are_refused() -> None:
+def test_roles_of_different_forms_are_an_error() -> None:
     (message,) = faults_of(columns_named("a", "b"), **mapped({"messages": "a", "prompt": "b"}))
-    assert "messages and prompt go into no one form" in message
+    assert "no form takes messages and prompt together" in message
     (message,) = faults_of(columns_named("a"), **mapped({"chosen": "a"}, prompt_template={"format_type": "text"}))
     assert "text takes text" in message
 
 
-def test_close_readings_are_named_and_a_mapping_asked_for() -> None:
+def test_close_candidates_are_listed_with_an_example_mapping() -> None:
     columns = described(table_of([{"prompt": "why?", "response_a": "since a", "response_b": "since b"}] * 20))
-    with pytest.raises(ConfigError, match=r"response_a.* or .*response_b.*; say which.*column_mapping: ") as raised:
+    with pytest.raises(
+        ConfigError, match=r"response_a.* or .*response_b.*; map the columns to use.*column_mapping: "
+    ) as raised:
         resolve(config_of(), columns)
     assert len(raised.value.faults) == 1
     found = resolve(config_of(**mapped({"completion": "response_b"})), columns)
     assert found == ColumnMapping("completion", {"prompt": "prompt", "completion": "response_b"})
 
 
-def test_what_is_mapped_is_not_asked_for_again() -> None:
+def test_a_mapped_role_raises_no_doubt() -> None:
     table = pa.table({"instruction": ["Why?"] * 9, "completions": [[{"response": "a"}, {"response": "b"}]] * 9})
     with pytest.raises(ConfigError, match="most rows hold 2 or more"):
         resolve(config_of(), described(table))
@@ -264,25 +269,25 @@ def test_what_is_mapped_is_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "columns", "said"),
+    ("form", "columns", "expected"),
     [
-        ("kto", {"prompt": ["p"] * 9, "completion": ["c"] * 9, "label": [0, 1, 2] * 3}, "label holds 0, 1, 2"),
-        ("preference", {"chosen": [["c"]] * 9, "rejected": ["r"] * 9}, "chosen holds lists of up to 1"),
+        ("kto", {"prompt": ["p"] * 9, "completion": ["c"] * 9, "label": [0, 1, 2] * 3}, "label has 0, 1, 2"),
+        ("preference", {"chosen": [["c"]] * 9, "rejected": ["r"] * 9}, "chosen has lists of up to 1"),
     ],
 )
-def test_columns_of_the_right_names_but_other_values_are_told(form: str, columns: Row, said: str) -> None:
+def test_columns_with_unsuitable_values_are_an_error(form: str, columns: Row, expected: str) -> None:
     with pytest.raises(ConfigError) as raised:
         resolve(config_of(prompt_template={"format_type": form}), described(pa.table(columns)))
-    assert said in str(raised.value) and f"{form} needs " in str(raised.value)
+    assert expected in str(raised.value) and f"{form} needs " in str(raised.value)
     assert "no column found" not in str(raised.value)
 
 
-def test_a_column_to_keep_that_is_not_there_is_not_said_to_leave_none() -> None:
-    with pytest.raises(ConfigError, match=r"no column nope; kept are none; `tokenloom inspect` shows all$"):
+def test_a_missing_column_to_keep_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"no column nope; the columns kept are none; `tokenloom inspect` shows all$"):
         resolve(config_of(dataset={"columns": ["nope"]}), [])
 
 
-def test_a_complete_mapping_is_taken_as_it_is() -> None:
+def test_a_complete_mapping_is_used_unchanged() -> None:
     columns = columns_named("instruction", "input", "output", "system")
     given = {"prompt": "instruction", "completion": "output"}
     assert resolve(config_of(**mapped(given)), columns).roles == given
@@ -303,7 +308,7 @@ KINDS = st.recursive(
 )
 
 
-def same(kind: pa.DataType, found: types.Kind) -> bool:
+def same(kind: pa.DataType, found: Kind) -> bool:
     if pa.types.is_map(kind):
         pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
         return found.name == "list" and found.item is not None and same(pair, found.item)
@@ -316,12 +321,12 @@ def same(kind: pa.DataType, found: types.Kind) -> bool:
         )
     if pa.types.is_nested(kind):
         return found.name == "list" and found.item is not None and same(kind.value_type, found.item)
-    return found == types.Kind(str(kind))
+    return found == Kind(str(kind))
 
 
 @given(KINDS, KINDS)
-def test_types_are_read_back_from_their_text(first: pa.DataType, second: pa.DataType) -> None:
-    found = types.kinds_of(f"{first} | {second}")
+def test_types_are_parsed_from_their_text(first: pa.DataType, second: pa.DataType) -> None:
+    found = kinds_of(f"{first} | {second}")
     assert len(found) == 2
     assert same(first, found[0])
     assert same(second, found[1])
@@ -329,4 +334,4 @@ def test_types_are_read_back_from_their_text(first: pa.DataType, second: pa.Data
 
 @given(st.text("alist<>uc: ,string[]|struct<a: ", max_size=20))
 def test_any_text_is_a_type_or_unknown(text: str) -> None:
-    assert types.kinds_of(text)
+    assert kinds_of(text)

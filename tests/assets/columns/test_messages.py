@@ -1,4 +1,4 @@
-"""Conversations of every layout become messages, against a per-row oracle."""
+"""Conversations of every layout become messages, compared with a per-row oracle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESSAGES = st.one_of(
 
 
 def problems(talk: list[Row] | None) -> set[str]:
-    """Codes of everything wrong with a conversation."""
+    """Return the codes of all problems of a conversation."""
     if not talk:
         return {"no_messages"}
     found = {"unknown_role"} if any(turn["speaker"] not in NAMES for turn in talk) else set()
@@ -85,7 +85,7 @@ def test_conversations_of_any_layout_become_messages(
         (None, "no_messages"),
     ],
 )
-def test_a_bad_conversation_is_rejected_with_its_code_and_others_go_on(talk: Any, code: str) -> None:
+def test_a_bad_conversation_is_rejected_and_the_others_are_kept(talk: Any, code: str) -> None:
     good = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     out = canonical([{"messages": good}, {"messages": talk}, {"messages": good}])
     assert codes(out) == {3: code}
@@ -118,7 +118,7 @@ def test_names_and_weights_of_messages_are_kept_and_other_keys_do_not_matter() -
         ("weight", "heavy", None),
     ],
 )
-def test_what_a_message_says_of_its_training_is_its_weight(field: str, value: Any, weight: float | None) -> None:
+def test_the_weight_of_a_message_is_read(field: str, value: Any, weight: float | None) -> None:
     (row, plain) = kept(canonical(rows_of([HI, {**HO, field: value}], [HI, HO])))
     assert [turn["weight"] for turn in row["messages"]] == [None, weight]
     assert [turn["weight"] for turn in plain["messages"]] == [None, None]
@@ -137,7 +137,7 @@ def test_what_a_message_says_of_its_training_is_its_weight(field: str, value: An
         ({"reasoning": ["a"]}, None),
     ],
 )
-def test_reasoning_of_any_usual_name_is_kept_where_it_is_text(thought: Row, expected: str | None) -> None:
+def test_reasoning_under_any_usual_name_is_kept_if_it_is_text(thought: Row, expected: str | None) -> None:
     (row, plain) = kept(canonical(rows_of([HI, {**HO, **thought}], [HI, HO])))
     assert row["messages"] == [message("user", "hi"), message("assistant", "ho", reasoning=expected)]
     assert [turn["reasoning"] for turn in plain["messages"]] == [None, None]
@@ -146,7 +146,7 @@ def test_reasoning_of_any_usual_name_is_kept_where_it_is_text(thought: Row, expe
     assert read["messages"] == row["messages"]
 
 
-def test_an_answer_of_reasoning_alone_is_no_answer_but_may_stand_before_one() -> None:
+def test_reasoning_alone_is_not_an_answer_but_can_precede_one() -> None:
     thought = {"role": "assistant", "content": None, "reasoning": "hm"}
     out = canonical(rows_of([HI, thought, HO], [HI, thought]))
     assert codes(out) == {3: "empty_answer"}
@@ -197,7 +197,7 @@ def test_tool_calls_of_any_layout_become_one(special: Row, calls: list[Row] | No
     ["f()", "", "{", "7", "null", "[]", "[7]", '{"arguments": {}}', '{"name": 7}', '{"name": "f", "arguments": "{"}',
      '{"name": "\\ud800"}', '{"name": "f", "arguments": {"x": "\\ud800"}}', "[" * 9999],
 )  # fmt: skip
-def test_a_call_that_is_no_json_of_a_call_is_rejected(value: str) -> None:
+def test_an_invalid_call_is_rejected(value: str) -> None:
     good = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
     out = canonical([{"conversations": talk} for talk in (good, [*good, {"from": "function_call", "value": value}])])
     assert codes(out) == {3: "invalid_tool_call"}
@@ -233,7 +233,7 @@ def test_calls_and_observations_of_sharegpt_become_tool_calls_and_tool_messages(
         ([7], "not_text"),
     ],
 )
-def test_parts_of_a_content_are_joined_and_others_than_text_rejected(parts: list[Any], expected: str) -> None:
+def test_content_parts_are_joined_and_other_parts_than_text_rejected(parts: list[Any], expected: str) -> None:
     talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}]
     again = [*talk, {"role": "assistant", "content": [type(parts[0])("")] if parts[:1] == ["a"] else parts}]
     out = canonical(rows_of(talk, again))
@@ -258,7 +258,7 @@ def test_parts_of_a_content_are_joined_and_others_than_text_rejected(parts: list
         ({"name": "f"}, '{"name": "f"}'),
     ],
 )
-def test_tools_are_json_text_and_nothing_where_there_are_none(tools: Any, expected: str) -> None:
+def test_tools_are_json_text_and_empty_without_tools(tools: Any, expected: str) -> None:
     roles = mapped({"messages": "messages", "tools": "tools"})
     for row in kept(canonical(rows_of([HI, HO], [HI, HO], tools=tools), **roles)):
         assert row["tools"] == expected
@@ -269,7 +269,7 @@ def test_tools_are_json_text_and_nothing_where_there_are_none(tools: Any, expect
         st.tuples(MAYBE, st.lists(st.sampled_from(["system", "user", "assistant"]), min_size=1, max_size=3)), max_size=6
     )
 )
-def test_a_row_s_system_message_is_put_before_conversations_without_one(
+def test_the_system_prompt_is_put_before_conversations_without_one(
     rows: list[tuple[str | None, list[str]]],
 ) -> None:
     talks = [[{"role": role, "content": "x"} for role in [*roles, "assistant"]] for _, roles in rows]
@@ -285,7 +285,7 @@ def test_a_row_s_system_message_is_put_before_conversations_without_one(
     assert [row["messages"] for row in kept(out)] == expected
 
 
-# No line breaks at the ends: a transcript does not tell its own from a turn's.
+# No line breaks at the ends: a transcript cannot distinguish its own from those of a turn.
 SAID = st.text("ab: é\nHumanAsit", max_size=12).map(str.strip)
 TURNS = st.lists(st.tuples(st.sampled_from(["Human", "Assistant"]), SAID), max_size=5)
 
@@ -316,7 +316,7 @@ def test_transcripts_become_messages(rows: list[Any], gap: str) -> None:
     assert [row["messages"] for row in kept(out)] == expected
 
 
-def test_a_system_turn_stands_only_at_a_transcript_s_begin() -> None:
+def test_a_system_turn_is_only_at_the_start_of_a_transcript() -> None:
     text = "System: be kind\n\nHuman: a\n\nSystem: Linux\n\nAssistant: b"
     (row,) = kept(canonical([{"talk": text}], **mapped({"messages": "talk"})))
     assert row["messages"] == [
@@ -336,7 +336,7 @@ JSON_TALK = st.lists(
 
 @given(st.lists(st.one_of(JSON_TALK, st.sampled_from(["[", "[1]", '[{"role": 1, "content": []}]', "x"])), max_size=6))
 @pytest.mark.parametrize("indent", [None, 1])
-def test_json_text_becomes_messages_and_what_is_no_such_json_is_rejected(indent: int | None, rows: list[Any]) -> None:
+def test_json_text_becomes_messages_and_other_text_is_rejected(indent: int | None, rows: list[Any]) -> None:
     texts = [row if isinstance(row, str) else json.dumps(row, indent=indent) for row in rows]
     out = canonical([{"talk": text} for text in texts], {"talk": pa.string()}, **mapped({"messages": "talk"}))
     answered = [
@@ -349,7 +349,7 @@ def test_json_text_becomes_messages_and_what_is_no_such_json_is_rejected(indent:
 
 
 @pytest.mark.parametrize("column", [[1, 2], [["a"], []], [{"a": 1}, None], [[[HI]], [[HO]]]])
-def test_what_is_no_conversation_is_rejected_where_only_a_chunk_has_it(column: list[Any]) -> None:
+def test_a_column_other_than_conversations_in_one_chunk_is_rejected(column: list[Any]) -> None:
     mapping = ColumnMapping("messages", {"messages": "talk"})
     out = to_canonical(table_of([{"talk": value} for value in column]), mapping)
     validate(STAGE, out.table)

@@ -1,4 +1,4 @@
-"""Preference pairs and kto labels: trained is the completion alone, on both sides, and no row is lost or doubled."""
+"""Preference pairs and KTO labels: only the completion is trained on both sides, no row is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
 BROKEN = "\ue0d0"
-"""A character that makes prompts reject its row."""
+"""A character that makes the prompts stage reject its row."""
 
 SIDES = ("chosen", "rejected")
 words = st.text(st.sampled_from("abc é你\n"), min_size=1, max_size=12).map(lambda text: text.strip() or "x")
@@ -74,7 +74,7 @@ PAIRS = st.lists(
 @pytest.mark.parametrize("train_on", ["completions", "last", "all", ["assistant"], ["user", "assistant"]])
 @pytest.mark.parametrize("template", [CHATML, TOOLS])
 @given(rows=PAIRS)
-def test_trained_is_the_answer_and_its_stop_on_both_sides(
+def test_the_answer_and_its_stop_token_are_trained_on_both_sides(
     tokenizer_folder: Path, template: str, train_on: Any, rows: list[Row]
 ) -> None:
     config = config_of(tokenizer_folder, {"format_type": "preference", "train_on": train_on}, template)
@@ -84,10 +84,10 @@ def test_trained_is_the_answer_and_its_stop_on_both_sides(
     ]
     assert out.table[ROW].to_pylist() == kept
     assert sorted(out.rejects[ROW].to_pylist()) == [i for i in range(len(rows)) if i not in kept]
-    for made in out.table.to_pylist():
-        row = rows[made[ROW]]
+    for result in out.table.to_pylist():
+        row = rows[result[ROW]]
         for side in SIDES:
-            text, spans = made[f"{side}_text"], made[f"{side}_spans"]
+            text, spans = result[f"{side}_text"], result[f"{side}_spans"]
             assert text == chatml([*row["prompt"], *row[side]])
             assert_partition(text, spans)
             assert trained_parts(text, spans) == [row[side][0]["content"] + "<|im_end|>"]
@@ -110,12 +110,12 @@ def test_a_reject_names_its_side(tokenizer_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("train_on", ["completions", "all"])
-def test_a_yamls_system_message_is_not_trained(tokenizer_folder: Path, train_on: str) -> None:
+def test_the_system_message_of_the_yaml_is_not_trained(tokenizer_folder: Path, train_on: str) -> None:
     row = {"prompt": [said("user", "q")], "chosen": [said("assistant", "a")], "rejected": [said("assistant", "b")]}
     config = config_of(tokenizer_folder, {"system": "Be brief.", "train_on": train_on})
-    (made,) = prompts_of("preference", table_of("preference", [row]), config).table.to_pylist()
-    assert made["chosen_text"] == chatml([said("system", "Be brief."), *row["prompt"], *row["chosen"]])
-    assert trained_parts(made["chosen_text"], made["chosen_spans"]) == ["a<|im_end|>"]
+    (result,) = prompts_of("preference", table_of("preference", [row]), config).table.to_pylist()
+    assert result["chosen_text"] == chatml([said("system", "Be brief."), *row["prompt"], *row["chosen"]])
+    assert trained_parts(result["chosen_text"], result["chosen_spans"]) == ["a<|im_end|>"]
 
 
 def test_completions_of_several_turns_are_trained_by_role(tokenizer_folder: Path) -> None:
@@ -128,9 +128,9 @@ def test_completions_of_several_turns_are_trained_by_role(tokenizer_folder: Path
     }
     for train_on, parts in expected.items():
         config = config_of(tokenizer_folder, {"train_on": train_on})
-        (made,) = prompts_of("preference", table_of("preference", [row]), config).table.to_pylist()
-        assert trained_parts(made["chosen_text"], made["chosen_spans"]) == parts
-        assert trained_parts(made["rejected_text"], made["rejected_spans"]) == ["a1<|im_end|>"]
+        (result,) = prompts_of("preference", table_of("preference", [row]), config).table.to_pylist()
+        assert trained_parts(result["chosen_text"], result["chosen_spans"]) == parts
+        assert trained_parts(result["rejected_text"], result["rejected_spans"]) == ["a1<|im_end|>"]
 
 
 @given(rows=st.lists(st.tuples(prompts, answers, st.booleans()), max_size=8))
@@ -145,13 +145,13 @@ def test_labels_stay_with_their_completions(tokenizer_folder: Path, rows: list[t
     encoder, control = encoder_of(tokenizer_folder)
     tokens = in_pairs(lambda table: tokenize(table, encoder, control, "reject"))(out.table)
     validate(TOKENS, tokens.table)
-    made = in_pairs(lambda table: to_sequences(table, LengthConfig(strategy="drop"), 40))(tokens.table)
-    validate(SEQUENCES, made.table)
-    labels = {row["rows"][0]: row["label"] for row in made.table.to_pylist()}
+    result = in_pairs(lambda table: to_sequences(table, LengthConfig(strategy="drop"), 40))(tokens.table)
+    validate(SEQUENCES, result.table)
+    labels = {row["rows"][0]: row["label"] for row in result.table.to_pylist()}
     assert labels == {row: rows[row][2] for row in labels}
     lengths = zip(tokens.table[ROW].to_pylist(), tokens.table["input_ids"].to_pylist(), strict=True)
     assert list(labels) == [row for row, ids in lengths if len(ids) <= 40]
-    assert out.table.num_rows == made.table.num_rows + made.filtered + made.rejects.num_rows
+    assert out.table.num_rows == result.table.num_rows + result.filtered + result.rejects.num_rows
 
 
 def encoder_of(folder: Path) -> tuple[ContentEncoder, tuple[str, ...]]:
@@ -166,10 +166,10 @@ def test_tokens_of_both_sides_decode_to_their_texts(tokenizer_folder: Path, rows
     tokens = in_pairs(lambda table: tokenize(table, encoder, control, "split"))(out.table)
     validate(TOKENS, tokens.table)
     plain = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    for prompt, made in zip(out.table.to_pylist(), tokens.table.to_pylist(), strict=True):
-        assert prompt[ROW] == made[ROW]
+    for prompt, result in zip(out.table.to_pylist(), tokens.table.to_pylist(), strict=True):
+        assert prompt[ROW] == result[ROW]
         for side in SIDES:
-            assert plain.decode(made[f"{side}_input_ids"], skip_special_tokens=False) == prompt[f"{side}_text"]
+            assert plain.decode(result[f"{side}_input_ids"], skip_special_tokens=False) == prompt[f"{side}_text"]
     ids = [row[f"{side}_input_ids"] for row in tokens.table.to_pylist() for side in SIDES]
     assert tokens.tokens == sum(map(len, ids))
 
@@ -182,7 +182,7 @@ lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 6)), max_size=8)
     longest=st.integers(1, 12),
     pairs=st.lists(st.tuples(*[st.tuples(st.integers(1, 8), st.integers(1, 6))] * 2), max_size=8),
 )
-def test_each_side_is_shortened_on_its_own(strategy: Any, longest: int, pairs: list[Any]) -> None:
+def test_each_side_is_truncated_separately(strategy: Any, longest: int, pairs: list[Any]) -> None:
     """A pair is (prompt tokens, answer tokens) of each side; the answer is trained."""
     columns: dict[str, Any] = {ROW: pa.array([2 * index for index in range(len(pairs))], pa.int32())}
     for number, side in enumerate(SIDES):
@@ -199,20 +199,20 @@ def test_each_side_is_shortened_on_its_own(strategy: Any, longest: int, pairs: l
     validate(SEQUENCES, out.table)
     expected, useless, dropped = [], [], 0
     for index, pair in enumerate(pairs):
-        made = [kept_places(sum(side), longest, strategy) for side in pair]
-        lost = [place is not None and max(place) < side[0] for side, place in zip(pair, made, strict=True)]
+        result = [kept_places(sum(side), longest, strategy) for side in pair]
+        lost = [place is not None and max(place) < side[0] for side, place in zip(pair, result, strict=True)]
         if any(lost):
             useless.append(2 * index)
-        elif None in made:
+        elif None in result:
             dropped += 1
         else:
-            expected.append((2 * index, made))
+            expected.append((2 * index, result))
     assert [row["rows"] for row in out.table.to_pylist()] == [[row] for row, _ in expected]
-    for row, (index, made) in zip(out.table.to_pylist(), expected, strict=True):
+    for row, (index, result) in zip(out.table.to_pylist(), expected, strict=True):
         for number, side in enumerate(SIDES):
             asked = pairs[index // 2][number][0]
-            assert row[f"{side}_input_ids"] == [100 * number + place for place in made[number]]
-            assert row[f"{side}_trained"] == [int(place >= asked) for place in made[number]]
+            assert row[f"{side}_input_ids"] == [100 * number + place for place in result[number]]
+            assert row[f"{side}_trained"] == [int(place >= asked) for place in result[number]]
     assert out.rejects[ROW].to_pylist() == useless
     assert (out.filtered, out.rows_in) == (dropped, len(pairs))
 
@@ -230,7 +230,7 @@ KTO: Row = {"prompt": [said("user", "q")], "completion": [said("assistant", "a")
 
 
 @pytest.mark.parametrize(("form", "row"), [("preference", PAIR), ("kto", KTO)])
-def test_packing_and_a_missing_chat_template_are_refused(
+def test_packing_and_a_missing_chat_template_are_errors(
     tokenizer_folder: Path, tmp_path: Path, form: str, row: Row
 ) -> None:
     table, packed = table_of(form, [row]), config_of(tokenizer_folder, length={"packing": "concat"})
@@ -245,7 +245,7 @@ def test_packing_and_a_missing_chat_template_are_refused(
         prompts_of(form, table, config)
 
 
-def test_a_side_that_breaks_the_contract_is_named(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_side_that_fails_its_checks_is_named(tokenizer_folder: Path, tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     build, _ = build_canonical(config_of(tokenizer_folder), store, "preference", [table_of("preference", [PAIR])])
     table = store.objects.get(build.manifest("sequences").chunks[0].output)

@@ -1,4 +1,4 @@
-"""Preferences and labelled answers of every layout, against a per-row oracle."""
+"""Preferences and labelled answers of every layout, compared with a per-row oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TALK = st.lists(TURN, max_size=4)
 
 
 def preferred(own: list[Row], chosen: list[Row], rejected: list[Row]) -> Row | str:
-    """The oracle: a row's preference, or the code of what is wrong."""
+    """The oracle: a row's preference, or the code of its problem."""
     if chosen == rejected:
         return "same_answers"
     count = 0
@@ -66,20 +66,20 @@ GROWN = st.builds(
 
 
 @given(st.lists(st.one_of(SHARED, APART, GROWN), max_size=6), st.booleans())
-def test_what_conversations_begin_with_in_common_is_the_prompt(rows: list[Row], with_prompt: bool) -> None:
+def test_the_common_start_of_conversations_is_the_prompt(rows: list[Row], with_prompt: bool) -> None:
     roles = PREFERENCE if with_prompt else {"chosen": "chosen", "rejected": "rejected"}
     data = [{role: row[role] for role in roles} for row in rows]
     out = canonical(data, dict.fromkeys(roles, TALK_TYPE), **mapped(roles))
 
     def waiting(own: list[Row]) -> list[Row]:
-        """Without an empty answer at the end, which is a place to write."""
+        """Remove an empty answer at the end, which is only a placeholder."""
         return own[:-1] if own and own[-1] == {"role": "assistant", "content": ""} else own
 
     own = [waiting(row["prompt"]) if with_prompt else [] for row in rows]
     check(out, [preferred(o, row["chosen"], row["rejected"]) for o, row in zip(own, rows, strict=True)])
 
 
-def test_a_text_prompt_that_conversations_repeat_stands_once() -> None:
+def test_a_prompt_that_conversations_repeat_is_used_once() -> None:
     question = {"role": "user", "content": "q"}
     answers = [{"role": "assistant", "content": text} for text in "ab"]
     system = {"role": "system", "content": "s"}
@@ -106,7 +106,7 @@ def test_an_open_transcript_is_a_prompt_for_plain_answers() -> None:
     assert row["chosen"] == [message("assistant", " yes")]
 
 
-def test_tool_calls_tell_messages_apart() -> None:
+def test_messages_with_different_tool_calls_differ() -> None:
     def call(name: str) -> Row:
         return {"role": "assistant", "content": None, "tool_calls": [{"name": name, "arguments": "{}"}]}
 
@@ -158,7 +158,7 @@ def test_labelled_answers_become_messages(rows: list[Row]) -> None:
     assert codes(out) == found
 
 
-def test_a_constant_labels_every_row_and_answers_may_be_conversations() -> None:
+def test_a_constant_labels_every_row_and_answers_can_be_conversations() -> None:
     talk = [{"role": "user", "content": "q"}]
     answer = [{"role": "assistant", "content": "a"}]
     roles = {**KTO, "label": {"constant": False}}
@@ -167,7 +167,7 @@ def test_a_constant_labels_every_row_and_answers_may_be_conversations() -> None:
     assert row == expected
 
 
-def test_answers_that_differ_in_reasoning_alone_are_two() -> None:
+def test_answers_that_differ_only_in_reasoning_differ() -> None:
     asked, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     talks = {"chosen": [asked, {**answer, "thinking": "well"}], "rejected": [asked, {**answer, "thinking": "badly"}]}
     (row,) = kept(canonical([talks], **mapped({"chosen": "chosen", "rejected": "rejected"})))

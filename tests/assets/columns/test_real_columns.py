@@ -1,4 +1,4 @@
-"""Real files reach their canonical form: every row against a reading of it in plain Python."""
+"""Real files in canonical form: every row compared with a reader in plain Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(path: Path) -> list[Row]:
     return json.loads(text) if ".jsonl" not in path.name else [json.loads(line) for line in text.splitlines()]
 
 
-def test_glaive_s_calls_become_tool_calls(real_data: Path) -> None:
+def test_glaive_calls_become_tool_calls(real_data: Path) -> None:
     rows = read(real_data / "chat" / "glaive_toolcall_en_demo.json")
     out = canonical(rows, **mapped({"messages": "conversations", "tools": "tools"}))
     expected = []
@@ -50,7 +50,7 @@ def test_sharegpt_and_openai_chats_become_messages(real_data: Path) -> None:
     assert [row["messages"] for row in kept(out)] == [[message(**turn) for turn in row["messages"]] for row in rows]
 
 
-def test_bare_lists_of_messages_are_read_from_their_json(real_data: Path) -> None:
+def test_lists_of_messages_are_read_from_their_json(real_data: Path) -> None:
     lines = (real_data / "chat" / "openai_sft_barelist.jsonl").read_text(encoding="utf-8").splitlines()
     out = canonical([{"line": line} for line in lines], **mapped({"messages": "line"}))
     assert [row["messages"] for row in kept(out)] == [[message(**turn) for turn in json.loads(line)] for line in lines]
@@ -78,7 +78,7 @@ def test_dpo_demo_becomes_a_prompt_and_two_weighted_answers(real_data: Path) -> 
     assert codes(out) == dict.fromkeys(same, "same_answers")
 
 
-def test_hh_rlhf_s_transcripts_become_preferences(real_data: Path) -> None:
+def test_hh_rlhf_transcripts_become_preferences(real_data: Path) -> None:
     rows = read(real_data / "preference" / "hh-rlhf_harmless-base_test.jsonl.gz")
     out = canonical(rows, **mapped({"chosen": "chosen", "rejected": "rejected"}))
 

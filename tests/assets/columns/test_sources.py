@@ -1,4 +1,4 @@
-"""Source expressions: what they parse to, and the text they make of each row, against a per-row oracle."""
+"""Source expressions: how they parse, and the text of each row, compared with a per-row oracle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.canonical_rows import MAYBE, Row, canonical, codes, kept, mapped
-from tokenloom.assets.columns.source import Choice, Placeholder, Template, parse_source
+from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Template, parse_source
 from tokenloom.config import Constant
 from tokenloom.resources.tables.nested_paths import Path
 
@@ -22,7 +22,7 @@ PART = st.one_of(
 
 
 def joined(parts: list[Any]) -> Template:
-    """Neighbouring literals as one."""
+    """Join adjacent literals."""
     found: list[Any] = []
     for part in parts:
         if isinstance(part, str) and found and isinstance(found[-1], str):
@@ -33,17 +33,17 @@ def joined(parts: list[Any]) -> Template:
 
 
 @given(st.one_of(PATH, st.builds(Choice, PATH, PATH, st.one_of(st.none(), PATH))))
-def test_a_path_s_or_choice_s_text_parses_back_to_it(source: Path | Choice) -> None:
+def test_the_text_of_a_path_or_choice_parses_back_to_it(source: Path | Choice) -> None:
     assert parse_source(str(source)) == source
 
 
 @given(st.lists(PART, max_size=4).map(lambda parts: joined(["> ", *parts, " <", Placeholder(Path("a")), "."])))
-def test_a_template_s_text_parses_back_to_it(source: Template) -> None:
+def test_the_text_of_a_template_parses_back_to_it(source: Template) -> None:
     assert parse_source(str(source)) == source
 
 
 @given(st.text("ab.[]`{}:= ", max_size=8))
-def test_a_column_s_name_is_that_column_whatever_it_holds(name: str) -> None:
+def test_the_name_of_a_column_always_means_that_column(name: str) -> None:
     assert parse_source(name, [name]) == Path(name)
     assert parse_source(str(Path(name)), ["other"]) == Path(name)
 
@@ -66,15 +66,16 @@ def test_a_column_s_name_is_that_column_whatever_it_holds(name: str) -> None:
         (Constant(constant="Be kind."), Constant(constant="Be kind.")),
     ],
 )
-def test_expressions_are_told_apart(text: Any, expected: Any) -> None:
+def test_expressions_are_distinguished(text: Any, expected: Any) -> None:
     assert parse_source(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{a", "lone '{'"), ("a}", "lone '}'"), ("{}", "lone '{'"), ("{a:b}", "letters")]
+    ("text", "expected"),
+    [("{a", "unmatched '{'"), ("a}", "unmatched '}'"), ("{}", "unmatched '{'"), ("{a:b}", "letters")],
 )
-def test_a_template_that_cannot_be_read_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_template_is_an_error(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         parse_source(text)
 
 
@@ -122,7 +123,7 @@ def index_of(key: Any) -> int | None:
 
 
 def chosen(items: list[Any] | None, index: int | None) -> str | None:
-    """The text of an item, or None where the row is to be rejected."""
+    """Return the text of an item, or None if the row must be rejected."""
     return text_of(items[index]) if items is not None and index is not None and index < len(items) else None
 
 
@@ -149,7 +150,7 @@ ORACLES: dict[str, Any] = {
 
 @pytest.mark.parametrize("expression", ORACLES)
 @given(rows=st.lists(QUIZ, max_size=6))
-def test_each_row_s_text_is_what_a_reader_of_the_row_writes(expression: str, rows: list[Row]) -> None:
+def test_the_text_of_each_row_matches_the_oracle(expression: str, rows: list[Row]) -> None:
     out = canonical(rows, QUIZ_TYPES, **mapped({"prompt": expression, "completion": {"constant": "c"}}))
     expected = [ORACLES[expression](row) for row in rows]
     assert [row["prompt"] for row in kept(out)] == [text for text in expected if text is not None]
@@ -157,12 +158,12 @@ def test_each_row_s_text_is_what_a_reader_of_the_row_writes(expression: str, row
 
 
 @pytest.mark.parametrize(("value", "text"), [("x", "x"), (True, "true"), (3, "3"), (1.5, "1.5")])
-def test_a_constant_is_every_row_s_value(value: Any, text: str) -> None:
+def test_a_constant_is_the_value_of_every_row(value: Any, text: str) -> None:
     out = canonical([{"q": "a"}, {"q": None}], **mapped({"prompt": {"constant": value}, "completion": "q!{q}"}))
     assert [row["prompt"] for row in kept(out)] == [text, text]
 
 
-def test_times_become_text_and_what_only_a_chunk_nests_is_rejected() -> None:
+def test_times_become_text_and_nested_values_in_one_chunk_are_rejected() -> None:
     from datetime import date
 
     out = canonical([{"day": date(2020, 1, 2)}], **mapped({"text": "{day}"}))
@@ -170,7 +171,7 @@ def test_times_become_text_and_what_only_a_chunk_nests_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("text", ["ls[{n}].text", "ls[{n}] x", "ls[{n}][0]"])
-def test_nothing_may_follow_a_choice(text: str) -> None:
-    with pytest.raises(ValueError, match=r"a choice stands alone.*ls\.text\[\{n\}\]"):
+def test_nothing_can_follow_a_choice(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nothing can follow a choice.*ls\.text\[\{n\}\]"):
         parse_source(text, ["ls", "n"])
     assert isinstance(parse_source(text, ["n"]), Template)

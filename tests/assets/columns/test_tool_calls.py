@@ -1,4 +1,4 @@
-"""Tool calls and weights of messages: trained exactly where the data says so, set aside where nobody can tell."""
+"""Tool calls and weights of messages: trained exactly as the data declares, rejected if that is ambiguous."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def render(folder: Path, rows: list[Row], template: str = TOOLS, **prompt: Any) 
 
 
 def written(messages: list[Row], tools: str = "") -> str:
-    """What `TOOLS` makes of a conversation, without Jinja."""
+    """Render a conversation as the template `TOOLS` does, without Jinja."""
     text = f"<|im_start|>tools\n{json.dumps(json.loads(tools), ensure_ascii=False)}<|im_end|>\n" if tools else ""
     for found in messages:
         speaker = found["role"] + (f" {found['name']}" if found["name"] else "")
@@ -89,18 +89,18 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS)
-def test_answers_count_as_their_messages_say(tokenizer_folder: Path, rows: list[Row]) -> None:
+def test_answers_have_the_weights_of_their_messages(tokenizer_folder: Path, rows: list[Row]) -> None:
     out = render(tokenizer_folder, rows)
     assert (out.table[ROW].to_pylist(), out.rejects.num_rows) == (list(range(len(rows))), 0)
-    for row, made in zip(rows, out.table.to_pylist(), strict=True):
-        assert made["text"] == written(row["messages"], row["tools"])
+    for row, result in zip(rows, out.table.to_pylist(), strict=True):
+        assert result["text"] == written(row["messages"], row["tools"])
         expected = []
         for found in row["messages"]:
             default = 1.0 if found["role"] == "assistant" else 0.0
             weight = default if found["weight"] is None else found["weight"]
             if weight:
                 expected.append((found["content"] + calls_of(found) + "<|im_end|>", weight))
-        assert weighted_parts(made["text"], made["spans"]) == expected
+        assert weighted_parts(result["text"], result["spans"]) == expected
 
 
 @given(
@@ -109,14 +109,14 @@ def test_answers_count_as_their_messages_say(tokenizer_folder: Path, rows: list[
     ),
     train_on=st.sampled_from(["completions", "last", "all", ["user"]]),
 )
-def test_weights_go_before_train_on_without_marks(tokenizer_folder: Path, rows: list[Any], train_on: Any) -> None:
+def test_weights_take_precedence_over_train_on(tokenizer_folder: Path, rows: list[Any], train_on: Any) -> None:
     talks = [[said(role, f"m{i}", weight=weight) for i, (role, weight) in enumerate(row)] for row in rows]
     out = render(tokenizer_folder, [{"messages": talk} for talk in talks], CHATML, train_on=train_on)
     assert out.table.num_rows == len(rows)
-    for talk, made in zip(talks, out.table.to_pylist(), strict=True):
-        assert made["text"] == chatml(talk)
+    for talk, result in zip(talks, out.table.to_pylist(), strict=True):
+        assert result["text"] == chatml(talk)
         answers = [index for index, found in enumerate(talk) if found["role"] == "assistant"]
-        bytes_of, at = np.zeros(len(made["text"])), 0
+        bytes_of, at = np.zeros(len(result["text"])), 0
         for index, found in enumerate(talk):
             default = {
                 "completions": found["role"] == "assistant",
@@ -128,7 +128,7 @@ def test_weights_go_before_train_on_without_marks(tokenizer_folder: Path, rows: 
             bytes_of[at : at + head] = bytes_of[at + head + body] = train_on == "all"
             bytes_of[at + head : at + head + body] = default if found["weight"] is None else found["weight"]
             at += head + body + 1
-        spans = made["spans"]
+        spans = result["spans"]
         assert np.repeat([s["weight"] for s in spans], [s["end"] - s["start"] for s in spans]).tolist() == list(
             bytes_of
         )
@@ -157,7 +157,7 @@ RENDERS = TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", "
         (TOOLS, [said("user", "q", name="</s>"), said("assistant", "a")], "completions", "control_token_in_content"),
     ],
 )  # fmt: skip
-def test_tool_calls_are_rendered_or_their_row_is_set_aside(
+def test_tool_calls_are_rendered_or_their_row_is_rejected(
     tokenizer_folder: Path, template: str, messages: list[Row], train_on: Any, code: str | None
 ) -> None:
     plain = [said("user", "u"), said("assistant", "v")]
@@ -166,7 +166,7 @@ def test_tool_calls_are_rendered_or_their_row_is_set_aside(
     assert out.table[ROW].to_pylist() == ([1] if code else [0, 1])
 
 
-def test_tools_that_are_not_json_or_hold_control_tokens_are_set_aside(tokenizer_folder: Path) -> None:
+def test_tools_that_are_not_json_or_contain_control_tokens_are_rejected(tokenizer_folder: Path) -> None:
     plain = [said("user", "u"), said("assistant", "v")]
     rows = [{"messages": plain, "tools": tools} for tools in ("{", '["<|im_end|>"]', '["fine"]', "")]
     out = render(tokenizer_folder, rows)
@@ -174,8 +174,8 @@ def test_tools_that_are_not_json_or_hold_control_tokens_are_set_aside(tokenizer_
     assert out.table[ROW].to_pylist() == [2, 3]
 
 
-def test_weights_that_blocks_cannot_be_given_are_set_aside(tokenizer_folder: Path) -> None:
-    """The template renders an answer that has no text outside of its generation blocks."""
+def test_weights_that_do_not_match_generation_blocks_are_rejected(tokenizer_folder: Path) -> None:
+    """The template renders an answer without text outside its generation blocks."""
     template = TOOLS.replace("m.role == 'assistant'", "m.role == 'assistant' and not m.tool_calls")
     template = template.replace("{{ m.content + '<|im_end|>' }}", "{{ m.content ~ m.tool_calls ~ '<|im_end|>' }}")
     calls_tool = said("assistant", tool_calls=[call("f", "{}")])
@@ -183,24 +183,24 @@ def test_weights_that_blocks_cannot_be_given_are_set_aside(tokenizer_folder: Pat
     both = [calls_tool, said("user", "q"), said("assistant", weight=0.5)]
     out = render(tokenizer_folder, [{"messages": talk} for talk in [*talks, both]], template)
     assert out.rejects.select([ROW, "code"]).to_pylist() == [{ROW: 2, "code": "generation_marks"}]
-    parts = [weighted_parts(made["text"], made["spans"]) for made in out.table.to_pylist()]
+    parts = [weighted_parts(result["text"], result["spans"]) for result in out.table.to_pylist()]
     assert parts == [[("a<|im_end|>", 1.0)], [("a<|im_end|>", 0.5)]]
 
 
-def test_tool_calls_look_as_transformers_renders_them(tokenizer_folder: Path, real_data: Path) -> None:
+def test_tool_calls_are_rendered_as_by_transformers(tokenizer_folder: Path, real_data: Path) -> None:
     template = (real_data / "chat_templates" / "qwen2_5_training.jinja").read_text()
     reference = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_folder / "tokenizer.json"))
     talk = [said("user", "Weather?"), said("assistant", tool_calls=[call("weather", '{"é": [1.5, "x<"]}', "7")])]
     talk += [said("tool", "sunny"), said("tool", "warm"), said("assistant", "It is sunny.")]
     out = render(tokenizer_folder, [{"messages": talk, "tools": WEATHER}], template)
-    (made,) = out.table.to_pylist()
+    (result,) = out.table.to_pylist()
     function = {"name": "weather", "arguments": {"é": [1.5, "x<"]}}
     as_read = [{"role": found["role"], "content": found["content"]} for found in talk]
     as_read[1]["tool_calls"] = [{"type": "function", "id": "7", "function": function}]
-    assert made["text"] == reference.apply_chat_template(
+    assert result["text"] == reference.apply_chat_template(
         as_read, tools=json.loads(WEATHER), tokenize=False, chat_template=template
     )
-    assert weighted_parts(made["text"], made["spans"]) == [
+    assert weighted_parts(result["text"], result["spans"]) == [
         ('\n<tool_call>\n{"name": "weather", "arguments": {"é": [1.5, "x<"]}}\n</tool_call><|im_end|>\n', 1.0),
         ("\nIt is sunny.<|im_end|>\n", 1.0),
     ]
@@ -208,7 +208,7 @@ def test_tool_calls_look_as_transformers_renders_them(tokenizer_folder: Path, re
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("packing", ["none", "concat"])
-def test_batches_carry_weights_where_any_differs_from_1(
+def test_batches_have_weights_if_any_differs_from_1(
     tokenizer_folder: Path, tmp_path: Path, packing: str, side: Any
 ) -> None:
     plain = [[said("user", "q"), said("assistant", f"answer {number}")] for number in range(5)]

@@ -1,4 +1,4 @@
-"""Delimited text: quoting, headers, separators and odd records."""
+"""Delimited text: quoting, headers, delimiters and malformed records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokenloom.errors import SourceError
 @pytest.mark.parametrize("header", ["h", "h,i", "h\ti"])
 @given(text=st.text(st.sampled_from('ab",\t\r\n'), max_size=40))
 @example(text="a\n\na,b,c\n")
-def test_any_quoting_reads_alike_in_chunks_of_any_size(header: str, text: str) -> None:
+def test_quoted_csv_is_read_the_same_in_chunks_of_any_size(header: str, text: str) -> None:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("rows.tsv" if "\t" in header else "rows.csv")
@@ -34,14 +34,14 @@ def test_any_quoting_reads_alike_in_chunks_of_any_size(header: str, text: str) -
 
 
 @pytest.mark.parametrize("blank", ["\n", "\n\n  \n", "\r\n"])
-def test_blank_lines_before_a_header_are_no_records(tmp_path: Path, blank: str) -> None:
+def test_blank_lines_before_a_header_are_skipped(tmp_path: Path, blank: str) -> None:
     (tmp_path / "rows.csv").write_bytes((blank + "a;b\n1;2\n").encode())
     assert read(tmp_path / "rows.csv") == ([{"a": "1", "b": "2"}], [], 0)
     assert list(places(tmp_path / "rows.csv", tmp_path / "store").values()) == [f"rows.csv:{blank.count(chr(10)) + 2}"]
 
 
 @pytest.mark.parametrize("blank", ["", "\n"])
-def test_csv_records_with_another_number_of_fields_are_rejected(tmp_path: Path, blank: str) -> None:
+def test_csv_records_with_a_wrong_number_of_fields_are_rejected(tmp_path: Path, blank: str) -> None:
     text = f'a,b\n1,2\n3\n{blank}4,5,6\n"7\n8",9\n10,11\n'
     (tmp_path / "rows.csv").write_text(text)
     rows, rejects, _ = read(tmp_path / "rows.csv")
@@ -80,12 +80,12 @@ def test_blank_csv_lines_move_no_row_to_another_split(tmp_path: Path) -> None:
         ("a,a\n1,2\n", ["column_0", "column_1"]),
     ],
 )
-def test_headers_and_separators_are_found(tmp_path: Path, text: str, columns: list[str]) -> None:
+def test_headers_and_delimiters_are_detected(tmp_path: Path, text: str, columns: list[str]) -> None:
     (tmp_path / "rows.csv").write_text(text * 2 if columns == ["a|b", "c"] else text)
     assert list(read(tmp_path / "rows.csv")[0][0]) == columns
 
 
-def test_a_declared_header_wins_over_what_is_found(tmp_path: Path) -> None:
+def test_a_declared_header_wins_over_detection(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("1,2\n3,4\n")
     assert read(tmp_path / "rows.csv", reader={"header": True})[0] == [{"1": "3", "2": "4"}]
     (tmp_path / "rows.csv").write_text("a,b\n3,4\n")
@@ -103,6 +103,6 @@ def test_a_declared_header_wins_over_what_is_found(tmp_path: Path) -> None:
         ("a;b\r1,5;2\r", [{"a": "1,5", "b": "2"}]),
     ],
 )
-def test_usual_oddities_of_csv_are_read(tmp_path: Path, text: str, rows: list[Row]) -> None:
+def test_common_csv_irregularities_are_read(tmp_path: Path, text: str, rows: list[Row]) -> None:
     (tmp_path / "rows.csv").write_bytes(text.encode())
     assert read(tmp_path / "rows.csv") == (rows, [], 0)

@@ -1,4 +1,4 @@
-"""Content-defined chunks: few change with an edit, none is too big or tiny, and batches do not move them."""
+"""Content-defined chunks: an edit changes few, none is too large or tiny, and they do not depend on batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = ChunkSize(target=1024, maximum=4096)
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of bytes as a block."""
+    """Return rows of bytes as a block."""
 
     rows: tuple[bytes, ...]
 
@@ -38,8 +38,8 @@ class Rows:
         bounds = np.array([0, *np.cumsum(self.sizes)], np.int64)
         return hash_records(as_array(b"".join(self.rows)), bounds[:-1], bounds[1:])
 
-    def slice(self, begin: int, end: int) -> Rows:
-        return Rows(self.rows[begin:end])
+    def slice(self, start: int, end: int) -> Rows:
+        return Rows(self.rows[start:end])
 
     @staticmethod
     def join(blocks: list[Rows]) -> Rows:
@@ -76,7 +76,7 @@ def test_one_edit_makes_at_most_two_new_chunks() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=80), st.integers(1, 5))
-def test_chunks_are_the_input_and_none_passes_the_maximum(rows: list[bytes], times: int) -> None:
+def test_chunks_contain_all_rows_and_none_exceeds_the_maximum(rows: list[bytes], times: int) -> None:
     rows = [row + b"\n" for row in rows * times]
     size = ChunkSize(target=200, maximum=400)
     chunks = cut_rows(rows, size)
@@ -85,7 +85,7 @@ def test_chunks_are_the_input_and_none_passes_the_maximum(rows: list[bytes], tim
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
-def test_repeated_rows_make_no_tiny_chunks(period: int) -> None:
+def test_repeated_rows_do_not_give_tiny_chunks(period: int) -> None:
     noise = random.Random(period)
     for _ in range(200):
         chunks = cut_rows([noise.randbytes(60) for _ in range(period)] * (600 // period))

@@ -1,4 +1,4 @@
-"""Text in any encoding: marks, declared and detected ones, and bytes that are no text."""
+"""Text in any encoding: byte-order marks, declared and detected encodings, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.errors import TokenloomError
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".json", ".jsonl", ".txt"])
-def test_a_byte_that_is_not_utf8_costs_its_row_alone(tmp_path: Path, suffix: str) -> None:
+def test_a_byte_that_is_not_utf8_rejects_only_its_row(tmp_path: Path, suffix: str) -> None:
     write_table(tmp_path / "rows.csv", [{"a": f"é {index}"} for index in range(9)])
     lines = {".json": '{{"a": "é {}"}},', ".jsonl": '{{"a": "é {}"}}'}.get(suffix, "é {}")
     text = "\n".join(lines.format(index) for index in range(9))
@@ -26,7 +26,7 @@ def test_a_byte_that_is_not_utf8_costs_its_row_alone(tmp_path: Path, suffix: str
     assert [(reject["code"], reject[ROW]) for reject in rejects] == [("invalid_utf8", 4)]
 
 
-def test_text_lines_that_are_not_utf8_or_blank_do_not_stop_others(tmp_path: Path) -> None:
+def test_lines_that_are_not_utf8_or_blank_do_not_affect_others(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_bytes(b"first\r\n\n  \t\n\xff\xfebad\n last one \n\xc2\xa0\nno end")
     rows, rejects, filtered = read(tmp_path / "rows.txt")
     assert [row["text"] for row in rows] == ["first", " last one ", "no end"]
@@ -190,7 +190,7 @@ def test_encodings_and_line_ends(tmp_path: Path, suffix: str, encoding: str, dec
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".txt"])
 @pytest.mark.parametrize("encoding", LEGACY_TEXTS)
-def test_text_that_is_not_utf8_is_read_in_the_encoding_found(tmp_path: Path, suffix: str, encoding: str) -> None:
+def test_text_that_is_not_utf8_is_read_in_the_detected_encoding(tmp_path: Path, suffix: str, encoding: str) -> None:
     lines = [f"{index} {LEGACY_TEXTS[encoding]}" for index in range(50)]
     ascii_first = ["plain ascii"] * 100_000
     (tmp_path / f"rows{suffix}").write_bytes("\n".join(["a", *ascii_first, *lines]).encode(encoding))
@@ -200,7 +200,7 @@ def test_text_that_is_not_utf8_is_read_in_the_encoding_found(tmp_path: Path, suf
 
 
 @pytest.mark.parametrize("declared", ["ascii", "cp1252"])
-def test_bytes_outside_of_a_declared_encoding_cost_their_rows_alone(tmp_path: Path, declared: str) -> None:
+def test_bytes_invalid_in_the_declared_encoding_reject_only_their_rows(tmp_path: Path, declared: str) -> None:
     (tmp_path / "rows.txt").write_bytes(b"one\nt\x81wo\nthree")
     rows, rejects, _ = read(tmp_path / "rows.txt", encoding=declared)
     assert [row["text"] for row in rows] == ["one", "three"]
@@ -209,12 +209,12 @@ def test_bytes_outside_of_a_declared_encoding_cost_their_rows_alone(tmp_path: Pa
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("text", ["Привет, мир\n", "の本を 読む\n", "abc def\n", "Ω a\n"])
-def test_wide_text_without_a_mark_is_known_by_its_zeros(tmp_path: Path, encoding: str, text: str) -> None:
+def test_utf16_and_utf32_without_a_mark_are_detected_by_their_zeros(tmp_path: Path, encoding: str, text: str) -> None:
     (tmp_path / "rows.txt").write_bytes((text * 20).encode(encoding))
     assert read(tmp_path / "rows.txt") == ([{"text": text.strip()}] * 20, [], 0)
 
 
-def test_stray_zeros_make_no_wide_text(tmp_path: Path) -> None:
+def test_stray_zeros_are_not_taken_for_utf16(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_bytes(b"some\x00thing\nelse\n" * 50)
     assert read(tmp_path / "rows.txt")[0] == [{"text": "some\x00thing"}, {"text": "else"}] * 50
 

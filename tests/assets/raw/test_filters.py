@@ -1,4 +1,4 @@
-"""Row conditions: what stays, against Python's own reading of each row with None as unknown."""
+"""Row conditions, compared with the evaluation of each row in Python with None as unknown."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ CONDITIONS = st.recursive(
 
 
 @given(rows=ROWS, condition=CONDITIONS)
-def test_rows_stay_where_the_condition_is_true(rows: list[Row], condition: tuple[str, Any]) -> None:
+def test_rows_are_kept_if_the_condition_is_true(rows: list[Row], condition: tuple[str, Any]) -> None:
     text, holds = condition
     table = pa.Table.from_pylist(rows, SCHEMA)
     kept = Filter.parse(text).keep(table)
@@ -185,7 +185,7 @@ def test_a_condition_names_the_columns_that_it_reads(text: str, columns: tuple[s
     assert Filter.parse(text).columns == columns
 
 
-def test_a_column_that_a_chunk_lacks_is_unknown() -> None:
+def test_a_missing_column_is_unknown() -> None:
     table = pa.table({"a": [1, 2]})
     for text in ("gone > 1", "not gone", "len(gone) == 0", "gone.x.lower() == ''", "'a' in gone", "gone in [1]"):
         assert Filter.parse(text).keep(table).tolist() == [False, False]
@@ -198,40 +198,40 @@ def test_dates_are_compared_with_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "not a condition"),
         ("a >", "not a condition"),
         ("a = 1", "not a condition"),
         ("a == None", "is None"),
         ("a is 1", "use =="),
-        ("len(a, b)", "no such call"),
-        ("open('x')", "no such call"),
-        ("__import__('os').system('x')", "no such call"),
-        ("a.__class__()", "no such call"),
+        ("len(a, b)", "unknown call"),
+        ("open('x')", "unknown call"),
+        ("__import__('os').system('x')", "unknown call"),
+        ("a.__class__()", "unknown call"),
         ("a.contains(b)", "text in quotes"),
         ("matches(a, '(')", "regular expression"),
         ("matches(a, '(?=x)')", "regular expression"),
-        ("a[b] == 1", "whole number"),
-        ("a['x'] == 1", "whole number"),
-        ("a[0:1] == 1", "whole number"),
-        ("[x for x in a]", "nothing that a condition may hold"),
-        ("lambda: 1", "nothing that a condition may hold"),
-        ("a if b else c", "nothing that a condition may hold"),
-        ("f'{a}' == ''", "nothing that a condition may hold"),
-        ("a ** 9 == 1", "nothing that a condition may hold"),
+        ("a[b] == 1", "must be an integer"),
+        ("a['x'] == 1", "must be an integer"),
+        ("a[0:1] == 1", "must be an integer"),
+        ("[x for x in a]", "not supported in a condition"),
+        ("lambda: 1", "not supported in a condition"),
+        ("a if b else c", "not supported in a condition"),
+        ("f'{a}' == ''", "not supported in a condition"),
+        ("a ** 9 == 1", "not supported in a condition"),
         ("a in b", "list of constants"),
         ("a in [b]", "constants only"),
         ("a in [1, 'x']", "mixes"),
-        ("a == b'x'", "no text"),
-        ("a == 99999999999999999999", "no text"),
+        ("a == b'x'", "is not text, True, False"),
+        ("a == 99999999999999999999", "is not text, True, False"),
         ("not " * 60 + "a", "nested too deeply"),
         ("(" * 300 + "a" + ")" * 300, "not a condition"),
         ("a" * 5000, "longer than"),
     ],
 )
-def test_what_is_no_condition_is_refused_with_its_text(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+def test_an_invalid_condition_is_an_error_with_its_text(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)) as raised:
         Filter.parse(text)
     assert text[:60] in raised.value.faults[0].message
 
@@ -241,7 +241,7 @@ def test_what_is_no_condition_is_refused_with_its_text(text: str, said: str) -> 
     ["n", "text", "not text", "n and flag", "text > 1", "len(n) > 0", "n + text > 1", "n.lower() == 'a'", "tags == 'a'",
      "1 in text", "flag + 1 > 1", "n in ['a']", "x", "answers[0] == 'a'", "n * 9223372036854775807 > 0"],
 )  # fmt: skip
-def test_a_type_that_does_not_fit_is_one_clear_error(text: str) -> None:
+def test_an_unsuitable_type_is_one_clear_error(text: str) -> None:
     row = {"text": "a", "n": 2, "x": 1.5, "flag": True, "tags": ["a"], "answers": [{"text": "a"}]}
     condition = Filter.parse(text)
     with pytest.raises(ConfigError) as raised:
@@ -252,7 +252,7 @@ def test_a_type_that_does_not_fit_is_one_clear_error(text: str) -> None:
 
 
 @given(st.text("abn()[]._`'\"<>=! +-*/%,0123456789", max_size=20))
-def test_any_text_is_a_condition_or_refused(text: str) -> None:
+def test_any_text_is_a_condition_or_an_error(text: str) -> None:
     try:
         condition = Filter.parse(text)
         kept = condition.keep(pa.table({"a": ["x", None], "n": [1, None]}))
@@ -266,7 +266,7 @@ def test_any_text_is_a_condition_or_refused(text: str) -> None:
     "text",
     [f"foo({'-' * 900}n)", f"foo({'n+' * 1500}n)", f"x[{'n+' * 1500}n]", f"foo(n{'.a' * 1500})", "q == '\\ud800'"],
 )
-def test_what_is_too_deep_or_no_text_is_refused_in_one_sentence(text: str) -> None:
+def test_deep_nesting_and_lone_surrogates_are_errors_of_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Filter.parse(text)
     assert len(str(raised.value).splitlines()) == 1
@@ -282,7 +282,7 @@ def test_number_reads_what_python_reads_as_a_plain_number(texts: list[str | None
     assert Filter.parse("number(s) > 3").keep(table).tolist() == found
 
 
-def test_paths_that_lead_nowhere_are_told() -> None:
+def test_paths_that_do_not_exist_are_reported() -> None:
     table = pa.table({"s": [{"t": [{"u": 1}]}], "n": pa.nulls(1), "x": ["a"]})
     condition = Filter.parse(
         "s.t[0].u == 1 and s.t.u is None or s.v == 1 or y == 2 or x.z == 1 or n.a.b == 1 or s[0] == 1"

@@ -1,4 +1,4 @@
-"""Raw rows: record bounds, parsing, rejects, encodings, validation split and limit, against oracles."""
+"""Raw rows: record bounds, parsing, rejects, encodings, validation split and limit, compared with oracles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE = st.integers(1, 3).flatmap(
 @given(rows=TABLE)
 @example(rows=[{"c0": "2020-01-01"}, {"c0": "2021-12-31 10:00:00"}])
 @example(rows=[{"c0": "\0"}, {"c0": "000\x1f\x1f"}, {"c0": "\0"}, {"c0": "0000\x1f"}])
-def test_a_table_of_strings_comes_back_as_it_was(suffix: str, rows: list[Row]) -> None:
+def test_a_table_of_strings_round_trips(suffix: str, rows: list[Row]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"rows{suffix}"
         write_table(path, rows)
@@ -92,14 +92,14 @@ def test_val_split_puts_every_row_in_one_split_and_never_moves_it(tmp_path: Path
     assert found[1] & set(values[500:]) == found[2] - {"a new first row"}
 
 
-def test_columns_keeps_only_those_named(tmp_path: Path) -> None:
+def test_only_the_columns_listed_are_kept(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         write_table(tmp_path / f"rows{suffix}", [{"a": "1", "b": "2", "c": "3"}])
         rows, _, _ = read(tmp_path / f"rows{suffix}", columns=["c", "a"])
         assert rows == [{"c": "3", "a": "1"}]
 
 
-def test_a_column_of_the_name_that_positions_use_is_no_crash(tmp_path: Path) -> None:
+def test_a_column_with_the_reserved_name_is_a_clear_error(tmp_path: Path) -> None:
     write_table(tmp_path / "rows.jsonl", [{ROW: "mine", "a": "1"}, {ROW: "too", "a": "2"}])
     config = PipelineConfig.from_mapping({"dataset": {"name": str(tmp_path / "rows.jsonl")}})
     try:
@@ -135,7 +135,7 @@ def test_limit_takes_the_first_rows_of_each_split(tmp_path: Path, limit: int) ->
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_filters_drop_and_count_whatever_the_format(tmp_path: Path, suffix: str) -> None:
+def test_filters_drop_and_count_rows_in_every_format(tmp_path: Path, suffix: str) -> None:
     rows = [{"a": f"{index}" * (index % 3), "b": str(index)} for index in range(60)]
     write_table(tmp_path / f"rows{suffix}", rows)
     found, rejects, filtered = read(tmp_path / f"rows{suffix}", filters=["len(a) > 0", 'b != "4"'], columns=["a"])
@@ -146,7 +146,7 @@ def test_filters_drop_and_count_whatever_the_format(tmp_path: Path, suffix: str)
 @pytest.mark.parametrize(
     ("condition", "message"), [("len(aa) > 0", "did you mean a"), ("a >", "condition"), ("a > 1", "a > 1")]
 )
-def test_a_filter_that_cannot_be_is_told_at_its_line(tmp_path: Path, condition: str, message: str) -> None:
+def test_a_filter_error_has_its_line(tmp_path: Path, condition: str, message: str) -> None:
     write_table(tmp_path / "rows.jsonl", [{"a": "x"}] * 5)
     (tmp_path / "data.yaml").write_text(f"dataset:\n  name: rows.jsonl\n  filters: ['{condition}']\n")
     build = Build(PipelineConfig.from_file(tmp_path / "data.yaml"), ArtifactStore(tmp_path / "store"))

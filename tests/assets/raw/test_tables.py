@@ -1,4 +1,4 @@
-"""Tables of any types come back as they were written; damage costs rows or is told."""
+"""Tables of any types round-trip; damage rejects rows or is an error."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
 
 
 def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    """Values of an Arrow type, null among them."""
+    """Generate values of an Arrow type, including null."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return st.one_of(st.none(), st.lists(values(kind.value_type), max_size=2))
     if pa.types.is_struct(kind):
@@ -74,7 +74,7 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def tables(draw: st.DrawFn, kinds: st.SearchStrategy[pa.DataType] = KINDS) -> pa.Table:
-    """A table of some rows and columns of any types."""
+    """Generate a table of some rows and columns of any types."""
     rows = draw(st.integers(1, 9))
     columns = {}
     for name in draw(st.lists(st.sampled_from(["a", "b c", "d.e", "f[]"]), min_size=1, max_size=3, unique=True)):
@@ -131,7 +131,7 @@ def test_parquet_keeps_every_type_it_holds(tmp_path: Path, make: Callable[..., p
     assert rejects == []
 
 
-def test_a_parquet_row_whose_text_is_no_text_is_rejected_and_damage_is_told(tmp_path: Path) -> None:
+def test_a_parquet_row_that_is_not_utf8_is_rejected_and_damage_is_an_error(tmp_path: Path) -> None:
     texts = pa.array([b"good", b"b\xffd", None, b"fine"], pa.binary())
     array = pa.Array.from_buffers(pa.string(), 4, texts.buffers())
     pq.write_table(pa.table({"a": array, "n": [1, 2, 3, 4]}), tmp_path / "rows.parquet")
@@ -161,7 +161,7 @@ def test_rare_arrow_types_are_read(tmp_path: Path, kind: pa.DataType) -> None:
     assert build.run("schema").rows_out == 2
 
 
-def test_a_damaged_arrow_file_is_told_or_read_never_a_traceback(tmp_path: Path) -> None:
+def test_a_damaged_arrow_file_is_read_or_a_source_error(tmp_path: Path) -> None:
     noise = random.Random(2)
     table = pa.table(
         {"a": [f"some text {index}" for index in range(500)], "l": [["x"] * (index % 4) for index in range(500)]}

@@ -1,4 +1,4 @@
-"""Datasets that tensorflow_datasets prepared: read where that package is installed, a clear fault where it is not."""
+"""Datasets prepared by tensorflow_datasets: read if the package is installed, else a clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTALLED = importlib.util.find_spec("tensorflow_datasets") is not None
 
 @pytest.mark.skipif(INSTALLED, reason="tensorflow_datasets is installed")
 @pytest.mark.parametrize("name", ["tfds://gsm8k", "FOLDER"])
-def test_without_the_package_it_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, name: str) -> None:
     for mark in ("dataset_info.json", "features.json"):
         (tmp_path / mark).write_text("{}")
     with pytest.raises(ConfigError, match=r"needs the package tensorflow_datasets"):
@@ -24,7 +24,7 @@ def test_without_the_package_it_is_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.skipif(not INSTALLED, reason="tensorflow_datasets is not installed")
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
-def test_a_prepared_dataset_has_the_rows_that_were_put_in(tmp_path: Path, file_format: str) -> None:
+def test_a_prepared_dataset_has_all_its_rows(tmp_path: Path, file_format: str) -> None:
     import numpy as np
     import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
 

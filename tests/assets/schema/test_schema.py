@@ -1,4 +1,4 @@
-"""Schema: sketches against plain Python, whatever the chunks; readings of real datasets; what holds of every sketch."""
+"""Schema: sketches compared with plain Python for any chunks, formats of real datasets, and checks of every sketch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose, format_candidates, role_candidates
-from tokenloom.assets.schema.measures import length_buckets, percentile
-from tokenloom.assets.schema.names import ALIASES, likeness, role_likeness, words
+from tokenloom.assets.schema.choose_format import Ambiguity, choose
+from tokenloom.assets.schema.column_statistics import length_buckets, percentile
+from tokenloom.assets.schema.format_candidates import FormatCandidate, format_candidates
+from tokenloom.assets.schema.name_similarity import ALIASES, likeness, role_likeness, words
+from tokenloom.assets.schema.role_candidates import role_candidates
 from tokenloom.assets.schema.sketch import merge, sketch, top_level
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate
@@ -67,7 +69,7 @@ def by_path(*tables: pa.Table) -> dict[str, Row]:
 
 def parts_of(rows: Sequence[Row], cuts: Sequence[int], schema: pa.Schema) -> list[pa.Table]:
     bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
-    return [pa.Table.from_pylist(list(rows[begin:end]), schema) for begin, end in pairwise(bounds)]
+    return [pa.Table.from_pylist(list(rows[start:end]), schema) for start, end in pairwise(bounds)]
 
 
 def script(char: str) -> str | None:
@@ -86,7 +88,7 @@ def test_sketches_of_parts_merge_to_the_sketch_of_the_whole(rows: list[Row], cut
 
 
 def places(rows: list[Any], path: str) -> list[Any]:
-    """What lies at a path, null where it is null, nothing where there is no place for it."""
+    """Yield the values at a path, None for a null; nothing if the path does not occur."""
     messages = [message for row in rows for message in row["m.x"] or ()]
     return {
         "a": lambda: [row["a"] for row in rows],
@@ -100,8 +102,8 @@ def places(rows: list[Any], path: str) -> list[Any]:
     }[path]()
 
 
-def told_apart(path: str, value: Any) -> str:
-    """What a value is told apart by: a null item of a list counts as empty, a null field as one that is not there."""
+def identity_of(path: str, value: Any) -> str:
+    """Return what distinguishes a value: a null list item equals an empty one, a null field equals a missing one."""
     if path == "l":
         value = [item or "" for item in value]
     if path == "m.x":
@@ -117,7 +119,7 @@ def test_a_profile_is_what_plain_python_counts(rows: list[Row], cuts: list[int])
         filled = [value for value in values if value is not None]
         assert (profile["rows"], profile["nulls"]) == (len(values), values.count(None))
         if path != "m.x[]":
-            assert profile["distinct"] == len({told_apart(path, value) for value in filled})
+            assert profile["distinct"] == len({identity_of(path, value) for value in filled})
         if all(isinstance(value, str | list) for value in filled):
             assert profile["empty"] == sum(not value for value in filled)
             lengths = sorted(len(value) for value in filled)
@@ -154,12 +156,12 @@ def test_distinct_values_are_counted_exactly_while_few_and_estimated_well_when_m
     draw = random.Random(distinct)
     values = [f"row {draw.random()} {index}" for index in range(distinct)] * 2
     draw.shuffle(values)
-    tables = [pa.table({"a": values[begin : begin + 7000]}) for begin in range(0, len(values), 7000)]
+    tables = [pa.table({"a": values[start : start + 7000]}) for start in range(0, len(values), 7000)]
     found = by_path(*tables)["a"]["distinct"]
     assert found == distinct if distinct < 1024 else abs(found - distinct) < 0.15 * distinct
 
 
-def test_chunks_may_lack_columns_or_have_others_types() -> None:
+def test_chunks_can_lack_columns_or_have_other_types() -> None:
     tables = [
         pa.table({"a": pa.nulls(2), "s": [{"x": "u"}, {"x": "v"}]}),
         pa.table({"a": ["x", "", None], "s": pa.array([{"x": "u", "y": 1}, None, {"x": None, "y": 2}])}),
@@ -175,7 +177,7 @@ def test_chunks_may_lack_columns_or_have_others_types() -> None:
     assert (found["s.y"]["rows"], found["s.y"]["nulls"]) == (4, 2)
 
 
-def test_names_with_dots_and_brackets_stay_apart_from_paths() -> None:
+def test_names_with_dots_and_brackets_are_not_paths() -> None:
     table = pa.table({"a": [{"b": "inner"}], "a.b": ["column"], "c[]": ["x"], "c": [["item"]], "Is it?": ["y"]})
     found = top_level(described(table))
     assert [(column["path"], column["examples"][0]) for column in found][1:] == [
@@ -236,7 +238,7 @@ def test_any_arrow_type_is_described(array: pa.Array) -> None:
         ("counts", [1, 2]),
     ],
 )
-def test_a_sketch_whose_counts_do_not_add_up_is_refused(column: str, change: Any) -> None:
+def test_a_sketch_with_wrong_counts_fails_its_checks(column: str, change: Any) -> None:
     table = sketch(pa.table({"a": ["x", "y"]}))
     rows = table.to_pylist()
     rows[1][column] = rows[1][column] + change if isinstance(change, int) else change
@@ -278,7 +280,7 @@ def json_rows(path: Path) -> Any:
 
 
 def read(folder: Path, name: str) -> pa.Table:
-    """A real file as the raw stage gives it, if in one chunk."""
+    """Return a real file as the raw stage reads it, in one chunk."""
     path = folder / name
     if path.suffix in (".csv", ".tsv"):
         comma, headed = path.suffix == ".csv", "mgsm" not in name and "wellformed" not in name
@@ -341,7 +343,7 @@ UNSURE = [
 
 
 @pytest.mark.parametrize("name", SURE)
-def test_real_datasets_are_read_as_what_they_are(real_data: Path, name: str) -> None:
+def test_real_datasets_have_the_right_format(real_data: Path, name: str) -> None:
     found = choose(format_candidates(described(read(real_data, name))))
     assert isinstance(found, FormatCandidate), str(found)
     assert (found.format, found.roles) == SURE[name]
@@ -349,12 +351,12 @@ def test_real_datasets_are_read_as_what_they_are(real_data: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", UNSURE)
-def test_datasets_without_a_sure_reading_are_not_guessed(real_data: Path, name: str) -> None:
+def test_datasets_without_a_certain_format_are_not_guessed(real_data: Path, name: str) -> None:
     assert isinstance(choose(format_candidates(described(read(real_data, name)))), Ambiguity)
 
 
 @pytest.mark.parametrize("name", [*SURE, *UNSURE])
-def test_a_few_rows_more_do_not_change_the_reading(real_data: Path, name: str) -> None:
+def test_a_few_more_rows_do_not_change_the_format(real_data: Path, name: str) -> None:
     table = read(real_data, name)
     if table.num_rows < 100:
         pytest.skip("a few rows are many of so few")
@@ -419,7 +421,7 @@ GENERIC: list[tuple[dict[str, list[Any]], tuple[str, dict[str, str]] | None]] = 
 
 
 @pytest.mark.parametrize(("columns", "expected"), GENERIC)
-def test_usual_columns_have_their_usual_reading(
+def test_usual_columns_have_their_usual_format(
     columns: dict[str, list[Any]], expected: tuple[str, dict[str, str]] | None
 ) -> None:
     found = choose(format_candidates(described(pa.table(columns))))
@@ -430,14 +432,14 @@ def test_usual_columns_have_their_usual_reading(
         assert (found.form, found.roles) == expected
 
 
-def test_close_readings_are_named() -> None:
+def test_close_candidates_are_listed() -> None:
     found = choose(format_candidates(described(pa.table({"prompt": MANY, "response_a": MANY, "response_b": MANY}))))
     assert isinstance(found, Ambiguity)
     assert {reading.roles["completion"] for reading in found.close} == {"response_a", "response_b"}
     assert "response_a" in str(found) and "response_b" in str(found)
 
 
-def test_every_text_column_has_the_roles_that_it_may_play() -> None:
+def test_every_text_column_has_its_possible_roles() -> None:
     table = pa.table({"question": MANY, "answer": MANY, "x": [f"{text}?" for text in MANY]})
     found = role_candidates(described(table))
     best = {role.source: role.role for role in reversed(found)}
@@ -516,7 +518,7 @@ DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
 
 
 @pytest.mark.parametrize("name", DOUBTED)
-def test_what_a_build_would_reject_or_leave_out_makes_it_ask(name: str) -> None:
+def test_what_a_build_would_reject_or_omit_is_a_doubt(name: str) -> None:
     columns, form, doubt = DOUBTED[name]
     found = format_candidates(described(pa.table(columns)))
     chosen = choose(found)
@@ -557,14 +559,14 @@ UNDOUBTED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", UNDOUBTED)
-def test_what_only_looks_like_a_reason_for_doubt_is_none(name: str) -> None:
+def test_what_only_resembles_a_doubt_is_not_one(name: str) -> None:
     columns, roles = UNDOUBTED[name]
     found = choose(format_candidates(described(pa.table(columns))))
     assert isinstance(found, FormatCandidate), str(found)
     assert not found.doubts and roles.items() <= found.roles.items()
 
 
-def test_a_doubt_about_one_reading_decides_for_no_other() -> None:
+def test_a_doubt_about_one_candidate_does_not_make_another_certain() -> None:
     many = [[{"response": "a"}, {"response": "b"}]] * 40
     table = pa.table({"instruction": MANY, "completions": many, "correct_answers": [["None"]] * 40})
     found = choose(format_candidates(described(table)))

@@ -16,13 +16,13 @@ STEP = st.one_of(NAME, st.integers(-3, 3))
 
 
 @given(NAME, st.lists(STEP, max_size=4))
-def test_a_path_s_text_parses_back_to_it(column: str, steps: list[str | int]) -> None:
+def test_the_text_of_a_path_parses_back_to_it(column: str, steps: list[str | int]) -> None:
     path = Path(column, tuple(steps))
     assert parse_path(str(path)) == path
 
 
 @given(st.text("ab.[]`0- ", max_size=8), st.sets(st.text("ab.[]`0- ", max_size=8), max_size=4))
-def test_any_text_is_a_path_and_a_column_s_name_is_that_column(text: str, names: set[str]) -> None:
+def test_any_text_is_a_path_and_the_name_of_a_column_means_that_column(text: str, names: set[str]) -> None:
     assert parse_path(text, {*names, text}) == Path(text)
     parse_path(text, names)
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.mapping import plain_roles, resolve
-from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate, choose
+from tokenloom.assets.schema.choose_format import Ambiguity, choose
+from tokenloom.assets.schema.format_candidates import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
-from tokenloom.assets.schema.candidates import Ambiguity, FormatCandidate
+from tokenloom.assets.schema.choose_format import Ambiguity
+from tokenloom.assets.schema.format_candidates import FormatCandidate
 from tokenloom.assets.schema.profiles import Profile, message_fields, profiles
 from tokenloom.assets.schema.speakers import CALL_ROLES, role_of
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig

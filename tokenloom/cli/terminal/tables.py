@@ -13,7 +13,7 @@ from rich.text import Text
 from tokenloom.assets.building.build import StageReport
 from tokenloom.assets.building.diff import SettingDiff, SplitDiff
 from tokenloom.assets.building.explain import StageExplanation
-from tokenloom.assets.schema.cells import column_cells, format_cells
+from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.cli.terminal.visible import visible
 from tokenloom.resources.store import Manifest
 

@@ -1,4 +1,4 @@
-"""What is measured of one array: lengths, distinct values, traits of its text, examples. All of it merges."""
+"""Statistics of one array that can be merged: lengths, distinct values, traits of text, and examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT_HASHES = 1024
 FEW_VALUES, SHORT_VALUE = 16, 64
 SAMPLED_ROWS, READ_CHARACTERS = 512, 1024
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 120
-STEPS_AN_OCTAVE = 16
+BUCKETS_PER_OCTAVE = 16
 
 _ENDED = r"""["'”’»)\]\s]*$"""
 _SPEAKER = r"(?:[A-Za-z0-9_#.' -]{1,24}|[^\s:：]{1,6})[:：]\s"
@@ -30,33 +30,38 @@ TRAITS: dict[str, str] = {
     "json": r"^\s*(?:\{\s*[\"}]|\[\s*[\"{\[\]\d-])",
     "multiline": r"\n.*\S",
 }
-"""What a text may look like, as regular expressions: a number, a URL, one word without spaces, sentences, a question,
-an HH-RLHF transcript, lines that each begin with a speaker, JSON, several lines."""
+"""Traits of text as regular expressions: a number, a URL, one word without spaces, sentences, a question, an HH-RLHF
+transcript, lines that start with a speaker, JSON, several lines."""
 
 
 def length_buckets(lengths: Ints) -> Ints:
-    """int64 [buckets]: a histogram of lengths whose buckets grow with the length.
+    """Return a histogram of lengths, int64 [buckets], with buckets that grow with the length.
 
-    A length below 16 has a bucket of its own; above, an octave has 16 buckets, so that a bucket's middle is
-    within 1/32 of each length in it. The layout is that of HdrHistogram.
+    Each length below 16 has its own bucket. Above, each octave has 16 buckets, so that the middle of a bucket is
+    within 1/32 of every length in it. The layout is that of HdrHistogram.
     """
     octave = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 5, 0)
-    return np.bincount(octave * STEPS_AN_OCTAVE + (lengths >> octave)).astype(np.int64)
+    return np.bincount(octave * BUCKETS_PER_OCTAVE + (lengths >> octave)).astype(np.int64)
 
 
-def percentile(buckets: Ints, share: float, longest: int) -> int:
-    """The length that `share` of all do not exceed: exact below 16, else within a bucket's half width."""
-    reached = np.cumsum(buckets)
-    bucket = int(np.searchsorted(reached, max(1, np.ceil(share * reached[-1]))))
-    octave = max(bucket // STEPS_AN_OCTAVE - 1, 0)
-    low = (bucket - octave * STEPS_AN_OCTAVE) << octave
+def percentile(buckets: Ints, fraction: float, longest: int) -> int:
+    """Return the length that `fraction` of the values do not exceed: exact below 16, else within half a bucket.
+
+    Args:
+        buckets: a histogram as `length_buckets` returns it.
+        longest: the longest length; the result is never larger.
+    """
+    cumulative = np.cumsum(buckets)
+    bucket = int(np.searchsorted(cumulative, max(1, np.ceil(fraction * cumulative[-1]))))
+    octave = max(bucket // BUCKETS_PER_OCTAVE - 1, 0)
+    low = (bucket - octave * BUCKETS_PER_OCTAVE) << octave
     return min(low + (1 << octave) // 2, longest)
 
 
 def smallest_hashes(array: pa.Array) -> Hashes:
-    """uint64 [at most KEPT_HASHES], ascending: the smallest hashes of the values, each once.
+    """Return the smallest distinct hashes of the values, uint64 [at most KEPT_HASHES], ascending.
 
-    None at all where the values are of a type that has no text form.
+    Empty if the values' type has no text form.
     """
     try:
         hashes, _ = hash_array(array)
@@ -66,10 +71,10 @@ def smallest_hashes(array: pa.Array) -> Hashes:
 
 
 def estimate_distinct(smallest: Hashes) -> int:
-    """How many values are distinct: exact below KEPT_HASHES, else an estimate with a standard error of about 3 %.
+    """Return the number of distinct values: exact below KEPT_HASHES, else an estimate with a standard error of 3 %.
 
-    Texts over 128 bytes of the same length that differ in few places may count as one: see `hash_records`.
-    The estimator by the k minimum values: Bar-Yossef et al., RANDOM 2002, unbiased as in Beyer et al., SIGMOD 2007.
+    Texts of the same length over 128 bytes that differ in only a few bytes can count as one: see `hash_records`.
+    The estimator uses the k minimum values: Bar-Yossef et al., RANDOM 2002; unbiased as in Beyer et al., SIGMOD 2007.
     """
     if len(smallest) < KEPT_HASHES:
         return len(smallest)
@@ -77,26 +82,33 @@ def estimate_distinct(smallest: Hashes) -> int:
 
 
 def few_values(array: pa.Array, distinct: int) -> dict[str, int] | None:
-    """All values as text, sorted, and how often each occurs, where they are few and short; else None."""
+    """Return all values as text, sorted, and how often each occurs, if they are few and short, else None.
+
+    Args:
+        distinct: a lower bound of the number of distinct values.
+    """
     if distinct > FEW_VALUES or not len(array):
         return None
     values, counts = array.value_counts().flatten()
     if len(values) > FEW_VALUES:
         return None
-    found: Counter[str] = Counter()
+    by_text: Counter[str] = Counter()
     for value, count in zip(values.cast(pa.string()).to_pylist(), counts.to_pylist(), strict=True):
-        found[value] += count
-    return dict(sorted(found.items())) if all(len(value) <= SHORT_VALUE for value in found) else None
+        by_text[value] += count
+    return dict(sorted(by_text.items())) if all(len(value) <= SHORT_VALUE for value in by_text) else None
 
 
 def text_traits(filled: pa.Array) -> tuple[int, list[int]]:
-    """Of how many of an evenly spaced sample of texts each of `TRAITS` holds: sampled, and a count a trait.
+    """Count the texts with each of `TRAITS` in an evenly spaced sample.
 
     Args:
-        filled: strings, none of them null.
+        filled: strings, none of them null or empty.
+
+    Returns:
+        The size of the sample, and the count of each trait.
     """
-    places = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64)) if len(filled) else []
-    sample = filled.take(pa.array(places, pa.int64()))
+    indices = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64)) if len(filled) else []
+    sample = filled.take(pa.array(indices, pa.int64()))
     head = pc.utf8_slice_codeunits(sample, 0, READ_CHARACTERS)
     whole = pc.equal(pc.utf8_length(head), pc.utf8_length(sample))
     tail = pc.utf8_slice_codeunits(sample, -8)
@@ -110,21 +122,21 @@ def text_traits(filled: pa.Array) -> tuple[int, list[int]]:
 
 
 def examples(array: pa.Array, filled: Ints) -> list[str]:
-    """The first values, shortened.
+    """Return the first values as text, shortened.
 
     Args:
-        filled: the places of values that are not empty.
+        filled: the indices of values that are not empty.
     """
     chosen = [array[int(place)] for place in filled[:EXAMPLES]]
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         chosen = [pc.utf8_slice_codeunits(value, 0, EXAMPLE_CHARACTERS + 1) for value in chosen]
-    return [_shortened(_told(value)) for value in chosen]
+    return [_shortened(_as_text(value)) for value in chosen]
 
 
-def _told(value: pa.Scalar) -> str:
+def _as_text(value: pa.Scalar) -> str:
     try:
         return str(value.as_py())
-    except (ValueError, OverflowError, ImportError):  # a time that Python cannot hold
+    except (ValueError, OverflowError, ImportError):  # a time that Python cannot represent
         return f"<{value.type}>"
 
 

@@ -1,4 +1,4 @@
-"""A file that nobody touched is not read again; whatever touches it, or takes its chunks away, has it read."""
+"""An unchanged file is not read again, unless it is modified or its chunks are missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenloom.resources.store.known_files import SETTLED_SECONDS
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are read."""
+    """Record the names of the files that are read."""
     found: list[str] = []
     blocks = SourceFile.blocks
 
@@ -33,7 +33,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset whose file is old enough."""
+    """A folder with a dataset whose file is not recently modified."""
     folder = tmp_path_factory.mktemp("settled")
     write_dataset(folder, 600, tokenizer=frozen_tokenizer(folder))
     time.sleep(SETTLED_SECONDS + 0.2)
@@ -51,7 +51,7 @@ def test_a_file_is_read_once(settled: Path, tmp_path: Path, reads: list[str]) ->
         assert str(settled).encode() not in path.read_bytes()
 
 
-def test_a_lost_chunk_has_it_read_again(settled: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_a_missing_chunk_makes_the_file_be_read_again(settled: Path, tmp_path: Path, reads: list[str]) -> None:
     cold = build(settled / "small.yaml", tmp_path / "store")
     store = ArtifactStore(tmp_path / "store")
     store.objects.delete(store.manifest("small", "raw").chunks[1].output)
@@ -61,7 +61,7 @@ def test_a_lost_chunk_has_it_read_again(settled: Path, tmp_path: Path, reads: li
     assert healed["raw"].chunks - healed["raw"].chunks_reused == 1
 
 
-def test_a_change_that_keeps_size_and_time_is_seen(settled: Path, tmp_path: Path) -> None:
+def test_a_change_that_keeps_size_and_time_is_detected(settled: Path, tmp_path: Path) -> None:
     shutil.copytree(settled, tmp_path / "data")
     data = tmp_path / "data" / "small.jsonl"
     time.sleep(SETTLED_SECONDS + 0.2)
@@ -75,14 +75,14 @@ def test_a_change_that_keeps_size_and_time_is_seen(settled: Path, tmp_path: Path
     assert digests(after) == digests(build(tmp_path / "data" / "small.yaml", tmp_path / "cold"))
 
 
-def test_a_young_file_is_read_each_time(tmp_path: Path, reads: list[str]) -> None:
+def test_a_recently_modified_file_is_always_read(tmp_path: Path, reads: list[str]) -> None:
     config = write_dataset(tmp_path)
     for _ in range(2):
         build(config, tmp_path / "store")
     assert reads == ["small.jsonl"] * 2
 
 
-def test_other_settings_have_it_read(settled: Path, tmp_path: Path, reads: list[str]) -> None:
+def test_changed_settings_make_the_file_be_read_again(settled: Path, tmp_path: Path, reads: list[str]) -> None:
     build(settled / "small.yaml", tmp_path / "store")
     text = (settled / "small.yaml").read_text(encoding="utf-8")
     other = settled / "other.yaml"

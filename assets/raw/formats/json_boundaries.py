@@ -1,38 +1,36 @@
-"""Finds the elements of a JSON array, or the entries of an object, in bytes that are read block by block."""
+"""Finds where the elements of a JSON array, or the entries of an object, start and end in bytes read in blocks."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from tokenloom.assets.raw.formats.records import Bytes
+from tokenloom.assets.raw.formats.record_boundaries import NEWLINE, QUOTE, SPACE, Bytes
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.ragged import Ints
 
-NEWLINE, QUOTE, BACKSLASH, COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in '\n"\\,:[{')
+BACKSLASH, COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in "\\,:[{")
 _STRUCTURAL = np.zeros(256, bool)
 _STRUCTURAL[[ord(char) for char in '"\\[]{},:']] = True
 _DEPTH = np.zeros(256, np.int8)
 _DEPTH[[ord("["), ord("{")]] = 1
 _DEPTH[[ord("]"), ord("}")]] = -1
-_SPACE = np.zeros(256, bool)
-_SPACE[[ord(char) for char in " \t\r\n"]] = True
 
 
 class JsonElements:
-    """One record an element: what stands between the commas of an array or object whose bracket is already read.
+    """A finder with one record per element: the text between the commas of an array or object already opened.
 
-    The commas become newlines, so that what is left is a sequence of JSON values.
+    Commas are replaced by newlines, which leaves a sequence of JSON values.
 
     Args:
-        keys: object keys around the container; as many braces close behind it.
+        keys: the object keys around the container; the same number of braces must close after it.
         start: bytes of the file before the container's first element, for messages.
-        alone: whether another list of objects behind the container is an error.
+        alone: whether another list of objects after the container is an error.
         name: the file, for messages.
         closing: the bracket that ends the container.
 
     Raises:
-        SourceError: brackets or quotes do not close, or more text follows the container.
+        SourceError: a bracket or quote is not closed, or more text follows the container.
     """
 
     def __init__(self, keys: tuple[str, ...], start: int, alone: bool, name: str, closing: str = "]"):
@@ -42,6 +40,7 @@ class JsonElements:
         self._depth, self._in_string, self._escaped = 0, False, False
 
     def find(self, window: Bytes, final: bool) -> Ints:
+        """Return the bounds of the records in the window; see `Finder`."""
         bounds = self._tail(window, final) if self._closed else self._elements(window, final)
         self._at += int(bounds[-1])
         return bounds
@@ -57,56 +56,61 @@ class JsonElements:
         if not self._closed:
             if final:
                 raise SourceError(
-                    f"{self._name}: invalid JSON: it ends inside an array, object or string, "
+                    f"{self._name}: invalid JSON: the file ends inside an array, object or string, "
                     f"at byte {self._at + len(window)}"
                 )
             return np.concatenate([[0], commas + 1])
         if window[end] != self._closing:
             raise SourceError(
-                f"{self._name}: invalid JSON: {chr(self._closing)!r} is expected, at byte {self._at + int(end)}"
+                f"{self._name}: invalid JSON: expected {chr(self._closing)!r} at byte {self._at + int(end)}"
             )
         window[end] = NEWLINE
         last = commas[-1] + 1 if len(commas) else 0
-        if not _SPACE[window[last:end]].all():
+        if not SPACE[window[last:end]].all():
             return np.concatenate([[0], commas + 1, [int(end) + 1]]).astype(np.int64)
         return np.concatenate([[0], commas + 1]).astype(np.int64) if len(commas) else np.array([end + 1], np.int64)
 
     def _tail(self, window: Bytes, final: bool) -> Ints:
-        """Hold what follows the container against the braces that must close."""
+        """Check the text after the container: only braces of objects around it can close, with further members."""
         at, char, self._in_string, self._escaped = structure(window, self._in_string, self._escaped)
         depth = self._depth + np.cumsum(_DEPTH[char], dtype=np.int64)
         ended = [-1] if self._depth == -len(self._keys) else at[depth == -len(self._keys)][:1]
-        more = np.flatnonzero(~_SPACE[window])
+        more = np.flatnonzero(~SPACE[window])
         more = more[more > ended[0]] if len(ended) else more[:0]
         if len(more):
             raise SourceError(
-                f"{self._name}: invalid JSON: more text follows its end, at byte {self._at + int(more[0])}"
+                f"{self._name}: invalid JSON: more text after the end of the value, at byte {self._at + int(more[0])}"
             )
         lists = np.flatnonzero((char[:-1] == BRACKET) & (depth[:-1] == 1) & (char[1:] == BRACE))
         if self._alone and len(lists):
             raise SourceError(
-                f"{self._name}: it holds more than one list of objects, {self._keys[0]} and one at byte "
-                f"{self._at + int(at[lists[0]])}; name the one that is meant in dataset.reader.root"
+                f"{self._name}: found more than one list of objects, {self._keys[0]} and one at byte "
+                f"{self._at + int(at[lists[0]])}; set dataset.reader.root to the list with the rows"
             )
         self._depth = int(depth[-1]) if len(depth) else self._depth
         if final and (self._depth != -len(self._keys) or self._in_string):
             raise SourceError(
-                f"{self._name}: invalid JSON: it ends inside an object or string, at byte {self._at + len(window)}"
+                f"{self._name}: invalid JSON: the file ends inside an object or string, "
+                f"at byte {self._at + len(window)}"
             )
         return np.array([len(window)], np.int64)
 
 
 def outside_strings(data: Bytes) -> tuple[Ints, Bytes]:
-    """Positions and characters of brackets, commas and colons outside of strings."""
+    """Return the positions and characters of brackets, commas and colons outside of strings."""
     at, char, _, _ = structure(data, False, False)
     return at, char
 
 
 def structure(data: Bytes, in_string: bool, escaped: bool) -> tuple[Ints, Bytes, bool, bool]:
-    """Positions and characters of brackets, commas and colons outside of strings, and the state behind the data.
+    """Return the positions and characters of brackets, commas and colons outside of strings, and the final state.
 
     Args:
-        in_string, escaped: whether the data begins inside a string, and behind a backslash there.
+        in_string: whether the data starts inside a string.
+        escaped: whether it starts after a backslash in a string.
+
+    Returns:
+        int64 and uint8 [characters], and `in_string` and `escaped` at the end of the data.
     """
     at = np.flatnonzero(_STRUCTURAL[data])
     if escaped and len(at) and at[0] == 0:
@@ -120,15 +124,15 @@ def structure(data: Bytes, in_string: bool, escaped: bool) -> tuple[Ints, Bytes,
 
 
 def _ends_escaped(at: Ints, char: Bytes, size: int) -> bool:
-    """Whether the data ends in an odd run of backslashes."""
+    """Return whether the data ends with an odd number of backslashes."""
     run = 0
     while run < len(at) and char[-1 - run] == BACKSLASH and at[-1 - run] == size - 1 - run:
         run += 1
     return run % 2 == 1
 
 
-def unescaped_quotes(at: Ints, char: Bytes) -> npt.NDArray[np.bool_]:
-    """Which structural characters are quotes behind an even number of backslashes."""
+def unescaped_quotes(at: Ints, char: Bytes) -> Flags:
+    """Return which structural characters are quotes after an even number of backslashes."""
     backslash = char == BACKSLASH
     index = np.arange(len(at))
     follows = np.zeros(len(at), bool)
@@ -139,19 +143,25 @@ def unescaped_quotes(at: Ints, char: Bytes) -> npt.NDArray[np.bool_]:
 
 
 def split_entries(data: Bytes, bounds: Ints) -> tuple[Ints, Ints, Ints]:
-    """For entries `"key": value`: where each key's string begins and ends, and where the value begins; int64 [records].
+    """Split entries `"key": value`: return where each key's string starts and ends, and where its value starts.
+
+    Args:
+        bounds: int64 [records + 1] into `data`.
+
+    Returns:
+        Three int64 [records].
 
     Raises:
-        ValueError: an entry has no key.
+        ValueError: an entry has no key or no value.
     """
     all_at = np.flatnonzero(_STRUCTURAL[data])
     quotes = all_at[unescaped_quotes(all_at, data[all_at])]
     first = np.searchsorted(quotes, bounds[:-1])
     if len(first) and (first[-1] + 1 >= len(quotes)):
         raise ValueError("an entry has no key")
-    begin, end = quotes[first], quotes[first + 1]
+    start, end = quotes[first], quotes[first + 1]
     colons = np.flatnonzero(data == COLON)
     after = np.searchsorted(colons, end)
     if len(after) and after[-1] >= len(colons):
         raise ValueError("an entry has no value")
-    return begin, end + 1, colons[after] + 1
+    return start, end + 1, colons[after] + 1

@@ -1,4 +1,4 @@
-"""Where each row and each reject stands in its file."""
+"""The position of each row and each reject in its file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.raw_rows import places, write_table
 
 @pytest.mark.parametrize("val_split", [0.0, 0.3])
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_every_row_and_reject_is_placed_at_its_line(tmp_path: Path, ending: str, val_split: float) -> None:
+def test_every_row_and_reject_has_its_line_number(tmp_path: Path, ending: str, val_split: float) -> None:
     noise = random.Random(4)
     values = [f"{index}" + noise.choice(["", "\nand more", '\n\n""quoted""']) for index in range(200)]
     records = [
@@ -32,7 +32,7 @@ def test_every_row_and_reject_is_placed_at_its_line(tmp_path: Path, ending: str,
         assert re.match(rf'"?{value.splitlines()[0].split(",")[0]}\b', lines[int(line) - 1])
 
 
-def test_rows_of_lines_arrays_and_tables_are_placed_too(tmp_path: Path) -> None:
+def test_rows_of_all_formats_have_positions(tmp_path: Path) -> None:
     rows = [{"a": f"row number {index}"} for index in range(100)]
     for suffix in (".json", ".jsonl", ".parquet"):
         write_table(tmp_path / f"rows{suffix}", rows)

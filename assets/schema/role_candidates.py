@@ -1,11 +1,11 @@
-"""Candidates for the role of each column."""
+"""Candidates for the role of each column, by its name and its values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenloom.assets.schema.names import ALIASES, role_likeness
+from tokenloom.assets.schema.name_similarity import ALIASES, role_likeness
 from tokenloom.assets.schema.profiles import (
     Profile,
     fits_answer,
@@ -18,12 +18,19 @@ from tokenloom.assets.schema.profiles import (
     profiles,
 )
 
-LEAST = 0.2
+MIN_CONFIDENCE = 0.2
 
 
 @dataclass(frozen=True)
 class RoleCandidate:
-    """A role that a source may play, with a confidence from 0 to 1 and the evidence in words."""
+    """A role that a source could have.
+
+    Args:
+        role: the role.
+        source: a source expression.
+        confidence: from 0 to 1.
+        evidence: in words.
+    """
 
     role: str
     source: str
@@ -32,10 +39,10 @@ class RoleCandidate:
 
 
 def role_candidates(columns: Sequence[Mapping[str, object]]) -> list[RoleCandidate]:
-    """For every column, and for text within columns, the roles that it may play, the likeliest first.
+    """Return the roles that each column, and text nested in columns, could have, the most likely first.
 
     Args:
-        columns: as `tokenloom.assets.schema.sketch.merge` describes them.
+        columns: profiles as `tokenloom.assets.schema.sketch.merge` returns them.
     """
     ranked = (
         sorted(_roles(profile), key=lambda role: -role.confidence)
@@ -46,18 +53,18 @@ def role_candidates(columns: Sequence[Mapping[str, object]]) -> list[RoleCandida
 
 
 def _roles(profile: Profile) -> list[RoleCandidate]:
-    found = []
+    candidates = []
     for role in ALIASES:
-        like, shape = role_likeness(profile.name, role), _by_shape(role, profile)
-        confidence = max(like.score * _fit(role, profile), shape)
-        if confidence >= LEAST:
-            evidence = ", ".join(part for part in (like.reason, profile.shape()) if part)
-            found.append(RoleCandidate(role, profile.source, round(confidence, 3), evidence))
-    return found
+        name, by_values = role_likeness(profile.name, role), _fit_by_values(role, profile)
+        confidence = max(name.score * _fit(role, profile), by_values)
+        if confidence >= MIN_CONFIDENCE:
+            evidence = ", ".join(part for part in (name.reason, profile.shape()) if part)
+            candidates.append(RoleCandidate(role, profile.source, round(confidence, 3), evidence))
+    return candidates
 
 
 def _fit(role: str, profile: Profile) -> float:
-    """How well values fit a role that the name speaks for."""
+    """Return how well values fit a role that the name suggests."""
     if role == "messages":
         return fits_messages(profile)
     if role in ("chosen", "rejected"):
@@ -70,8 +77,8 @@ def _fit(role: str, profile: Profile) -> float:
     return fits.get(role, fits_text)(profile)
 
 
-def _by_shape(role: str, profile: Profile) -> float:
-    """What the values alone say."""
+def _fit_by_values(role: str, profile: Profile) -> float:
+    """Return how well values fit a role regardless of the name."""
     if role == "messages":
         return 0.9 * fits_messages(profile)
     if profile.kind != "text" or not profile.is_column:

@@ -1,4 +1,4 @@
-"""How like a column's name is to the names that a role usually has: whole words count, not letters inside words."""
+"""Compares a column's name with the usual names of a role, by whole words instead of letters inside words."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "choices": ("choices", "options", "endings"),
     "tools": ("tools", "functions"),
 }
-"""For each role, the column names that stand for it, the most telling first."""
+"""For each role, its usual column names, the most specific first."""
 
-_BESIDES = {
+_METADATA = {
     *("id", "ids", "idx", "uuid", "hash", "count", "counts", "num", "number", "length", "len", "score", "scores"),
     *("rating", "url", "link", "lang", "language", "type", "time", "date", "timestamp", "tokens", "token", "source"),
     *("start", "end", "offset", "path", "file", "name", "fname", "author", "split", "version", "model"),
 }
-_ABOUT = {"title", "meta", "metadata", "subset", "license", "domain", "topic", "key"}
-_PRAISE = {"best", "gold", "golden", "final", "correct", "reference", "expected", "true"}
-_BLAME = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst"}
+_DESCRIPTIONS = {"title", "meta", "metadata", "subset", "license", "domain", "topic", "key"}
+_POSITIVE = {"best", "gold", "golden", "final", "correct", "reference", "expected", "true"}
+_NEGATIVE = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst"}
 _BORDER = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[A-Z])(?=[A-Z][a-z])")
-_TYPO = 88.0
+_MIN_TYPO_RATIO = 88.0
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """How like a name is to a role's: `score` from 0 to 1, and in words why."""
+    """How similar a name is to the names of a role: `score` from 0 to 1, and the reason in words."""
 
     score: float
     reason: str
 
 
 def words(name: str) -> tuple[str, ...]:
-    """The words of a name: "userQuestion_2" is user, question, 2."""
+    """Return the words of a name: "userQuestion_2" is user, question, 2."""
     return tuple(word.lower() for word in _BORDER.split(name) if word)
 
 
 @lru_cache(maxsize=4096)
 def likeness(name: str, aliases: Sequence[str]) -> Likeness:
-    """How like a name is to the best fitting of some aliases, of which earlier ones tell more."""
-    scores = [(_alike(words(name), words(alias)) - 0.01 * place, alias) for place, alias in enumerate(aliases)]
-    score, alias = max(scores, key=lambda found: found[0], default=(0.0, ""))
+    """Return how similar a name is to the most similar alias; earlier aliases count slightly more."""
+    scores = [(_similarity(words(name), words(alias)) - 0.01 * rank, alias) for rank, alias in enumerate(aliases)]
+    score, alias = max(scores, key=lambda scored: scored[0], default=(0.0, ""))
     if score <= 0.2:
         return Likeness(0.0, "")
     same = words(name) == words(alias)
@@ -59,36 +59,36 @@ def likeness(name: str, aliases: Sequence[str]) -> Likeness:
 
 
 def role_likeness(name: str, role: str) -> Likeness:
-    """How like a name is to a role's. One that is exactly another role's counts little."""
-    found = likeness(name, ALIASES[role])
+    """Return how similar a name is to the names of a role. A name of another role counts less."""
+    own = likeness(name, ALIASES[role])
     best = max(likeness(name, aliases).score for aliases in ALIASES.values())
-    return Likeness(0.4 * found.score, found.reason) if found.score < 0.87 <= best else found
+    return Likeness(0.4 * own.score, own.reason) if own.score < 0.87 <= best else own
 
 
-def is_beside(name: str) -> bool:
-    """Whether a name is that of something beside the text: an id, a URL, a date, a title."""
-    return bool({*words(name)} & (_BESIDES | _ABOUT))
+def is_metadata(name: str) -> bool:
+    """Return whether a name is that of metadata, such as an id, a URL, a date, or a title."""
+    return bool({*words(name)} & (_METADATA | _DESCRIPTIONS))
 
 
-def _alike(name: tuple[str, ...], alias: tuple[str, ...]) -> float:
+def _similarity(name: tuple[str, ...], alias: tuple[str, ...]) -> float:
     if name == alias:
         return 1.0
     singular = tuple(_singular(word) for word in name)
-    wanted = tuple(_singular(word) for word in alias)
-    if singular == wanted:
+    target = tuple(_singular(word) for word in alias)
+    if singular == target:
         return 0.92
-    places = [at for at in range(len(name)) if singular[at : at + len(wanted)] == wanted]
-    if places:
-        rest = {*name[: places[0]], *name[places[0] + len(wanted) :]}
-        if rest & (_BESIDES | _BLAME):
+    starts = [at for at in range(len(name)) if singular[at : at + len(target)] == target]
+    if starts:
+        rest = {*name[: starts[0]], *name[starts[0] + len(target) :]}
+        if rest & (_METADATA | _NEGATIVE):
             return 0.0
-        plural = name[places[0] : places[0] + len(wanted)] != alias
-        return 0.85 + 0.1 * bool(rest & _PRAISE) - 0.3 * plural - 0.1 * any(word.isdigit() for word in rest)
+        plural = name[starts[0] : starts[0] + len(target)] != alias
+        return 0.85 + 0.1 * bool(rest & _POSITIVE) - 0.3 * plural - 0.1 * any(word.isdigit() for word in rest)
     from rapidfuzz import fuzz
 
-    one, other = "".join(name), "".join(alias)
-    ratio = fuzz.ratio(one, other) if min(len(one), len(other)) >= 5 else 0.0
-    return 0.8 * ratio / 100 if ratio >= _TYPO else 0.0
+    first, second = "".join(name), "".join(alias)
+    ratio = fuzz.ratio(first, second) if min(len(first), len(second)) >= 5 else 0.0
+    return 0.8 * ratio / 100 if ratio >= _MIN_TYPO_RATIO else 0.0
 
 
 def _singular(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Where records begin and end in a file that comes in blocks, against regular expressions and Python's readers."""
+"""Boundaries of records in a file read in blocks, compared with regular expressions and Python's readers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.raw_rows import TEXT
-from tokenloom.assets.raw.formats.json_elements import JsonElements
-from tokenloom.assets.raw.formats.records import Finder, Lines, Paragraphs, QuotedLines, record_blocks
+from tokenloom.assets.raw.formats.json_boundaries import JsonElements
+from tokenloom.assets.raw.formats.record_boundaries import Finder, Lines, Paragraphs, QuotedLines, record_blocks
 from tokenloom.errors import SourceError
 
 
 def found_in(data: bytes, finder: Callable[[], Finder], step: int) -> list[bytes]:
-    """The records that a finder finds in data that comes in blocks of `step` bytes."""
+    """Return the records that a finder finds in data read in blocks of `step` bytes."""
     blocks = (data[at : at + step] for at in range(0, len(data), step))
     return [
-        block.data[begin:end].tobytes()
+        block.data[start:end].tobytes()
         for block in record_blocks(blocks, finder(), "x.json")
-        for begin, end in pairwise(block.bounds)
+        for start, end in pairwise(block.bounds)
     ]
 
 
@@ -65,7 +65,7 @@ JSON = st.recursive(
 @given(
     st.lists(JSON, max_size=5), st.sampled_from([None, 0, 2]), st.booleans(), st.sampled_from(["", " ", "\r\n "]), STEPS
 )
-def test_json_elements_are_one_record_each(
+def test_each_json_element_is_a_record(
     values: list[Any], indent: int | None, ascii_only: bool, pad: str, step: int
 ) -> None:
     text = json.dumps(values, indent=indent, ensure_ascii=ascii_only) + pad
@@ -74,9 +74,7 @@ def test_json_elements_are_one_record_each(
 
 
 @given(st.lists(JSON, max_size=4), JSON, st.sampled_from([None, 1]), STEPS)
-def test_json_elements_end_where_their_array_does_whatever_follows(
-    values: list[Any], other: Any, indent: int | None, step: int
-) -> None:
+def test_json_elements_end_with_their_array(values: list[Any], other: Any, indent: int | None, step: int) -> None:
     text = json.dumps({"data": {"rows": values, "more": other}, "last": other}, indent=indent)
     at = text.index("[") + 1
     found = found_in(text[at:].encode(), lambda: JsonElements(("data", "rows"), at, False, "x.json"), step)
@@ -89,7 +87,7 @@ def test_json_elements_end_where_their_array_does_whatever_follows(
 
 
 @given(st.text(st.sampled_from("ab \n"), max_size=40), STEPS)
-def test_paragraphs_begin_where_text_follows_a_blank_line(text: str, step: int) -> None:
+def test_paragraphs_start_after_blank_lines(text: str, step: int) -> None:
     found: list[str] = []
     blank, begun = False, False
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):

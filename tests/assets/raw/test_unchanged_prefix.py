@@ -1,4 +1,4 @@
-"""A changed file is cut as one that was never seen, whatever was known of how it stood before."""
+"""A changed file is cut like a new one, whatever an earlier build recorded about it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.assets.raw.chunks import Known, source_chunks
-from tokenloom.assets.raw.formats import records as records_module
+from tokenloom.assets.raw.chunks import source_chunks
+from tokenloom.assets.raw.formats import record_boundaries
+from tokenloom.assets.raw.unchanged_files import UnchangedFiles
 from tokenloom.assets.stage.definition import ChunkSize, InputChunk
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.resources.store.known_files import KnownChunk, KnownFile, KnownFiles
@@ -19,7 +20,7 @@ Lines = list[bytes]
 
 
 class Remembered(KnownFiles):
-    """What is known of files, held in memory: a file counts as touched each time."""
+    """Known files in memory; every file counts as modified each time."""
 
     def __init__(self) -> None:
         self.entries: dict[str, list[KnownChunk]] = {}
@@ -59,7 +60,7 @@ FORMATS: dict[str, tuple[str, bytes, Callable[[random.Random], bytes], dict[str,
 
 
 def changes(lines: Lines, line: Callable[[], bytes], pick: random.Random) -> Iterator[tuple[str, Lines]]:
-    """The lines after each of some changes."""
+    """Yield the lines after each of several changes."""
     at = pick.randrange(len(lines))
     yield "nothing", lines
     yield "appended", [*lines, *(line() for _ in range(40))]
@@ -73,7 +74,7 @@ def changes(lines: Lines, line: Callable[[], bytes], pick: random.Random) -> Ite
 
 
 def described(chunks: list[InputChunk]) -> list[tuple[object, ...]]:
-    """What is told of chunks, and what they hold."""
+    """Return the properties and contents of chunks."""
     found: list[tuple[object, ...]] = []
     for chunk in chunks:
         output = chunk.load()
@@ -92,21 +93,21 @@ def test_a_changed_file_is_cut_as_if_it_were_new(
     path = tmp_path / name
     config = PipelineConfig(dataset=DatasetConfig.model_validate({"name": str(path), **settings}))
     hashed: list[int] = []
-    hash_records = records_module.hash_records
+    hash_records = record_boundaries.hash_records
     monkeypatch.setattr(
-        records_module, "hash_records", lambda data, *at: hashed.append(len(data)) or hash_records(data, *at)
+        record_boundaries, "hash_records", lambda data, *at: hashed.append(len(data)) or hash_records(data, *at)
     )
     lines = [line(pick) for _ in range(400)]
     for what, changed in changes(lines, lambda: line(pick), pick):
-        known = Known(Remembered(), lambda digest: True)
+        unchanged = UnchangedFiles(Remembered(), lambda digest: True)
         path.write_bytes(head + b"".join(lines))
-        list(source_chunks(config, SIZE, known=known))
+        list(source_chunks(config, SIZE, unchanged=unchanged))
         path.write_bytes(head + b"".join(changed))
         hashed.clear()
-        chunks = list(source_chunks(config, SIZE, known=known))
+        chunks = list(source_chunks(config, SIZE, unchanged=unchanged))
         partly = sum(hashed)
         hashed.clear()
-        anew = list(source_chunks(config, SIZE))
-        assert described(chunks) == described(anew), what
+        from_scratch = list(source_chunks(config, SIZE))
+        assert described(chunks) == described(from_scratch), what
         if what in ("nothing", "appended", "its end lost"):
             assert partly < sum(hashed)

@@ -1,4 +1,4 @@
-"""Arrow types as their text describes them: what a path leads to, before any row is read."""
+"""Parses the text of Arrow types in the schema's facts, to check what a path leads to before any row is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _SIZE = re.compile(r"\[\d+\]")
 
 @dataclass(frozen=True)
 class Kind:
-    """One type: `name` is list, struct, binary, null or another's own; "" where its text could not be read."""
+    """One type.
+
+    Args:
+        name: list, struct, binary, null, or Arrow's name of another type; "" if the text could not be parsed.
+        fields: the fields of a struct.
+        item: the item type of a list.
+    """
 
     name: str
     fields: Mapping[str, Kind] = field(default_factory=dict)
@@ -21,7 +27,7 @@ class Kind:
 
     @property
     def is_text(self) -> bool:
-        """Whether values can become text; a null or unknown type may."""
+        """Whether values can be converted to text; True for a null or unknown type."""
         return self.name not in ("list", "struct", "binary")
 
 
@@ -29,7 +35,7 @@ UNKNOWN = Kind("")
 
 
 def kinds_of(described: str) -> list[Kind]:
-    """The types that a schema's description joins by " | ", one or several."""
+    """Parse one or more types joined by " | "."""
     kinds, at = [], 0
     while at < len(described):
         try:
@@ -45,15 +51,15 @@ def kinds_of(described: str) -> list[Kind]:
 
 
 def follow(kinds: Sequence[Kind], steps: Sequence[str | int]) -> list[Kind]:
-    """What the steps lead to in those types that have them; none where no type has."""
-    found = list(kinds)
+    """Return the types that the steps lead to, for the types that have them."""
+    reached = list(kinds)
     for step in steps:
-        found = [inner for kind in found if (inner := _step(kind, step)) is not None]
-    return found
+        reached = [inner for kind in reached if (inner := _step(kind, step)) is not None]
+    return reached
 
 
 def fields_of(kinds: Sequence[Kind]) -> list[str]:
-    """Names of the fields that a step may take next."""
+    """Return the names of the fields that the next step can take."""
     names: dict[str, None] = {}
     for kind in kinds:
         inner = kind
@@ -75,6 +81,7 @@ def _step(kind: Kind, step: str | int) -> Kind | None:
 
 
 def _parse(text: str, at: int) -> tuple[Kind, int]:
+    """Parse the type at a position; return it and the position after it."""
     if found := _LISTS.match(text, at):
         _, item, at = _named(text, found.end())
         at = _expect(text, at, ">")
@@ -102,13 +109,13 @@ def _parse(text: str, at: int) -> tuple[Kind, int]:
 
 
 def _named(text: str, at: int) -> tuple[str, Kind, int]:
-    """`name: type`, with `not null` behind it or not."""
+    """Parse `name: type`, optionally followed by `not null`."""
     colon = text.index(": ", at)
     kind, end = _parse(text, colon + 2)
     return text[at:colon], kind, end + len(" not null") * text.startswith(" not null", end)
 
 
-def _expect(text: str, at: int, what: str) -> int:
-    if not text.startswith(what, at):
+def _expect(text: str, at: int, token: str) -> int:
+    if not text.startswith(token, at):
         raise ValueError(text[at:])
-    return at + len(what)
+    return at + len(token)

@@ -1,7 +1,7 @@
-"""Source expressions: what `dataset.column_mapping` says a role's values are made of.
+"""Source expressions: the values of `dataset.column_mapping`, which define where a role's values come from.
 
-A text is a column or path; or a template, text with `{path}` in it; or a choice, `choices[{answer}]` or
-`choices.text[choices.label={key}]`. A constant stands for itself.
+An expression is a column or path; a template, which is text with `{path}` in it; a choice, such as `choices[{answer}]`
+or `choices.text[choices.label={key}]`; or a constant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ STYLES = ("lines", "letters")
 
 @dataclass(frozen=True)
 class Placeholder:
-    """A path inside a template; `style` is how a list of texts is laid out: one a line, or as "A. …", "B. …"."""
+    """A path inside a template.
+
+    Args:
+        style: how a list of texts is laid out: `lines`, one per line, or `letters`, as "A. …", "B. …".
+    """
 
     path: Path
     style: str = "lines"
@@ -46,7 +50,13 @@ class Template:
 
 @dataclass(frozen=True)
 class Choice:
-    """One item of a list a row: the one at `key`'s index or letter, or where `labels` hold `key`."""
+    """One item of each row's list.
+
+    Args:
+        items: the list.
+        key: the item's index or letter, or its label.
+        labels: a list of labels in which to look up `key`; default: `key` is an index or letter.
+    """
 
     items: Path
     key: Path
@@ -60,31 +70,31 @@ Source = Path | Template | Choice | Constant
 
 
 def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
-    """What an expression means for a dataset with these columns; the name of a column is always that column.
+    """Parse an expression for a dataset with these columns. Text that is the name of a column always means that column.
 
     `str(source)` parses back to the same source without knowing the columns.
 
     Raises:
-        ValueError: a lone brace, an unknown layout behind a colon, or text behind a choice.
+        ValueError: a brace is not matched, the style after a colon is unknown, or text follows a choice.
     """
     if isinstance(text, Constant):
         return text
     if text in columns or not re.search(r"[{}]", text) or _WHOLLY_QUOTED.fullmatch(text):
         return parse_path(text, columns)
-    if found := _CHOICE.fullmatch(text):
-        items, labels, key = found.groups()
-        held = parse_path(labels, columns) if labels else None
-        return Choice(parse_path(items, columns), parse_path(key, columns), held)
-    if (begun := _CHOICE.match(text)) and parse_path(begun.group(1), columns).column in columns:
+    if match := _CHOICE.fullmatch(text):
+        items, labels, key = match.groups()
+        label_path = parse_path(labels, columns) if labels else None
+        return Choice(parse_path(items, columns), parse_path(key, columns), label_path)
+    if (start := _CHOICE.match(text)) and parse_path(start.group(1), columns).column in columns:
         raise ValueError(
-            f"{text!r}: a choice stands alone; a field of the chosen item goes before the brackets, "
-            f"e.g. {begun.group(1)}.text[{{{begun.group(3)}}}]"
+            f"{text!r}: nothing can follow a choice; put a field of the chosen item before the brackets, "
+            f"e.g. {start.group(1)}.text[{{{start.group(3)}}}]"
         )
     return Template(tuple(_joined(_template_parts(text, columns))))
 
 
 def paths_of(source: Source) -> tuple[Path, ...]:
-    """Every path that a source reads."""
+    """Return all paths that a source reads."""
     if isinstance(source, Template):
         return tuple(part.path for part in source.parts if isinstance(part, Placeholder))
     if isinstance(source, Choice):
@@ -101,7 +111,7 @@ def _template_parts(text: str, columns: Collection[str]) -> Iterator[str | Place
         if match.group() in ("{{", "}}"):
             yield match.group()[0]
         elif inner is None or not inner.strip():
-            raise ValueError(f"a lone {match.group()[0]!r}; write {{{{ or }}}} for a literal brace")
+            raise ValueError(f"unmatched {match.group()[0]!r}; write {{{{ or }}}} for a literal brace")
         else:
             yield _placeholder(inner if inner in columns else inner.strip(), columns)
     yield text[at:]
@@ -112,12 +122,14 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
         return Placeholder(parse_path(text, columns))
     name, style = styled.groups()
     if style not in STYLES:
-        raise ValueError(f"{{{text}}}: no layout {style!r}; there is letters; a name with a colon stands in backticks")
+        raise ValueError(
+            f"{{{text}}}: unknown style {style!r}; use letters, or put a name that contains a colon in backticks"
+        )
     return Placeholder(parse_path(name, columns), style)
 
 
 def _joined(parts: Iterator[str | Placeholder]) -> Iterator[str | Placeholder]:
-    """The parts with neighbouring literals in one piece."""
+    """Yield the parts with adjacent literals joined."""
     literal = ""
     for part in parts:
         if isinstance(part, str):

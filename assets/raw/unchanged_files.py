@@ -1,0 +1,63 @@
+"""Skips files that have not changed since the last build and whose chunks are all stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+
+from tokenloom.assets.stage.definition import ChunkOutput, InputChunk
+from tokenloom.errors import SourceError
+from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, file_stamp
+
+FileReader = Callable[[Sequence[KnownChunk]], Iterator[InputChunk]]
+"""Reads a file's chunks, given the known chunks that it started with in an earlier build."""
+
+
+@dataclass(frozen=True)
+class UnchangedFiles:
+    """Skips reading files that have not changed, and parsing the unchanged start of files that have.
+
+    Args:
+        files: what earlier builds recorded about files.
+        is_stored: whether the output of the chunk with a given digest is stored.
+    """
+
+    files: KnownFiles
+    is_stored: Callable[[str], bool]
+
+    def chunks(self, file: SourceFile, read: FileReader, notes: dict[str, dict[str, str]]) -> Iterator[InputChunk]:
+        """Yield the chunks of a file; read it only if it changed or a chunk is not stored.
+
+        Args:
+            notes: what was detected in each file, by its name; this file's entry is added.
+        """
+        entry = self.files.find(file.path)
+        stored = list(takewhile(lambda chunk: self.is_stored(chunk.digest), entry.chunks)) if entry else []
+        if entry and entry.untouched and len(stored) == len(entry.chunks):
+            if entry.found:
+                notes[file.name] = entry.found
+            yield from (known_chunk(chunk, file, read) for chunk in stored)
+            return
+        seen: list[KnownChunk] = []
+        before = file_stamp(file.path)
+        for chunk in read(stored):
+            seen.append(KnownChunk(chunk.digest, chunk.split, chunk.offset, chunk.unit, chunk.size))
+            yield chunk
+        self.files.note(file.path, before, seen, notes.get(file.name, {}))
+
+
+def known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:
+    """Return a chunk that an earlier build recorded; loading it reads the file again."""
+    load = partial(_read_again, read, chunk.digest, file.name)
+    return InputChunk(chunk.digest, chunk.split, file.name, load, chunk.offset, chunk.unit, size=chunk.size)
+
+
+def _read_again(read: FileReader, digest: str, name: str) -> ChunkOutput:
+    """Return the output of the chunk of a file that has the digest."""
+    for chunk in read([]):
+        if chunk.digest == digest:
+            return chunk.load()
+    raise SourceError(f"{name} changed during the build; build again")

@@ -1,0 +1,85 @@
+"""JSON text and Arrow: read JSON with pyarrow, compare the kinds of parsed values, and write values as JSON text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import json as arrow_json
+
+JsonPath = tuple[str, ...]
+"""Steps into a JSON value: `.field` and `[]`."""
+
+
+def read_json(data: bytes | pa.Buffer, multi_line: bool = False, schema: pa.Schema | None = None) -> pa.Table:
+    """Read newline-delimited JSON objects with pyarrow in one pass.
+
+    Args:
+        data: UTF-8.
+        multi_line: whether objects can contain line breaks.
+        schema: the types of known columns; default: pyarrow infers all types.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the data.
+    """
+    read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=schema)
+    return arrow_json.read_json(pa.BufferReader(data), read, parse)
+
+
+def without_dates(kind: pa.DataType, null_items: pa.DataType | None = None) -> pa.DataType:
+    """Return a type inferred by pyarrow with strings in place of timestamps: strings that look like dates.
+
+    Args:
+        null_items: the item type for lists in which all items are null; default: null.
+    """
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        if null_items is not None and pa.types.is_null(kind.value_type):
+            return pa.list_(null_items)
+        return pa.list_(without_dates(kind.value_type, null_items))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_dates(field.type, null_items)) for field in kind])
+    return kind
+
+
+def json_kinds(value: Any, path: JsonPath = ()) -> Iterator[tuple[JsonPath, str]]:
+    """Yield (path, kind) of a parsed JSON value and everything inside it, except nulls.
+
+    Kinds are object, list, boolean, text and number.
+    """
+    if isinstance(value, dict):
+        yield path, "object"
+        for key, item in value.items():
+            yield from json_kinds(item, (*path, f".{key}"))
+    elif isinstance(value, list):
+        yield path, "list"
+        for item in value:
+            yield from json_kinds(item, (*path, "[]"))
+    elif value is not None:
+        yield path, "boolean" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+
+
+def usual_kinds(values: Iterable[Any]) -> dict[JsonPath, str]:
+    """Return the most frequent kind at each path of several JSON values."""
+    counts: dict[JsonPath, Counter[str]] = {}
+    for value in values:
+        for path, kind in json_kinds(value):
+            counts.setdefault(path, Counter())[kind] += 1
+    return {path: counter.most_common(1)[0][0] for path, counter in counts.items()}
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without its null fields: Arrow gives every struct all fields that any row has."""
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def to_json_text(value: Any) -> str:
+    """Return a value as JSON text without ASCII escapes; values without a JSON form become their `str`."""
+    return json.dumps(value, ensure_ascii=False, default=str)
