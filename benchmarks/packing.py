@@ -20,7 +20,7 @@ from alpaca import source, write_rows
 from timing import median_seconds
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.sequences.from_tokens import LAYOUTS, to_sequences
+from tokenloom.assets.sequences.fit_and_pack import LAYOUTS, to_sequences
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import list_parts

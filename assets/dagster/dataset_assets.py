@@ -29,7 +29,7 @@ from tokenloom.assets.building.build import (
     stage_named,
 )
 from tokenloom.assets.schema.cells import column_cells, format_cells
-from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill, histogram_png
+from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Declaration, PipelineConfig

@@ -13,13 +13,13 @@ import pyarrow as pa
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, alike, conversations
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.turns import REPEATED, Outline, divide, mark
-from tokenloom.assets.prompts.verified import Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
+from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.templates.analysis import Kind
+from tokenloom.resources.templates.static_analysis import Kind
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 
 

@@ -20,10 +20,10 @@ from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.messages import join_messages, messages_of
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
-from tokenloom.assets.prompts.few_shot.before_texts import ANSWER, TextShots
-from tokenloom.assets.prompts.few_shot.before_turns import TurnShots
+from tokenloom.assets.prompts.few_shot.plain_text import ANSWER, PlainTextFewShot
+from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
-from tokenloom.assets.prompts.stage import chat_format, conversation_renderer, is_chat, renderer, trained_in_pairs
+from tokenloom.assets.prompts.render import chat_format, conversation_renderer, is_chat, renderer, trained_in_pairs
 from tokenloom.assets.prompts.tools import WithTools, declared_tools
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
@@ -63,7 +63,7 @@ def prompt_renderer(
         pairs = form in ("preference", "kto")
         config = trained_in_pairs(config, spec) if pairs else config
         render = conversation_renderer(config, mapping, spec)
-        shots = render if isinstance(render, TurnShots) else None
+        shots = render if isinstance(render, ChatFewShot) else None
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)
     render = renderer(config, mapping, spec)
     marks = prompt.format_type == "jinja" and JinjaTemplate(prompt.template or "").marks_generation
@@ -93,7 +93,7 @@ class TextPrompts:
             usable = np.asarray(pc.not_equal(own, "").to_numpy(zero_copy_only=False), bool)
             filled = pc.if_else(pa.array(usable), own, PLACEHOLDER)
             table = table.set_column(table.schema.get_field_index(self.answer), self.answer, filled)
-        out = self.render(table, usable) if isinstance(self.render, TextShots) else self.render(table)
+        out = self.render(table, usable) if isinstance(self.render, PlainTextFewShot) else self.render(table)
         spans = flat_spans(out.table["spans"])
         ends = _first_start(spans, spans.role == ANSWER)
         made, empty = _cut(out.table, ends), pa.array(ends == 0)
@@ -113,7 +113,7 @@ class ChatPrompts:
     """
 
     chat: ChatFormat
-    shots: TurnShots | None
+    shots: ChatFewShot | None
     tools: str
     system: str | None
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.forms import FORMS
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.give_up import GiveUp
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.prompts.spans import span_lists
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig
 from tokenloom.resources.tables.ragged import list_array, offsets_of
@@ -16,7 +16,7 @@ ROWS, LONGEST = 40, 32
 
 
 def probe() -> list[pa.Table]:
-    tokens, order = _tokens(), GiveUp((0, -1), columns=True, by_role=False, last=1)
+    tokens, order = _tokens(), TruncationOrder((0, -1), columns=True, by_role=False, last=1)
     smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
     split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
     joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)

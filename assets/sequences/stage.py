@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.give_up import check_lengths, give_up_order
+from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
 from tokenloom.assets.prompts.stage import STAGE as PROMPTS
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
-from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
-from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
+from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import join_rejects
@@ -81,7 +81,7 @@ class SequencesStage(Stage):
             encode = in_turn(PROMPTS.prepare(context).compute, TOKENS.prepare(context).compute)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        order = give_up_order(config, mapping).to_json() if config.length.strategy == "smart" else None
+        order = truncation_order(config, mapping).to_json() if config.length.strategy == "smart" else None
         settings = {"order": order} if order else {}
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
@@ -147,9 +147,9 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     Raises:
         ConfigError: the length settings do not suit the rows.
     """
-    check_lengths(config, mapping)
+    check_length_settings(config, mapping)
     length, longest = config.length, config.tokenizer.max_length
-    order = give_up_order(config, mapping) if length.strategy == "smart" else None
+    order = truncation_order(config, mapping) if length.strategy == "smart" else None
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens.engines import Ids, Reference
-from tokenloom.assets.tokens.fast import FastEncoder
+from tokenloom.assets.tokens.gigatoken_encoder import GigatokenEncoder
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import vocabulary_of
 from tokenloom.errors import TokenizerError
@@ -84,7 +84,7 @@ class ContentEncoder:
         varies = _never_prepend(inner["pre_tokenizer"])
         self._inner = Reference(json.dumps(inner), keep_control) if varies else self._reference
         self._lock = Lock()
-        self._fast: FastEncoder | None = None
+        self._fast: GigatokenEncoder | None = None
 
     def id_of(self, token: str) -> int:
         """The id of a control token.
@@ -121,7 +121,7 @@ class ContentEncoder:
                 return Encoded(ids, offsets, tokens, exact, np.zeros((0, 2), np.int64), engine)
         return self._completed(found, ids, offsets, exact, engine)
 
-    def _fast_for(self, found: Segments) -> FastEncoder | None:
+    def _fast_for(self, found: Segments) -> GigatokenEncoder | None:
         """gigatoken, where it is known to be right for this tokenizer and worth being loaded."""
         if self._certificates is None or self._vocabulary is None or self._inner is not self._reference:
             return None
@@ -130,7 +130,7 @@ class ContentEncoder:
         with self._lock:
             if self._fast is None:
                 named = {token: self.id_of(token) for token in self._control}
-                self._fast = FastEncoder(
+                self._fast = GigatokenEncoder(
                     self._content,
                     self._parsed,
                     named,

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW

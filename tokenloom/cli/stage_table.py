@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from tokenloom.assets.building.build import StageReport
-from tokenloom.assets.sequences.histogram import fill
+from tokenloom.assets.sequences.length_histogram import fill
 
 _COUNTS = {
     "rows in": "rows_in",

@@ -24,7 +24,7 @@ from support.loaded_rows import rows_of
 from support.paths import TESTS
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build, StageReport
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -100,11 +100,11 @@ def test_the_key_of_prompts_holds_what_the_file_says_and_not_its_name(tmp_path: 
     ("content", "message"),
     [
         (None, r"no such file: shots\.jsonl; did you mean shot\.jsonl\?"),
-        (FIXED[:1], r"shots\.jsonl holds 1 examples, count: 2 asks for more; add some"),
+        (FIXED[:1], r"shots\.jsonl has 1 examples, count: 2 needs more; add some"),
         ([{"question": "a", "answer": "b"}] * 2, r"shots\.jsonl has no column instruction, .* it has question, answer"),
         ([*FIXED, {"instruction": "a", "output": ""}], r"shots\.jsonl, example 5: output is empty"),
         ("{", r"shots\.jsonl, example 1: "),
-        ("", r"shots\.jsonl holds no example"),
+        ("", r"shots\.jsonl has no examples"),
     ],
 )
 def test_a_wrong_file_of_examples_is_a_fault_at_its_line(tmp_path: Path, content: Any, message: str) -> None:

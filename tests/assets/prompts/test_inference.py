@@ -20,7 +20,7 @@ from support.canonical_tables import CHATML, TOOLS, Row, config_of, said, table_
 from support.datasets_on_disk import write_dataset
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.assets.prompts.inference import prompt_renderer
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, TemplateError

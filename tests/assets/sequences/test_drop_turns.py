@@ -17,7 +17,7 @@ from support.canonical_tables import CHATML, config_of, said
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.assets.columns.forms import MESSAGES
-from tokenloom.assets.prompts.give_up import check_lengths
+from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.sequences.drop_turns import drop_turns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -208,10 +208,10 @@ def test_stages_of_different_builds_are_refused(tokenizer_folder: Path, tmp_path
 def test_conversations_alone_have_turns(form: str) -> None:
     config = PipelineConfig.from_mapping({"dataset": {"name": "x"}, "length": {"strategy": "drop_turns"}})
     if form in ("messages", "kto", "preference"):
-        check_lengths(config, {"form": form})
+        check_length_settings(config, {"form": form})
         return
     with pytest.raises(ConfigError, match=f"drop_turns needs conversations.*{form}"):
-        check_lengths(config, {"form": form})
+        check_length_settings(config, {"form": form})
 
 
 def test_shortened_conversations_rely_on_what_their_tokens_do() -> None:

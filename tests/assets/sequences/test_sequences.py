@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.token_documents import Document, documents_of, table_of
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig

@@ -23,7 +23,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.tokens import engine_certificate, fast
 from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
-from tokenloom.assets.tokens.fast import code_points
+from tokenloom.assets.tokens.gigatoken_encoder import code_points
 from tokenloom.assets.tokens.stage import ENGINE
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.config import PipelineConfig

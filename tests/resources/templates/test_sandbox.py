@@ -312,7 +312,7 @@ def chat_config(folder: Path, tokenizer: Path, template: str) -> PipelineConfig:
 
 
 def fault_of(config: PipelineConfig) -> str:
-    from tokenloom.assets.prompts.stage import renderer
+    from tokenloom.assets.prompts.render import renderer
     from tokenloom.resources.tokenizers import resolve_tokenizer
 
     with pytest.raises(ConfigError) as caught:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.prompts.give_up import SPOKEN, GiveUp
+from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
@@ -31,7 +31,7 @@ class Shortened:
     fits: np.ndarray
 
 
-def give_up_tokens(spans: FlatSpans, lengths: Ints, longest: Ints, max_length: int, order: GiveUp) -> Shortened:
+def truncate_by_part(spans: FlatSpans, lengths: Ints, longest: Ints, max_length: int, order: TruncationOrder) -> Shortened:
     """Shorten rows to `max_length`: each part gives up its end before the next one does.
 
     Of parts of one turn, such as the messages of a conversation, earlier ones go first. The template's own text and
@@ -68,7 +68,7 @@ def give_up_tokens(spans: FlatSpans, lengths: Ints, longest: Ints, max_length: i
     return Shortened(ranges(begins[in_order], sizes[in_order]), left, left <= max_length)
 
 
-def _turns(spans: FlatSpans, places: Ints, row: Ints, order: GiveUp) -> tuple[Ints, np.ndarray, np.ndarray]:
+def _turns(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) -> tuple[Ints, np.ndarray, np.ndarray]:
     """For some spans their turn to give up tokens, whether they are content, and whether an answer's."""
     role, message = spans.role[places], spans.message[places]
     same = np.zeros(len(places), bool)

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.verified import Shape, render_verified
+from tokenloom.assets.prompts.verify import Shape, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.templates.analysis import Kind
+from tokenloom.resources.templates.static_analysis import Kind
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 
 

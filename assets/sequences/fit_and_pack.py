@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.give_up import GiveUp
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.prompts.spans import flat_spans
 from tokenloom.assets.sequences.documents import Documents, row_lengths
 from tokenloom.assets.sequences.packing import Layout, best_fit, concat, single
-from tokenloom.assets.sequences.smart import give_up_tokens
+from tokenloom.assets.sequences.smart_truncation import truncate_by_part
 from tokenloom.assets.sequences.split import overlapping
 from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -20,7 +20,7 @@ from tokenloom.config import LengthConfig
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
-def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None = None) -> ChunkOutput:
+def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None = None) -> ChunkOutput:
     """Shorten, divide or drop over-long rows of a chunk of tokens, then pack them if asked to.
 
     Args:
@@ -59,7 +59,7 @@ LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
 
 
 def _shorten(
-    documents: Documents, table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None
+    documents: Documents, table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None
 ) -> tuple[Documents, np.ndarray]:
     """The documents within max_length, and whether each came within it.
 
@@ -68,7 +68,7 @@ def _shorten(
     fit = np.ones(len(documents.rows), bool)
     if order is not None:
         longest = table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
-        found = give_up_tokens(flat_spans(table["spans"]), documents.lengths, longest, max_length, order)
+        found = truncate_by_part(flat_spans(table["spans"]), documents.lengths, longest, max_length, order)
         return documents.take(found.index, found.lengths, documents.rows), found.fits
     if length.packing == "concat" or (documents.lengths <= max_length).all():
         return documents, fit

@@ -17,12 +17,12 @@ from support.small_tokenizers import CONTROL
 from support.template_grammar import templates
 from tokenloom.assets.columns.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.fields import FieldsFormat
-from tokenloom.assets.prompts.verified import SAMPLED
+from tokenloom.assets.prompts.jinja_fields import FieldsFormat
+from tokenloom.assets.prompts.verify import SAMPLED
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.analysis import Kind
+from tokenloom.resources.templates.static_analysis import Kind
 from tokenloom.resources.templates.jinja import WHITE_SPACE, JinjaTemplate
 
 Row = dict[str, Any]
@@ -357,7 +357,7 @@ def test_reasoning_is_a_content(field: str) -> None:
 
 @pytest.mark.parametrize("word", ["break", "continue"])
 def test_a_break_that_cannot_leave_its_loop_is_refused(word: str) -> None:
-    with pytest.raises(TemplateError, match="must stand in a loop"):
+    with pytest.raises(TemplateError, match="must be in a loop"):
         JinjaTemplate(
             "{% for m in messages %}{% generation %}{% WORD %}{% endgeneration %}{% endfor %}".replace("WORD", word)
         )
@@ -395,7 +395,7 @@ def test_what_compiles_is_what_jinja_renders(template: str, talks: list[list[Row
     if form.opacity is not None:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenloom.assets.prompts.verified.SAMPLED", 0)
+        patch.setattr("tokenloom.assets.prompts.verify.SAMPLED", 0)
         out = form.render(conversation_table(talks))
     event(f"{out.table.num_rows} of {len(talks)} rows made")
     for made in out.table.to_pylist():

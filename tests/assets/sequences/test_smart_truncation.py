@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from support.canonical_tables import config_of, said
 from tokenloom.assets.building.prompt_engine import PromptEngine
-from tokenloom.assets.prompts.give_up import SPOKEN, GiveUp, check_lengths, give_up_order
+from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder, check_length_settings, truncation_order
 from tokenloom.assets.prompts.spans import ROLES, SPANS
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.errors import ConfigError
@@ -120,7 +120,7 @@ def test_columns_give_up_tokens_in_order(rows: list[Any], names: list[int], name
         )
         for number, (first, text, second, third, answer, stop) in enumerate(rows)
     ]
-    order = GiveUp((*(turn_of.get(column, -1) for column in range(3)), -1), True, False, named)
+    order = TruncationOrder((*(turn_of.get(column, -1) for column in range(3)), -1), True, False, named)
     check(drawn, turn_of, named, order, longest)
 
 
@@ -148,11 +148,11 @@ def test_conversations_give_up_tokens_in_order(rows: list[Any], names: list[str]
             if trained:
                 parts.append(("assistant", message + 2, not text_stops, True, 1))
         drawn.append(filled(parts, 200 * number))
-    order = GiveUp(tuple(turn_of.get(part, -1) for part in SPOKEN), False, False, named)
+    order = TruncationOrder(tuple(turn_of.get(part, -1) for part in SPOKEN), False, False, named)
     check(drawn, turn_of, named, order, longest)
 
 
-def check(drawn: list[list[Part]], turn_of: dict[Any, int], last: int, order: GiveUp, longest: int) -> None:
+def check(drawn: list[list[Part]], turn_of: dict[Any, int], last: int, order: TruncationOrder, longest: int) -> None:
     table = table_of(drawn)
     out = to_sequences(table, SMART, longest, order)
     expected = {}
@@ -254,7 +254,7 @@ def fault(**changes: Any) -> str:
     prompt = changes.get("prompt", {"format_type": "custom", "template": TEMPLATE, "label_column": "reply"})
     config = PipelineConfig.from_mapping({"dataset": {"name": "x"}, "prompt_template": prompt, "length": length})
     with pytest.raises(ConfigError) as caught:
-        check_lengths(config, mapping)
+        check_length_settings(config, mapping)
     return str(caught.value)
 
 
@@ -289,7 +289,7 @@ def test_the_default_order_suits_any_columns() -> None:
             "length": {"strategy": "smart"},
         }
     )
-    order = give_up_order(config, {"form": "fields", "roles": columns})
+    order = truncation_order(config, {"form": "fields", "roles": columns})
     assert dict(zip(sorted(columns), order.ranks, strict=True)) == {
         "input": 0,
         "instruction": 1,

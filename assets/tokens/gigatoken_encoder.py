@@ -30,7 +30,7 @@ Read = tuple[Ids, Ints, TokenBytes, npt.NDArray[np.bool_]]
 """ids, offsets, bytes and exact, as in `Encoded`."""
 
 
-class FastEncoder:
+class GigatokenEncoder:
     """gigatoken with a certificate.
 
     Args:

@@ -15,7 +15,7 @@ from itertools import pairwise, takewhile
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
-from tokenloom.assets.prompts.verified import ShapeError
+from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
 

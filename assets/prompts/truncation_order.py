@@ -27,7 +27,7 @@ _ANSWER = "answer"
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class TruncationOrder:
     """In which order the parts of a row give up tokens.
 
     Args:
@@ -47,7 +47,7 @@ class GiveUp:
         return asdict(self)
 
 
-def check_lengths(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
+def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
     """
     Raises:
         ConfigError: the length settings do not suit the form of the rows; pairs and labels belong to single rows.
@@ -67,10 +67,10 @@ def check_lengths(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
         message = "drop_turns renders shortened rows anew, without those that few_shot draws from; use smart"
         raise config.fault("length.strategy", f"length.strategy: {message}")
     if length.strategy == "smart":
-        give_up_order(config, mapping)
+        truncation_order(config, mapping)
 
 
-def give_up_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> GiveUp:
+def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> TruncationOrder:
     """What `length.give_up` says of this dataset's parts.
 
     A name is a column of the template, or a role of the conversation. Where no column has their name, `context`,
@@ -94,7 +94,7 @@ def give_up_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> GiveUp:
         for part in named[name]:
             place = parts.index(part)
             ranks[place] = rank if ranks[place] < 0 else ranks[place]
-    return GiveUp(tuple(ranks), form == "fields", config.prompt_template.train_on == "all", len(config.length.give_up))
+    return TruncationOrder(tuple(ranks), form == "fields", config.prompt_template.train_on == "all", len(config.length.give_up))
 
 
 def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:
