@@ -1,4 +1,4 @@
-"""What prompts leaves to libraries, on fixed rows: joining texts, and Jinja, compiled to kernels and row by row."""
+"""The probe of `prompts`: fixed rows, rendered by Arrow's kernels and by Jinja, to detect changes in libraries."""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""What the length settings ask of a dataset's form: checked before anything is rendered."""
+"""The order in which `length.strategy: smart` truncates the parts of a row, and checks of the length settings.
+
+Both depend only on the YAML and the column mapping, so they run before any row is rendered.
+"""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import did_you_mean
 
 SPOKEN = ("system", "earlier", "question", "tool", "assistant")
 """Parts of a conversation other than its answers: `question` is the last user message, `earlier` those before it."""
@@ -22,20 +25,20 @@ _OF_CONVERSATIONS: Mapping[str, tuple[str, ...]] = {
     "assistant": ("assistant",),
 }
 _MEANINGS = ("context", "question", "system")
-_CALLED = 0.6
+_LEAST_LIKENESS = 0.6
 _ANSWER = "answer"
 
 
 @dataclass(frozen=True)
 class TruncationOrder:
-    """In which order the parts of a row give up tokens.
+    """The order in which the parts of a row are truncated.
 
     Args:
-        ranks: for each part, when its turn is, from 0; -1: never. Parts are the columns of a template by number, as
-            spans give them, or those of `SPOKEN`.
+        ranks: the rank of each part, from 0 for the part that is truncated first; -1 for parts that are never
+            truncated. Parts are the template's columns, by their number in spans, or those of `SPOKEN`.
         columns: whether parts are columns.
-        by_role: whether answers are told by their roles, because everything is trained; else by being trained.
-        last: the turn of the answer.
+        by_role: whether answers are recognized by their role, because everything is trained; else by their weight.
+        last: the rank of the answer.
     """
 
     ranks: tuple[int, ...]
@@ -48,36 +51,36 @@ class TruncationOrder:
 
 
 def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
-    """
+    """Check that the length settings fit the form of the rows.
+
     Raises:
-        ConfigError: the length settings do not suit the form of the rows; pairs and labels belong to single rows.
+        ConfigError: they do not.
     """
     length, form = config.length, mapping["form"]
     if form in ("preference", "kto"):
         if length.packing != "none":
-            message = f"length.packing: {form} data are not packed; set packing: none"
-            raise config.fault("length.packing", message)
+            raise config.fault("length.packing", f"{form} data cannot be packed; set packing: none")
         if length.strategy == "split":
-            message = f"split would part {form} answers from their prompts; use smart, drop_turns or drop"
-            raise config.fault("length.strategy", f"length.strategy: {message}")
+            message = f"split would separate {form} answers from their prompts; use smart, drop_turns or drop"
+            raise config.fault("length.strategy", message)
     if length.strategy == "drop_turns" and form not in ("messages", "preference", "kto"):
-        message = f"length.strategy: drop_turns needs conversations, these rows are of the form {form}; use smart"
+        message = f"drop_turns needs conversations, but these rows have the form {form}; use smart"
         raise config.fault("length.strategy", message)
     if length.strategy == "drop_turns" and config.prompt_template.few_shot.count:
-        message = "drop_turns renders shortened rows anew, without those that few_shot draws from; use smart"
-        raise config.fault("length.strategy", f"length.strategy: {message}")
+        message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"
+        raise config.fault("length.strategy", message)
     if length.strategy == "smart":
         truncation_order(config, mapping)
 
 
 def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> TruncationOrder:
-    """What `length.give_up` says of this dataset's parts.
+    """Return the truncation order that `length.give_up` declares for this dataset.
 
-    A name is a column of the template, or a role of the conversation. Where no column has their name, `context`,
-    `question` and `system` stand for the columns that mean it: `question` for all that mean neither of the others.
+    A name in `give_up` is a column of the template, or a role of the conversation. `context`, `system` and `question`
+    also stand for columns, if none has that name: the columns whose names look like context or system, and all others.
 
     Raises:
-        ConfigError: a name is none of them, or that of the answer.
+        ConfigError: a name is unknown, or is the answer.
     """
     form, label = mapping["form"], config.prompt_template.label_column
     parts: list[str] = sorted(mapping["roles"]) if form == "fields" else list(SPOKEN)
@@ -86,11 +89,11 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
     ranks = [-1] * len(parts)
     for rank, name in enumerate(config.length.give_up):
         if name in answers or (name == _ANSWER and name not in named):
-            raise config.fault("length.give_up", f"length.give_up: {name} is the answer, which goes last; leave it out")
+            message = f"{name} is the answer, which is always truncated last; remove it from the list"
+            raise config.fault("length.give_up", message)
         if name not in named:
-            close = difflib.get_close_matches(name, list(named), n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(named)}"
-            raise config.fault("length.give_up", f"length.give_up: no part of the rows is named {name}; {hint}")
+            hint = did_you_mean(name, named) or f"; the parts are {', '.join(named)}"
+            raise config.fault("length.give_up", f"no part of the rows is named {name}{hint}")
         for part in named[name]:
             place = parts.index(part)
             ranks[place] = rank if ranks[place] < 0 else ranks[place]
@@ -98,13 +101,14 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
 
 
 def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that each name in `give_up` stands for."""
     from tokenloom.assets.schema.names import ALIASES, likeness
 
     def meaning(column: str) -> str:
-        found = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}
-        best = max(found, key=lambda name: found[name])
-        return best if found[best] >= _CALLED else "question"
+        scores = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}
+        best = max(scores, key=lambda name: scores[name])
+        return best if scores[best] >= _LEAST_LIKENESS else "question"
 
     others = [column for column in columns if column != label]
-    meant = {name: tuple(column for column in others if meaning(column) == name) for name in _MEANINGS}
-    return meant | {column: (column,) for column in others}
+    by_meaning = {name: tuple(column for column in others if meaning(column) == name) for name in _MEANINGS}
+    return by_meaning | {column: (column,) for column in others}

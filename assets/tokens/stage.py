@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import segments, swallow
+from tokenloom.assets.prompts.segments import segments, strip_at_control
 from tokenloom.assets.prompts.spans import SPANS, FlatSpans, flat_spans, span_lists, spans_cover
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import LABEL, in_pairs
@@ -108,7 +108,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     rows_in, rejects = table.num_rows, no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
-    found = swallow(segments(table), encoder.strips)
+    found = strip_at_control(segments(table), encoder.strips)
     encoded = encoder.encode(found)
     owned, straddles = span_tokens(found, encoded)
     segments_before = np.searchsorted(found.row, np.arange(table.num_rows + 1))

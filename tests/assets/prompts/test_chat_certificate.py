@@ -27,29 +27,29 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
             "rendered": "by Arrow's kernels",
             "stop": "trained",
             "BOS": "none",
-            "conversation begun": "is how it goes on",
+            "conversation begun": "not changed by later turns",
             "system message": "kept",
             "generation prompt": "none",
-            "tools": "left out",
-            "tool calls": "left out",
-            "reasoning": "left out",
+            "tools": "omitted",
+            "tool calls": "omitted",
+            "reasoning": "omitted",
             "white space around contents": "kept",
             "content None": "refused",
             "date": "not read",
         },
     ),
     "bos": ("{{ bos_token }}" + CHATML, {"BOS": "the template's"}),
-    "bos behind": ("\n{{ bos_token }}" + CHATML, {"BOS": "the template's, behind other text"}),
+    "bos behind": ("\n{{ bos_token }}" + CHATML, {"BOS": "the template's, after other text"}),
     "bos twice": ("{{ bos_token }}{{ bos_token }}" + CHATML, {"BOS": "2 times"}),
     "trimmed": (TRIMMED, {"white space around contents": "trimmed", "rendered": "by Arrow's kernels"}),
     "answers trimmed": (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content.strip() + eos_token }}"
         "{% else %}{{ m.content }}{% endif %}{% endfor %}",
-        {"white space around contents": "of answers trimmed", "stop": "trained"},
+        {"white space around contents": "trimmed in answers", "stop": "trained"},
     ),
     "last only": (
         "{% for m in messages %}{% if loop.last %}{{ '<s>' }}{% endif %}" + TURN + "{% endfor %}",
-        {"conversation begun": "is changed by what follows"},
+        {"conversation begun": "changed by later turns"},
     ),
     "no system": (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML,
@@ -65,11 +65,11 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "asks": (
         CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-        {"generation prompt": "an answer begins with it"},
+        {"generation prompt": "answers start with it"},
     ),
     "asks otherwise": (
         CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>model\\n' }}{% endif %}",
-        {"generation prompt": "an answer does not begin with it"},
+        {"generation prompt": "answers do not start with it"},
     ),
     "refuses to ask": (
         "{% if add_generation_prompt %}{{ raise_exception('no') }}{% endif %}" + CHATML,
@@ -80,21 +80,21 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         {
             "tools": "kept",
             "tool calls": "trained",
-            "reasoning": "left out",
-            "generation prompt": "an answer begins with it",
+            "reasoning": "omitted",
+            "generation prompt": "answers start with it",
         },
     ),
     "untold calls": (
         CHATML.replace("+ '<|im_end|>", "+ ((m.tool_calls or '') | tojson) + '<|im_end|>"),
-        {"tools": "left out", "tool calls": "refused"},
+        {"tools": "omitted", "tool calls": "refused"},
     ),
     "no tools": (
         "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + CHATML,
-        {"tools": "refused", "tool calls": "left out"},
+        {"tools": "refused", "tool calls": "omitted"},
     ),
     "thinking": (
         (CHAT_TEMPLATES / "thinking.jinja").read_text(),
-        {"reasoning": "kept in the last answer, left out before", "stop": "trained"},
+        {"reasoning": "kept in the last answer, omitted before", "stop": "trained"},
     ),
     "thinking aloud": (
         CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         {"reasoning": "kept"},
     ),
     "dated": ("{{ strftime_now('%Y') }}" + CHATML, {"date": "read, not frozen", "stop": "refused"}),
-    "none": (CHATML.replace("m.content", "(m.content or '')"), {"content None": "written as nothing"}),
+    "none": (CHATML.replace("m.content", "(m.content or '')"), {"content None": "written as empty"}),
 }
 
 

@@ -69,14 +69,14 @@ def test_forms_that_hold_no_tools_are_given_the_yamls_too(tokenizer_folder: Path
     ("tools", "message"),
     [
         ("absent.json", r"no such file: absent\.json"),
-        ("broken.json", r"broken\.json is not JSON: Expecting"),
-        ("[{", "the text is not JSON: Expecting"),
+        ("broken.json", r"broken\.json is not valid JSON: Expecting"),
+        ("[{", "the text is not valid JSON: Expecting"),
         ('{"name": "one"}', "expected a list of tool descriptions, found "),
         ([], r"expected a list of tool descriptions, found \[\]"),
         ([{"name": "fine"}, {"function": {"title": "x"}}], "tool 2 has no name: .*; describe it like"),
         ('["weather"]', "tool 1 has no name"),
         ([1], "tool 1 has no name: 1; "),
-        ([{"name": "<|im_end|>"}], r"a tool holds the text of the control token <\|im_end\|>"),
+        ([{"name": "<|im_end|>"}], r"a tool contains the text of the control token <\|im_end\|>"),
     ],
 )
 def test_wrong_tools_are_a_fault_at_their_line(
@@ -90,13 +90,13 @@ def test_wrong_tools_are_a_fault_at_their_line(
 
 
 def test_a_template_that_leaves_tools_out_is_refused(tokenizer_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"prompt_template\.tools: the chat template leaves tools out"):
+    with pytest.raises(ConfigError, match=r"prompt_template\.tools: the chat template omits tools"):
         prompts_of("messages", table_of("messages", []), config_of(tokenizer_folder, {"tools": WEATHER}, CHATML))
 
 
 def test_tools_without_a_chat_template_are_refused(tokenizer_folder: Path) -> None:
     config = config_of(tokenizer_folder, {"format_type": "completion", "tools": WEATHER}, None)
-    with pytest.raises(ConfigError, match=r"prompt_template\.tools: tools are given to a chat template"):
+    with pytest.raises(ConfigError, match=r"prompt_template\.tools: tools need a chat template"):
         prompts_of("completion", table_of("completion", []), config)
 
 

@@ -268,7 +268,7 @@ CHAT = {"form": "messages", "roles": {"messages": "messages"}}
         (["pasage"], FIELDS, None, "did you mean passage?"),
         (["reply"], FIELDS, None, "reply is the answer"),
         (["answer"], FIELDS, None, "answer is the answer"),
-        (["xyzzy"], FIELDS, None, "there are context, question, system, hint, passage"),
+        (["xyzzy"], FIELDS, None, "the parts are context, question, system, hint, passage"),
         (["systen"], CHAT, {"format_type": "chat"}, "did you mean system?"),
         (["passage"], CHAT, {"format_type": "chat"}, "no part of the rows is named passage"),
     ],
