@@ -65,7 +65,9 @@ def declared_tools(config: PipelineConfig) -> str:
     try:
         return json.dumps(tools, ensure_ascii=False)
     except TypeError as error:
-        raise _fault(config, f"a tool contains a value that JSON cannot represent: {error}; put it in quotes") from error
+        raise _fault(
+            config, f"a tool contains a value that JSON cannot represent: {error}; put it in quotes"
+        ) from error
 
 
 def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:

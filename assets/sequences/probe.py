@@ -1,4 +1,4 @@
-"""What sequences leaves to libraries, on fixed tokens: sorting into bins, and giving up parts."""
+"""The probe of `sequences`: fixed tokens, truncated by part, split and packed, to detect changes in libraries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def probe() -> list[pa.Table]:
 
 
 def _tokens() -> pa.Table:
-    """Rows of an input and an answer, of lengths that repeat and differ."""
+    """Return rows of an input and an answer, with lengths of which some are equal."""
     number = np.arange(ROWS)
     lengths = np.stack([1 + number * 7 % 23, 1 + number * 5 % 17], axis=1)
     ends = np.cumsum(lengths, axis=1)

@@ -1,4 +1,4 @@
-"""Shortens rows part by part: what may be given up goes first, the answer last, and never its stop."""
+"""`length.strategy: smart`: truncates rows part by part, in the order of `length.give_up`; the answer comes last."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PART_OF_ROLE[[_INPUT, _USER]] = SPOKEN.index("question")
 
 @dataclass(frozen=True)
 class Shortened:
-    """What is left of a chunk's rows.
+    """The rows of a chunk after truncation.
 
     Args:
-        index: int64, the flat places of the tokens kept, in order.
-        lengths: int64 [rows], tokens kept of each.
-        fits: bool [rows], whether the row came within its limit.
+        index: int64 [kept tokens], the flat indices of the kept tokens, in order.
+        lengths: int64 [rows], the number of kept tokens.
+        fits: bool [rows], whether the row now fits.
     """
 
     index: Ints
@@ -31,45 +31,56 @@ class Shortened:
     fits: np.ndarray
 
 
-def truncate_by_part(spans: FlatSpans, lengths: Ints, longest: Ints, max_length: int, order: TruncationOrder) -> Shortened:
-    """Shorten rows to `max_length`: each part gives up its end before the next one does.
+def truncate_by_part(
+    spans: FlatSpans, lengths: Ints, longest: Ints, max_length: int, order: TruncationOrder
+) -> Shortened:
+    """Truncate rows to `max_length`, part by part.
 
-    Of parts of one turn, such as the messages of a conversation, earlier ones go first. The template's own text and
-    control tokens stay, and so does the last token of a part with text behind it, since it may hold the begin of
-    that. Of each answer one token stays at least, so that its stop never stands alone.
+    A part is a span with content. Parts are truncated from the end, in the order of their ranks; parts of one rank,
+    such as the messages of a conversation, from the first one on. The next part is only truncated when the one before
+    has no more tokens to remove. Never removed are template text, control tokens, the last token of a part with text
+    after it (it can contain the start of that text), and the first token of an answer, so that its stop is never
+    trained alone.
 
     Args:
-        spans: of each row's tokens.
-        lengths: int64 [rows], tokens of each row.
-        longest: int64 [rows], what the parts before the answer must make room for: the row's own length, or the
-            longer one of its pair, so that both sides keep the same prompt.
+        spans: the spans in tokens.
+        lengths: int64 [rows], the number of tokens of each row.
+        longest: int64 [rows], the length that the parts before the answer are truncated for: the row's own, or that of
+            the longer side of its pair, so that both sides keep the same prompt.
+        max_length: in tokens.
+        order: the truncation order.
     """
     chosen = np.flatnonzero(longest > max_length)
     places = ranges(spans.offsets[chosen], spans.counts[chosen])
     row = np.repeat(chosen, spans.counts[chosen])
     size = (spans.end - spans.start)[places]
-    rank, content, answer = _turns(spans, places, row, order)
-    beside = np.append(row[1:] == row[:-1], False)
-    followed = beside & np.append(~spans.control[places][1:], False)
-    room = np.where(content & (rank >= 0), np.maximum(size - followed - answer, 0), 0)
-    given = np.zeros(len(places), np.int64)
-    sequence = np.lexsort((rank, row))
-    before = _sums_before(room[sequence], row[sequence])
-    need = np.where(answer, lengths[row], longest[row]) - max_length
-    given[sequence] = np.clip(need[sequence] - before, 0, room[sequence])
-    tail = np.where(given > 0, followed, 0)
+    rank, content, answer = _ranks(spans, places, row, order)
+    same_row = np.append(row[1:] == row[:-1], False)
+    followed = same_row & np.append(~spans.control[places][1:], False)  # by text other than a control token
+    removable = np.where(content & (rank >= 0), np.maximum(size - followed - answer, 0), 0)
+    removed = np.zeros(len(places), np.int64)
+    by_rank = np.lexsort((rank, row))
+    before = _sums_before(removable[by_rank], row[by_rank])  # tokens that earlier parts can give up
+    excess = np.where(answer, lengths[row], longest[row]) - max_length
+    removed[by_rank] = np.clip(excess[by_rank] - before, 0, removable[by_rank])
+    tail = np.where(removed > 0, followed, 0)  # the last token, which is kept after the removed ones
     starts = offsets_of(lengths)[:-1]
-    begin = starts[row] + spans.start[places]
+    span_starts = starts[row] + spans.start[places]
     untouched = np.flatnonzero(longest <= max_length)
-    begins = np.concatenate([starts[untouched], begin, begin + size - tail])
-    sizes = np.concatenate([lengths[untouched], size - given - tail, tail])
-    in_order = np.argsort(begins, kind="stable")
-    left = lengths - np.bincount(row, given, len(lengths)).astype(np.int64)
-    return Shortened(ranges(begins[in_order], sizes[in_order]), left, left <= max_length)
+    kept_starts = np.concatenate([starts[untouched], span_starts, span_starts + size - tail])
+    kept_sizes = np.concatenate([lengths[untouched], size - removed - tail, tail])
+    in_order = np.argsort(kept_starts, kind="stable")
+    left = lengths - np.bincount(row, removed, len(lengths)).astype(np.int64)
+    return Shortened(ranges(kept_starts[in_order], kept_sizes[in_order]), left, left <= max_length)
 
 
-def _turns(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) -> tuple[Ints, np.ndarray, np.ndarray]:
-    """For some spans their turn to give up tokens, whether they are content, and whether an answer's."""
+def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) -> tuple[Ints, np.ndarray, np.ndarray]:
+    """Return the rank of some spans, whether they are content, and whether they are the content of an answer.
+
+    Args:
+        places: int64, the indices of the spans.
+        row: int64, their rows.
+    """
     role, message = spans.role[places], spans.message[places]
     same = np.zeros(len(places), bool)
     same[1:] = (row[1:] == row[:-1]) & (role[1:] == role[:-1]) & (message[1:] == message[:-1])
@@ -87,7 +98,7 @@ def _turns(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) ->
 
 
 def _sums_before(values: Ints, row: Ints) -> Ints:
-    """The sum of the values before each one in its row; rows stand together."""
+    """Return the sum of the values before each one in its row; the values of one row are adjacent."""
     sums = np.cumsum(values) - values
     first = np.flatnonzero(np.diff(row, prepend=-1))
     return sums - np.repeat(sums[first], np.diff(np.append(first, len(row))))

@@ -105,7 +105,7 @@ def test_a_shared_templates_prompt_is_what_training_text_begins_with(
         template = template.replace("    ", "").replace("\n", "")
     talks = [TALK, TALK[1:], TALK[1:3], TALK[:3]]
     if name in BROKEN and not folded:
-        with pytest.raises(TemplateError, match=r"row 0: the chat template's prompt for generation goes on"):
+        with pytest.raises(TemplateError, match=r"row 0: the chat template's generation prompt differs"):
             compare(bos_tokenizer_folder, template, talks)
         return
     compare(bos_tokenizer_folder, template, talks)
@@ -251,7 +251,7 @@ def test_preferences_are_prompted_with_their_prompt(tokenizer_folder: Path) -> N
 
 def test_where_nothing_tells_the_answer_it_is_refused(tokenizer_folder: Path) -> None:
     for prompt in ({"format_type": "text"}, {"template": "{text}", "train_on": "all"}):
-        with pytest.raises(ConfigError, match="nothing tells where an answer begins"):
+        with pytest.raises(ConfigError, match="the answer's position is unknown"):
             engine_of(tokenizer_folder, prompt).prompt_only([{"text": "a"}])
     with pytest.raises(ConfigError, match="custom takes rows of columns, not conversations"):
         engine_of(tokenizer_folder, FORMATS["custom"], BEGUN).prompt_only([TALK])

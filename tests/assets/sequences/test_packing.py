@@ -47,7 +47,7 @@ def test_best_fit_fills_as_best_fit_decreasing_does(longest: int, data: st.DataO
     packs = [found.tolist() for found in np.split(layout.document, ends[:-1])] if lengths else []
     assert sorted(document for pack in packs for document in pack) == list(range(len(lengths)))
     assert layout.length.tolist() == [lengths[document] for document in layout.document]
-    assert layout.begin.tolist() == [sum(lengths[:document]) for document in layout.document]
+    assert layout.start.tolist() == [sum(lengths[:document]) for document in layout.document]
     assert all(pack == sorted(pack) for pack in packs)
     assert [pack[0] for pack in packs] == sorted(pack[0] for pack in packs)
     assert sorted(sum(lengths[document] for document in pack) for pack in packs) == best_fit_decreasing(

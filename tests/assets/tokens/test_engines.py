@@ -20,7 +20,7 @@ from support.datasets_on_disk import write_dataset
 from support.real_texts import texts_of
 from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.tokens import engine_certificate, fast
+from tokenloom.assets.tokens import engine_certificate, gigatoken_encoder
 from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.gigatoken_encoder import code_points
@@ -263,7 +263,7 @@ def test_a_wrong_sample_makes_all_of_that_engine_anew(tmp_path: Path, monkeypatc
     path = write_dataset(tmp_path)
     right = build(path, tmp_path / "right")
     monkeypatch.setenv(ENGINE, "gigatoken")
-    monkeypatch.setattr(fast, "Gigatoken", Wrong)
+    monkeypatch.setattr(gigatoken_encoder, "Gigatoken", Wrong)
     store, config = ArtifactStore(tmp_path / "store"), PipelineConfig.from_file(path)
     put, engines = store.put_action, []
 
