@@ -24,8 +24,8 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.templates.static_analysis import Kind
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.static_analysis import Kind
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class ChatFormat:
         return weigh
 
     def _weights(self, turns: Sequence[Turn]) -> list[float]:
-        """Return the weight of each message: its own, else 1 if `train_on` covers its role (`last`: the last answer)."""
+        """Return the weight of each message: its own, else 1 if `train_on` includes it."""
         chosen, last = roles_trained(self.prompt), _last_answer(turns)
         return [
             float(turn.role in chosen and (self.prompt.train_on != "last" or index == last))

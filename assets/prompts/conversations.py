@@ -1,4 +1,4 @@
-"""Conversations as Arrow lists of messages: built from a chunk's columns, and grouped by everything but their contents."""
+"""Conversations as Arrow lists of messages: built from a chunk's columns, and grouped by all but their contents."""
 
 from __future__ import annotations
 

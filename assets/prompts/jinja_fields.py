@@ -16,8 +16,8 @@ from tokenloom.assets.prompts.verify import Shape, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.templates.static_analysis import Kind
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.static_analysis import Kind
 
 
 @dataclass(frozen=True)

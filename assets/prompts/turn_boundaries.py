@@ -283,7 +283,7 @@ class Outline:
         raise self._unknown(index, "it does not start with the generation prompt")
 
     def _plain(self, index: int, tools: bool = True) -> tuple[str, str] | None:
-        """Return the text before and after a plain answer that replaces a message and ends the conversation, or None."""
+        """Return the text before and after a plain answer that replaces a message, as the last message; or None."""
         plain = {"role": "assistant", "content": mark(index)}
         written = self._written([*self._marked[:index], plain], tools, False) or ""
         before, found, after = written.rpartition(mark(index))

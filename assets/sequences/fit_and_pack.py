@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.prompts.spans import flat_spans
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.documents import Documents, row_lengths
 from tokenloom.assets.sequences.packing import Layout, best_fit, concat, single
 from tokenloom.assets.sequences.smart_truncation import truncate_by_part

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.prompts.spans import span_lists
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans
+from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 _INPUT, _USER = ROLES.index("input"), ROLES.index("user")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
 from tokenloom.assets.prompts.stage import STAGE as PROMPTS
+from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths

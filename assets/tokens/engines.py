@@ -93,8 +93,8 @@ def _joined(parts: list[tuple[Ids, Ints]]) -> tuple[Ids, Ints]:
 class Gigatoken:
     """A tokenizer of the library gigatoken, for concurrent threads.
 
-    Each thread uses its own loaded tokenizer. A tokenizer caches every word that it has tokenized, so it is dropped when
-    the process has grown by CACHE_BYTES.
+    Each thread uses its own loaded tokenizer. A tokenizer caches every word that it has tokenized, so it is dropped
+    when the process has grown by CACHE_BYTES.
 
     Args:
         content: tokenizer.json.

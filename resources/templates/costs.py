@@ -1,4 +1,4 @@
-"""The work of Jinja filters, tests and methods beyond the size of their arguments: widths, repetitions, nested scans."""
+"""The work of Jinja filters, tests and methods beyond the size of their arguments: widths, repetitions, rescans."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.errors import SandboxError, SpansError, TemplateError
-from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.sandbox import Sandbox
+from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.work_meter import MeteredContext
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
@@ -58,8 +58,8 @@ _RIGHT_PADS: dict[str, Side] = {
     "\u2003": ("\n", False),
     "": (None, False),
 }
-"""The white space that is left on each side of a value, mapped to what was stripped and whether it was JSON-escaped.
-The two sides have different numbers of newlines, so that no two ways to strip leave the same text between two values."""
+"""Maps the white space that is left on each side of a value to what was stripped, and whether it was JSON-escaped. The
+two sides have different numbers of newlines, so that no two ways to strip leave the same text between two values."""
 
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""

@@ -2,7 +2,7 @@
 
 Chat templates are downloaded with tokenizers, so they are untrusted. A template can reach its data, the methods and
 filters that read data, and its own macros; everything else raises `SecurityError`. Its work is counted step by step:
-`instrument` inserts the counting into the parsed template, and `work_meter` stops a template that exceeds its allowance.
+`instrument` inserts the counting into the parsed template, and `work_meter` stops a template that exceeds its limit.
 """
 
 from __future__ import annotations

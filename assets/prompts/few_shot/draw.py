@@ -74,10 +74,8 @@ def draw_for(
         raise ConfigError([Fault(f"{SETTING}.count", message)])
     prompts = len(np.unique(offered))
     origin, remedy = ("the row's chunk", "name a file in") if settings.source is None else ("the file", "add some to")
-    message = (
-        f"the row needs {settings.count} examples with other prompts, but {origin} has too few ({prompts} prompts "
-    )
-    message += f"in total); lower {SETTING}.count, or {remedy} {SETTING}.source"
+    message = f"the row needs {settings.count} examples with other prompts, but {origin} has only {prompts} prompts; "
+    message += f"lower {SETTING}.count, or {remedy} {SETTING}.source"
     rejects = reject_rows(rows.filter(lack), "prompts", "too_few_examples", "", message, shown.filter(lack))
     return Drawn(table.filter(keep).combine_chunks(), picks, rejects)
 

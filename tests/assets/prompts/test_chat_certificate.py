@@ -11,8 +11,8 @@ import pytest
 from support.paths import CHAT_TEMPLATES
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dagster.dataset_assets import StoreResource, check_template
-from tokenloom.assets.prompts.chat_certificate import certificate
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.chat_certificate import certificate
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
 

@@ -22,8 +22,8 @@ from tokenloom.assets.prompts.verify import SAMPLED
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.static_analysis import Kind
 from tokenloom.resources.templates.jinja import WHITE_SPACE, JinjaTemplate
+from tokenloom.resources.templates.static_analysis import Kind
 
 Row = dict[str, Any]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", "unk_token": "<unk>"}
