@@ -1,4 +1,4 @@
-"""Certificates: what is found of a chat template is what it was written to do."""
+"""Certificates: the findings about a chat template are what the template was written to do."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def found_of(template: str, **prompt: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_template_is_found_to_do_what_it_does(name: str) -> None:
+def test_the_findings_about_a_template_are_right(name: str) -> None:
     template, expected = CASES[name]
     found = found_of(template)
     assert {key: found[key] for key in expected} == expected
 
 
-def test_a_frozen_date_is_told() -> None:
+def test_a_frozen_date_is_reported() -> None:
     assert found_of(CASES["dated"][0], date_string="2024")["date"] == "read, frozen as 2024"
 
 
@@ -132,7 +132,7 @@ def test_a_frozen_date_is_told() -> None:
         ("{% for m in messages %}{{ m.content }}{% endfor %}", False, "not trained"),
     ],
 )
-def test_the_check_in_dagster_tells_whether_answers_end(
+def test_the_dagster_check_reports_whether_stops_are_trained(
     tmp_path: Path, tokenizer_folder: Path, template: str, passed: bool, told: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
