@@ -163,9 +163,9 @@ class Outline:
         start, tools = self._start(index, named)
         own = self._marks_of(index)
         at_end = self.prefix(index + 1, False, tools) or ""
-        last = [found for found in _MARK.finditer(at_end) if found[0] in own]
-        here = [found for found in _MARK.finditer(named) if found[0] in own][: len(last)]
-        if not last or [found[0] for found in last] != [found[0] for found in here]:
+        last = [match for match in _MARK.finditer(at_end) if match[0] in own]
+        here = [match for match in _MARK.finditer(named) if match[0] in own][: len(last)]
+        if not last or [match[0] for match in last] != [match[0] for match in here]:
             raise self._unknown(index, "the template writes it differently at the end of a conversation")
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
@@ -173,7 +173,7 @@ class Outline:
             if not named.startswith(rest, end):
                 raise self._unknown(index, "the template ends it differently at the end of a conversation")
             stop, end = end + len(rest) - len(self.stop_of(rest)), end + len(rest)
-        if set(_MARK.findall(named[start:end])) - {found[1] for found in last}:
+        if set(_MARK.findall(named[start:end])) - {match[1] for match in last}:
             raise self._unknown(index, "the template writes other messages into it")
         positions = [len(self._restored(named[:at])) for at in (start, stop, end)]
         return Region(index, *positions, stop_follows=self.closing == "")
@@ -307,10 +307,10 @@ class Outline:
         """Return a part of the named outline with the real names of called functions."""
         count = len(self.owners)
 
-        def restore(found: re.Match[str]) -> str:
-            if int(found[1]) < count:
-                return found[0]
-            index, number = self.names[int(found[1]) - count]
+        def restore(match: re.Match[str]) -> str:
+            if int(match[1]) < count:
+                return match[0]
+            index, number = self.names[int(match[1]) - count]
             return self.messages[index]["tool_calls"][number]["function"]["name"]
 
         return _MARK.sub(restore, named)

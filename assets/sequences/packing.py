@@ -80,8 +80,9 @@ def best_fit(lengths: Ints, max_length: int) -> Layout:
 def _assign(counts: Ints, max_length: int) -> Ints:
     """Return the sequence of each document, longest document first.
 
-    Documents of one length are assigned together, as many as fit into each sequence. Sequences with the same contents
-    are handled together as a run. So the number of steps depends on the number of different lengths, not of documents.
+    Documents of one length are assigned together, as many as fit into each sequence. Consecutive sequences with the
+    same free room are a run and are filled together. So the number of steps depends on the number of different lengths,
+    not on the number of documents.
 
     Args:
         counts: int64 [max_length + 1], the number of documents of each length.

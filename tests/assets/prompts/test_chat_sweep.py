@@ -1,7 +1,7 @@
-"""The proof of the masks: chat templates × conversations × tokenizers, raw rows to trained tokens, held to an oracle.
+"""The loss mask from raw rows to trained tokens: chat templates × conversations × tokenizers, against an oracle.
 
-`chat_writers` says by hand what each template writes and what of it is trained; `token_bytes` which bytes each token
-spells. A token is trained where one of its bytes is. Other conversations are refused, and the tables here say which.
+`chat_writers` writes each template's text and its trained parts by hand; `token_bytes` finds the bytes of each token. A
+token is trained if one of its bytes is. All other conversations are rejected; the tables here list them.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def parts_of(template: str, name: str, talk: list[Message], model: Model) -> lis
 
 
 def fault(model: Model, parts: list[Part], ids: list[int], trained: list[int], keep: bool = False) -> str:
-    """What is wrong with the tokens of a text: each byte is spelled once and in order, the control tokens are where
-    they belong, and a token is trained where one of its bytes is."""
+    """Return what is wrong with the tokens of a text, or "": each byte is spelled once and in order, control tokens are
+    in their places, and a token is trained if one of its bytes is."""
     text = written(parts, model.control, keep)
     found = model.vocabulary.places(ids, text)
     if found is None:

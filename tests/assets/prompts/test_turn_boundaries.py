@@ -1,7 +1,7 @@
-"""Turns under templates without generation marks: what is trained is what follows the generation prompt, to the stop.
+"""Turns in templates without generation marks: everything from the generation prompt to the stop is trained.
 
-Expected texts come from `transformers`, as differences of renderings, or are written by hand beside their templates
-(tests/chat_templates).
+Expected texts are differences of what `transformers` renders, or are written by hand next to their templates
+(support/chat_templates).
 """
 
 from __future__ import annotations

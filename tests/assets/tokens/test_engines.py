@@ -126,9 +126,7 @@ def digits_apart() -> dict[str, Any]:
     return {**parsed, "added_tokens": []}
 
 
-def test_characters_that_the_engines_split_differently(
-    digits_apart: dict[str, Any], tmp_path: Path
-) -> None:
+def test_characters_that_the_engines_split_differently(digits_apart: dict[str, Any], tmp_path: Path) -> None:
     found = EngineCertificate(digits_apart, "", certificates(tmp_path))
     digits = found.disputed(np.frombuffer(b"0123456789", np.uint8))
     assert digits.all() and not found.refused
