@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.sequences.stage import in_turn, sequencer
 from tokenloom.assets.stage.definition import ChunkOutput

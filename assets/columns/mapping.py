@@ -15,7 +15,7 @@ from tokenloom.assets.schema.sketch import top_level
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path
-from tokenloom.resources.templates.custom import field_names
+from tokenloom.resources.templates.columns_used import columns_used
 
 Form = str
 """`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
@@ -102,7 +102,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
     all_paths, columns = columns, top_level(columns)
     names = [column["column"] for column in columns]
-    lines = field_names(config) if prompt.template else {}
+    lines = columns_used(config) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, Source] = {}

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenloom.assets.building.build import Build, StageReport, reject_reasons
 from tokenloom.assets.dagster.tables import arrow_table, text_table
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
-from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill, histogram_png
+from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import ROW
 

@@ -1,4 +1,4 @@
-"""Conversations as Arrow lists of messages: put together, and grouped by all that is not content."""
+"""Conversations as Arrow lists of messages: built from a chunk's columns, and grouped by all but their contents."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
 
 Message = dict[str, Any]
-"""A message as templates read it."""
+"""A message as templates get it."""
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A message but for its content and reasoning. `tool_calls` is as templates read it; `weight` is None where the
-    data has none; `reasons` says whether there is reasoning, even if it is empty."""
+    """A message without its content and reasoning.
+
+    Args:
+        tool_calls: the calls as templates get them.
+        weight: the row's own training weight for the message, or None.
+        reasons: whether the message has reasoning, even if it is empty.
+    """
 
     role: str
     name: str | None
@@ -33,7 +38,7 @@ class Turn:
     reasons: bool = False
 
     def message(self, content: str, reasoning: str | None) -> Message:
-        """The message that a template is given."""
+        """Return the message that a template gets."""
         message: Message = {"role": self.role, "content": content}
         if reasoning is not None:
             message |= dict.fromkeys(REASONING_FIELDS, reasoning)
@@ -46,14 +51,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversations:
-    """Conversations that differ in contents and reasoning alone.
+    """Conversations that differ only in contents and reasoning.
 
     Args:
-        rows: int64, their places in the chunk.
+        rows: int64 [rows], their indices in the chunk.
         turns: their messages.
-        values: string arrays [rows]: each message's content, then the reasoning of those that have one.
-        empty: for each value, whether it is empty, in all rows.
-        tools: JSON text of the tools described to the model; empty: none.
+        values: string arrays [rows]: the content of each message, then the reasoning of messages that have it.
+        empty: for each value, whether it is empty (in all rows).
+        tools: the tools described to the model, as JSON text; "" for none.
     """
 
     rows: Ints
@@ -64,48 +69,49 @@ class Conversations:
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """The message that each value is of."""
+        """The index of each value's message."""
         return (*range(len(self.turns)), *(index for index, turn in enumerate(self.turns) if turn.reasons))
 
     def messages(self, values: Sequence[str]) -> list[Message]:
-        """The messages with these values, as templates read them."""
+        """Return the messages with these values, as templates get them."""
         count = len(self.turns)
         reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
         return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
 
     @cached_property
     def parsed_tools(self) -> Any:
-        """The tools as templates read them, None for none.
+        """The tools as templates get them, or None.
 
         Raises:
-            ValueError: they are not JSON.
+            ValueError: they are not valid JSON.
         """
         return json.loads(self.tools) if self.tools else None
 
 
 def conversations(table: pa.Table, system: str | None) -> pa.Array:
-    """The conversations of a chunk of messages, of prompts and completions, or of prompts and completions in messages.
+    """Return the conversations of a chunk.
 
     Args:
-        system: a system message for conversations that begin with none.
+        table: rows of messages, of prompts and completions as text, or of prompts and completions as messages.
+        system: a system message for conversations that do not start with one, or None.
 
     Returns:
-        `MESSAGES` [rows]. Messages of a prompt have weight 0 where completions are messages.
+        `MESSAGES` [rows]. If completions are messages, the messages of a prompt have weight 0.
     """
     if "messages" in table.column_names:
         return _with_system(one_array(table["messages"]), system, None)
     if pa.types.is_string(table.schema.field("completion").type):
-        return _with_system(_spoken(table), system, None)
-    joined = _continued(one_array(table["prompt"]), one_array(table["completion"]))
+        return _with_system(_from_text(table), system, None)
+    joined = _joined(one_array(table["prompt"]), one_array(table["completion"]))
     return _with_system(joined, system, 0.0)
 
 
-def alike(messages: pa.Array, tools: pa.Array | None) -> Iterator[Conversations]:
-    """Group conversations by all but contents and reasoning, and by which of those are empty, in order of occurrence.
+def group_by_shape(messages: pa.Array, tools: pa.Array | None) -> Iterator[Conversations]:
+    """Group conversations that differ only in contents and reasoning, with the same ones empty; in order of occurrence.
 
     Args:
         messages: `MESSAGES` [rows].
-        tools: string [rows], JSON text.
+        tools: string [rows], JSON text, or None.
     """
     offsets, flat = list_parts(messages)
     role, content, name, calls, weight, reasoning = flat.flatten()
@@ -120,7 +126,7 @@ def alike(messages: pa.Array, tools: pa.Array | None) -> Iterator[Conversations]
             Turn(
                 role[at].as_py(),
                 name[at].as_py(),
-                _as_read(calls[at].as_py()),
+                _template_calls(calls[at].as_py()),
                 weight[at].as_py(),
                 reasoning[at].is_valid,
             )
@@ -136,7 +142,7 @@ def alike(messages: pa.Array, tools: pa.Array | None) -> Iterator[Conversations]
 def _keys(
     role: pa.Array, content: pa.Array, name: pa.Array, calls: pa.Array, weight: pa.Array, reasoning: pa.Array
 ) -> pa.Array:
-    """For each message a string that says all but its values; a sequence of them can be read in one way only."""
+    """Return a string for each message that encodes everything but its values; joined strings remain unambiguous."""
     letters = pa.array(list(_LETTERS.values())).take(pc.index_in(role, pa.array(list(_LETTERS))))
     letters = pc.if_else(pc.equal(content, ""), pc.utf8_upper(letters), letters)
     if reasoning.null_count < len(reasoning):
@@ -145,14 +151,14 @@ def _keys(
     extra = pc.or_(name.is_valid(), pc.greater(pc.list_value_length(calls), 0).fill_null(False))
     if weight.null_count == len(weight) and not pc.any(extra).as_py():
         return letters
-    told = zip(name.filter(extra).to_pylist(), calls.filter(extra).to_pylist(), strict=True)
-    texts = pa.array([json.dumps(found) for found in told], pa.string())
+    pairs = zip(name.filter(extra).to_pylist(), calls.filter(extra).to_pylist(), strict=True)
+    texts = pa.array([json.dumps(pair) for pair in pairs], pa.string())
     extras = pc.replace_with_mask(pa.repeat(pa.scalar("", pa.string()), len(letters)), extra, texts)
     return pc.binary_join_element_wise(letters, weight.cast(pa.string()).fill_null(""), extras, "")
 
 
-def _as_read(calls: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
-    """Tool calls as templates read them; arguments are an object where they are JSON of one."""
+def _template_calls(calls: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+    """Return tool calls as templates get them; arguments are parsed if they are a JSON object."""
     return tuple(
         {
             "type": "function",
@@ -165,55 +171,55 @@ def _as_read(calls: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
 
 def _object(text: str | None) -> Any:
     try:
-        found = json.loads(text or "")
+        parsed = json.loads(text or "")
     except ValueError:
         return text
-    return found if isinstance(found, dict) else text
+    return parsed if isinstance(parsed, dict) else text
 
 
 def _struct(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    """Messages of some fields, the others null."""
-    found = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in MESSAGE]
-    return pa.StructArray.from_arrays(found, fields=list(MESSAGE))
+    """Return messages with these fields, all others null."""
+    fields = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in MESSAGE]
+    return pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
 
 
-def _spoken(table: pa.Table) -> pa.Array:
-    """Prompt and completion as a conversation, with the system message where there is one."""
+def _from_text(table: pa.Table) -> pa.Array:
+    """Return prompts and completions as conversations, with the row's system message if it has one."""
     system, prompt, completion = (one_array(table[name]) for name in ("system", "prompt", "completion"))
-    spoken = np.asarray(pc.not_equal(system, "").to_numpy(zero_copy_only=False), bool)
+    has_system = np.asarray(pc.not_equal(system, "").to_numpy(zero_copy_only=False), bool)
     content = pa.concat_arrays([system, prompt, completion])
     count = table.num_rows
     order = (np.arange(count)[:, None] + np.array([0, count, 2 * count])).ravel()
-    present = np.column_stack([spoken, np.ones((count, 2), bool)]).ravel()
+    present = np.column_stack([has_system, np.ones((count, 2), bool)]).ravel()
     role = pa.array(np.tile(["system", "user", "assistant"], count)[present], pa.string())
     struct = _struct({"role": role, "content": content.take(pa.array(order[present]))}, len(role))
-    return list_array(offsets_of(spoken + 2), struct).cast(MESSAGES)
+    return list_array(offsets_of(has_system + 2), struct).cast(MESSAGES)
 
 
-def _continued(prompt: pa.Array, completion: pa.Array) -> pa.Array:
-    """Each prompt's messages, with weight 0, and behind them the completion's."""
-    (before, asked), (after, said) = list_parts(prompt), list_parts(completion)
-    columns = dict(zip(MESSAGE.names, asked.flatten(), strict=True))
-    columns["weight"] = pa.repeat(pa.scalar(0.0, pa.float32()), len(asked))
-    flat = pa.concat_arrays([_struct(columns, len(asked)), said])
-    starts = np.column_stack([before[:-1], after[:-1] + len(asked)]).ravel()
-    lengths = np.column_stack([np.diff(before), np.diff(after)])
+def _joined(prompt: pa.Array, completion: pa.Array) -> pa.Array:
+    """Return each prompt's messages, with weight 0, followed by the completion's."""
+    (prompt_offsets, prompts), (completion_offsets, completions) = list_parts(prompt), list_parts(completion)
+    columns = dict(zip(MESSAGE.names, prompts.flatten(), strict=True))
+    columns["weight"] = pa.repeat(pa.scalar(0.0, pa.float32()), len(prompts))
+    flat = pa.concat_arrays([_struct(columns, len(prompts)), completions])
+    starts = np.column_stack([prompt_offsets[:-1], completion_offsets[:-1] + len(prompts)]).ravel()
+    lengths = np.column_stack([np.diff(prompt_offsets), np.diff(completion_offsets)])
     taken = flat.take(pa.array(ranges(starts, lengths.ravel())))
     return list_array(offsets_of(lengths.sum(axis=1)), taken).cast(MESSAGES)
 
 
 def _with_system(messages: pa.Array, system: str | None, weight: float | None) -> pa.Array:
-    """The conversations, each that begins with no system message behind the YAML's."""
+    """Return the conversations, with the YAML's system message before those that do not start with one."""
     if system is None:
         return messages
     offsets, flat = list_parts(messages)
     lengths = np.diff(offsets)
     first = flat.flatten()[0].take(pa.array(offsets[:-1]))
     lacking = np.asarray(pc.not_equal(first, "system").to_numpy(zero_copy_only=False), bool)
-    grown = offsets_of(lengths + lacking)
-    source = np.full(grown[-1], len(flat), np.int64)
-    inherited = np.ones(grown[-1], bool)
-    inherited[grown[:-1][lacking]] = False
-    source[inherited] = np.arange(len(flat))
-    said = pa.array([{"role": "system", "content": system, "weight": weight}], MESSAGE)
-    return list_array(grown, pa.concat_arrays([flat, said]).take(pa.array(source))).cast(MESSAGES)
+    new_offsets = offsets_of(lengths + lacking)
+    source = np.full(new_offsets[-1], len(flat), np.int64)
+    own = np.ones(new_offsets[-1], bool)
+    own[new_offsets[:-1][lacking]] = False
+    source[own] = np.arange(len(flat))
+    added = pa.array([{"role": "system", "content": system, "weight": weight}], MESSAGE)
+    return list_array(new_offsets, pa.concat_arrays([flat, added]).take(pa.array(source))).cast(MESSAGES)

@@ -1,4 +1,4 @@
-"""Layouts: the pieces that a text is made of, in order, with BOS, EOS and control tokens in their places."""
+"""Layouts: the pieces of a text in order, with BOS, EOS and control tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tokenloom.resources.templates.custom import parse_custom
 def custom_layout(
     config: PipelineConfig, fields: list[str], control: tuple[str, ...], bos: str | None, eos: str | None
 ) -> list[Piece]:
-    """The layout of a custom template: BOS, the parts, and EOS right after the answer.
+    """Return the layout of a custom template: BOS, the template's parts, and EOS right after the answer.
 
     Args:
-        fields: names of the columns, in the order in which `assemble` is given them.
-        control: the tokenizer's control tokens, which count as such in the template's own text.
+        fields: names of the columns, in the order in which `assemble` gets them.
+        control: the tokenizer's control tokens; in the template's own text they become control tokens.
         bos, eos: tokens to add, or None.
     """
     prompt = config.prompt_template
@@ -38,12 +38,12 @@ def custom_layout(
 
 
 def column_numbers(fields: Iterable[str]) -> dict[str, int]:
-    """The number of each column of a template, as spans give it: its place among their names, sorted."""
+    """Return the number of each column of a template in `SPAN`'s `message`: its index among the sorted names."""
     return {name: number for number, name in enumerate(sorted(fields))}
 
 
 def with_bos(pieces: list[Piece], bos: str | None) -> list[Piece]:
-    """The pieces behind exactly one BOS: the template's own where it begins with one, but for white space."""
+    """Add BOS before the pieces, unless the template's own text starts with it (white space aside)."""
     solid = (piece for piece in pieces if piece.control or piece.text is None or piece.text.strip())
     first = next(solid, None)
     if bos is None or (first is not None and first.control and first.text == bos):
@@ -52,7 +52,7 @@ def with_bos(pieces: list[Piece], bos: str | None) -> list[Piece]:
 
 
 def split_control(text: str, control: tuple[str, ...], **attributes: float | int | str) -> list[Piece]:
-    """A literal of a template as pieces, its control tokens apart."""
+    """Split a template's literal into pieces, each control token in its own piece."""
     if not control or not text:
         return [Piece(text, **attributes)] * bool(text)  # pyright: ignore[reportArgumentType]
     longest_first = "|".join(re.escape(token) for token in sorted(control, key=lambda token: (-len(token), token)))
@@ -65,7 +65,7 @@ def split_control(text: str, control: tuple[str, ...], **attributes: float | int
 
 
 def roles_trained(prompt: PromptTemplateConfig) -> frozenset[str]:
-    """Roles whose messages are trained, for `train_on` other than `last`."""
+    """Return the roles whose messages are trained; with `train_on: last`, of these only the last message is."""
     if prompt.train_on == "all":
         return frozenset({"system", "user", "assistant", "tool"})
     if isinstance(prompt.train_on, tuple):

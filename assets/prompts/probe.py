@@ -1,4 +1,4 @@
-"""What prompts leaves to libraries, on fixed rows: joining texts, and Jinja, compiled to kernels and row by row."""
+"""The probe of `prompts`: fixed rows, rendered by Arrow's kernels and by Jinja, to detect changes in libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.forms import FORMS
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig

@@ -1,4 +1,4 @@
-"""Cuts texts at their control tokens: what lies between is tokenized, the control tokens are ids already."""
+"""Cuts texts at their control tokens: the content between them is tokenized, each control token is one id."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tokenloom.resources.tables.ragged import row_of, text_array, text_parts
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of a chunk, flat: maximal runs of content, and single control tokens, in text order.
+    """The segments of a chunk, flat and in text order: maximal runs of content, and single control tokens.
 
     Args:
-        start, end: int64 byte positions in the chunk's text data.
-        row: int64, the row that each belongs to.
-        control: bool.
-        text: string array, one for each segment.
-        first: int64, each one's first span.
-        spans: the chunk's spans, with start and end moved to the same byte positions.
+        start, end: int64 [segments], byte positions in the chunk's text data.
+        row: int64 [segments], index of the row.
+        control: bool [segments], whether the segment is a control token.
+        text: string [segments].
+        first: int64 [segments], index of the segment's first span.
+        spans: the chunk's spans, with start and end as byte positions in the chunk's text data.
     """
 
     start: np.ndarray
@@ -36,7 +36,7 @@ class Segments:
 
 
 def segments(table: pa.Table) -> Segments:
-    """Take the texts of a chunk of prompts apart."""
+    """Cut the texts of a chunk of prompts into segments."""
     bounds, data = text_parts(table["text"])
     spans = flat_spans(table["spans"])
     row = row_of(spans.counts)
@@ -52,28 +52,28 @@ def segments(table: pa.Table) -> Segments:
 
 
 def content_segments(table: pa.Table) -> pa.Array:
-    """The content segments of a chunk of prompts, as strings."""
-    found = segments(table)
-    return found.text.filter(pa.array(~found.control))
+    """Return the content segments of a chunk of prompts, as strings."""
+    cut = segments(table)
+    return cut.text.filter(pa.array(~cut.control))
 
 
-def swallow(found: Segments, strips: Callable[[str], tuple[bool, bool]]) -> Segments:
-    """The segments without the white space that the control tokens beside them swallow.
+def strip_at_control(cut: Segments, strips: Callable[[str], tuple[bool, bool]]) -> Segments:
+    """Strip the white space that control tokens swallow (`lstrip` and `rstrip` of added tokens) from their neighbors.
 
     Args:
         strips: for a control token, whether it swallows white space on its left, and on its right.
     """
-    named = found.text.filter(pa.array(found.control)).dictionary_encode()
-    known = np.array([strips(token) for token in named.dictionary.to_pylist()], bool).reshape(-1, 2)
-    if not known.any():
-        return found
-    flags = np.zeros((len(found.row), 2), bool)
-    flags[found.control] = known[named.indices.to_numpy()]
-    beside = found.row[1:] == found.row[:-1]
-    left, right = np.zeros(len(found.row), bool), np.zeros(len(found.row), bool)
-    left[1:] = flags[:-1, 1] & beside & ~found.control[1:]
-    right[:-1] = flags[1:, 0] & beside & ~found.control[:-1]
-    after = pc.if_else(pa.array(left), pc.utf8_ltrim_whitespace(found.text), found.text)
+    tokens = cut.text.filter(pa.array(cut.control)).dictionary_encode()
+    sides = np.array([strips(token) for token in tokens.dictionary.to_pylist()], bool).reshape(-1, 2)
+    if not sides.any():
+        return cut
+    flags = np.zeros((len(cut.row), 2), bool)
+    flags[cut.control] = sides[tokens.indices.to_numpy()]
+    same_row = cut.row[1:] == cut.row[:-1]
+    left, right = np.zeros(len(cut.row), bool), np.zeros(len(cut.row), bool)
+    left[1:] = flags[:-1, 1] & same_row & ~cut.control[1:]
+    right[:-1] = flags[1:, 0] & same_row & ~cut.control[:-1]
+    after = pc.if_else(pa.array(left), pc.utf8_ltrim_whitespace(cut.text), cut.text)
     text = pc.if_else(pa.array(right), pc.utf8_rtrim_whitespace(after), after)
-    start = found.end - np.diff(text_parts(after)[0])
-    return replace(found, start=start, end=start + np.diff(text_parts(text)[0]), text=text)
+    start = cut.end - np.diff(text_parts(after)[0])
+    return replace(cut, start=start, end=start + np.diff(text_parts(text)[0]), text=text)

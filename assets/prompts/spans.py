@@ -1,6 +1,7 @@
-"""Spans: whose part of a text each byte is, and how much it is trained.
+"""Spans: the role and the training weight of each byte of a text.
 
-The spans of a row partition its text: they are in order, touch, and cover it. Weight 0 means: not trained.
+The spans of a row partition its text: they are in order, have no gaps, and cover it. Weight 0 means not trained.
+`assemble` makes texts and spans together from a layout, so that spans never have to be searched for in a text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 
 ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer")
-"""What the numbers in a span's `role` mean."""
+"""The roles; a span's `role` is an index into this tuple."""
 
 SPAN = pa.struct(
     [
@@ -28,16 +29,28 @@ SPAN = pa.struct(
         ("control", pa.bool_()),
     ]
 )
-"""start and end in bytes of the text (in tokens, after tokenization); `message` counts a conversation's messages, or
-the columns that a template names, in sorted order; -1 outside of them. The first of neighbouring spans of one message
-is its content, others its stop. `control` marks a control token, whose text is its name."""
+"""One span.
+
+- `start`, `end`: bytes of the text; tokens, after tokenization.
+- `role`: index into `ROLES`.
+- `message`: index of the conversation's message, or of the template's column in sorted order; -1 for template text.
+  Of adjacent spans with one message, the first is its content, the others are its stop.
+- `weight`: training weight; 0 means not trained.
+- `control`: whether the span is a control token; its text is the token's name.
+"""
 
 SPANS = pa.list_(SPAN)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of every text of one layout: a literal, or (where `text` is None) the row's value of a column."""
+    """One part of a layout, which all texts of the layout share.
+
+    Args:
+        text: a literal, or None for the row's value of a column.
+        column: index of the column, if `text` is None.
+        role, message, weight, control: as in `SPAN`, with the role by name.
+    """
 
     text: str | None
     column: int = -1
@@ -48,17 +61,20 @@ class Piece:
 
 
 def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array]) -> pa.Table:
-    """Texts and spans of rows that share one layout.
+    """Make the texts and spans of rows that share one layout.
 
     Args:
-        rows: int32 row positions.
+        rows: int32 [rows], row positions.
         pieces: the layout.
-        columns: string arrays that the pieces refer to.
+        columns: string arrays [rows] that the pieces refer to.
+
+    Returns:
+        a table of row position, `text` and `spans`.
     """
     count = len(rows)
     parts = [columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) for piece in pieces]
-    nothing = pa.repeat(pa.scalar("", pa.string()), count)  # so that literals alone also give a text for each row
-    text = pc.binary_join_element_wise(nothing, *parts, "")
+    per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
+    text = pc.binary_join_element_wise(per_row, *parts, "")
     lengths = np.empty((count, len(pieces)), np.int64)
     for index, piece in enumerate(pieces):
         if piece.text is None:
@@ -89,7 +105,7 @@ def span_lists(
     weight: np.ndarray,
     control: np.ndarray,
 ) -> pa.Array:
-    """A list array of spans from flat columns; `counts` int [rows] says how many each row has."""
+    """Return a list array of spans from flat columns; `counts` is int [rows], the number of spans of each row."""
     fields = [start, end, role, message, weight, control]
     arrays = [pa.array(values, SPAN.field(index).type) for index, values in enumerate(fields)]
     return list_array(offsets_of(counts), pa.StructArray.from_arrays(arrays, fields=list(SPAN))).cast(SPANS)
@@ -97,7 +113,7 @@ def span_lists(
 
 @dataclass(frozen=True)
 class FlatSpans:
-    """The spans of a chunk as flat columns, with `offsets` int64 [rows + 1]."""
+    """The spans of a chunk as flat columns; `offsets` is int64 [rows + 1], the first span of each row."""
 
     offsets: np.ndarray
     start: np.ndarray
@@ -113,7 +129,7 @@ class FlatSpans:
 
 
 def flat_spans(spans: pa.Array | pa.ChunkedArray) -> FlatSpans:
-    """Take a list array of spans apart."""
+    """Split a list array of spans into flat columns."""
     offsets, values = list_parts(spans)
     columns = [field.to_numpy(zero_copy_only=False) for field in values.flatten()]
     start, end = (column.astype(np.int64) for column in columns[:2])
@@ -121,12 +137,12 @@ def flat_spans(spans: pa.Array | pa.ChunkedArray) -> FlatSpans:
 
 
 def partition_text(table: pa.Table) -> bool:
-    """Whether every row's spans are in order, touch, and cover its text."""
+    """Return whether every row's spans partition its text."""
     return spans_cover(table["spans"], np.diff(text_parts(table["text"])[0]))
 
 
 def spans_cover(spans: pa.Array | pa.ChunkedArray, lengths: np.ndarray) -> bool:
-    """Whether each row's spans partition [0, length)."""
+    """Return whether each row's spans partition [0, length); `lengths` is int64 [rows]."""
     flat = flat_spans(spans)
     previous = np.zeros_like(flat.start)
     previous[1:] = flat.end[:-1]

@@ -1,4 +1,4 @@
-"""The YAML's tools: given to the chat template for every row that describes none itself."""
+"""The YAML's tools, which the chat template gets for every row without tools of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTING = "prompt_template.tools"
 
 @dataclass(frozen=True)
 class WithTools:
-    """Renders conversations, those that describe no tools with the YAML's; `tools` is JSON text."""
+    """Renders conversations; rows without tools get the YAML's. `tools` is JSON text."""
 
     render: Callable[[pa.Table], ChunkOutput]
     tools: str
@@ -39,10 +39,10 @@ class WithTools:
 
 
 def declared_tools(config: PipelineConfig) -> str:
-    """The YAML's tools as JSON text, empty where it has none.
+    """Return the YAML's tools as JSON text, or "" for none.
 
     Raises:
-        ConfigError: no such file, or anything but a JSON list of objects with a name each.
+        ConfigError: the file does not exist, or the tools are not a JSON list of objects with a name each.
     """
     given = config.prompt_template.tools
     if given is None:
@@ -50,57 +50,61 @@ def declared_tools(config: PipelineConfig) -> str:
     if isinstance(given, str):
         inline = given.lstrip().startswith(("[", "{"))
         try:
-            found = json.loads(given if inline else _file(config, given))
+            tools = json.loads(given if inline else _read_file(config, given))
         except ValueError as error:
-            raise _fault(config, f"{'the text' if inline else given} is not JSON: {error}") from error
+            raise _fault(config, f"{'the text' if inline else given} is not valid JSON: {error}") from error
     else:
-        found = list(given)
-    if not isinstance(found, list) or not found:
-        raise _fault(config, f"expected a list of tool descriptions, found {_shown(found)}")
-    for number, tool in enumerate(found, 1):
+        tools = list(given)
+    if not isinstance(tools, list) or not tools:
+        raise _fault(config, f"expected a list of tool descriptions, found {_shown(tools)}")
+    for number, tool in enumerate(tools, 1):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
             example = '{"type": "function", "function": {"name": "lookup", "parameters": {}}}'
             raise _fault(config, f"tool {number} has no name: {_shown(tool)}; describe it like {example}")
     try:
-        return json.dumps(found, ensure_ascii=False)
+        return json.dumps(tools, ensure_ascii=False)
     except TypeError as error:
-        raise _fault(config, f"a tool holds what JSON has no form for: {error}; put it in quotes") from error
+        raise _fault(
+            config, f"a tool contains a value that JSON cannot represent: {error}; put it in quotes"
+        ) from error
 
 
 def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:
-    """
+    """Check that the chat template renders the tools.
+
     Raises:
-        ConfigError: the chat template leaves the tools out, or they hold a control token's text.
+        ConfigError: the chat template omits the tools, or they contain a control token's text.
     """
     for token in chat.control:
         if token in tools:
-            raise _fault(config, f"a tool holds the text of the control token {token}; write it otherwise")
+            raise _fault(config, f"a tool contains the text of the control token {token}; rephrase it")
     user, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
     for messages in ([user, answer], [{"role": "system", "content": "rule"}, user, answer], [user]):
         common = {**chat.tokens, "messages": messages, "documents": None, "add_generation_prompt": False}
         common |= {"date_string": chat.prompt.date_string} if chat.prompt.date_string else {}
         try:
-            without, told = (chat.template.render({**common, "tools": found}) for found in (None, json.loads(tools)))
+            parsed = json.loads(tools)
+            without_tools, with_tools = (chat.template.render({**common, "tools": given}) for given in (None, parsed))
         except TemplateError:
             continue
-        if without == told:
-            raise _fault(
-                config, "the chat template leaves tools out; set tokenizer.chat_template to one that reads `tools`"
-            )
+        if without_tools == with_tools:
+            message = "the chat template omits tools; set tokenizer.chat_template to one that reads `tools`"
+            raise _fault(config, message)
         return
 
 
 def refuse_tools(config: PipelineConfig) -> None:
-    """
+    """Check that a dataset without a chat template has no tools.
+
     Raises:
-        ConfigError: the YAML has tools, but rows go through no chat template.
+        ConfigError: the YAML has tools.
     """
     if config.prompt_template.tools is not None:
-        raise _fault(config, "tools are given to a chat template, and rows go through none; set format_type: chat")
+        raise _fault(config, "tools need a chat template, but these rows do not use one; set format_type: chat")
 
 
-def _file(config: PipelineConfig, name: str) -> str:
+def _read_file(config: PipelineConfig, name: str) -> str:
     path = local_path(config, name)
     if path is None or not path.is_file():
         raise _fault(config, f"no such file: {name}")
@@ -118,4 +122,4 @@ def _shown(value: Any) -> str:
 
 
 def _fault(config: PipelineConfig, message: str) -> ConfigError:
-    return config.fault(SETTING, f"{SETTING}: {message}")
+    return config.fault(SETTING, message)

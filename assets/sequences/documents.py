@@ -1,4 +1,4 @@
-"""Rows of tokens as flat arrays."""
+"""Documents: a chunk's rows of tokens as flat arrays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of
 
 
 def row_lengths(table: pa.Table) -> Ints:
-    """int64 [rows]: the tokens of each row of a chunk of tokens, of the longer side of a pair."""
+    """Return int64 [rows]: the number of tokens of each row of a chunk; for pairs, of the longer side."""
     lengths = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()]
     return np.max(lengths, axis=0)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """ids [tokens], weights float32 [tokens], lengths int64 [documents] and raw rows int32 [documents]."""
+    """Rows of tokens, flat.
+
+    Args:
+        ids: uint16 or uint32 [tokens].
+        weights: float32 [tokens], training weights; 0 means not trained.
+        lengths: int64 [documents].
+        rows: int32 [documents], the raw row of each document.
+    """
 
     ids: np.ndarray
     weights: np.ndarray
@@ -30,24 +37,24 @@ class Documents:
 
     @classmethod
     def of(cls, table: pa.Table) -> Documents:
-        """The rows of a chunk of tokens."""
+        """Return the rows of a chunk of tokens."""
         offsets, ids = list_parts(table["input_ids"])
         return cls(ids.to_numpy(), token_weights(table), np.diff(offsets), table[ROW].to_numpy())
 
     def are_trained(self) -> np.ndarray:
-        """bool [documents]: whether any of their tokens is trained."""
-        found, solid = np.zeros(len(self.lengths), bool), self.lengths > 0
-        if solid.any():
-            found[solid] = np.maximum.reduceat(self.weights, offsets_of(self.lengths)[:-1][solid]) > 0
-        return found
+        """Return bool [documents]: whether the document has a trained token."""
+        trained, nonempty = np.zeros(len(self.lengths), bool), self.lengths > 0
+        if nonempty.any():
+            trained[nonempty] = np.maximum.reduceat(self.weights, offsets_of(self.lengths)[:-1][nonempty]) > 0
+        return trained
 
     def select(self, documents: np.ndarray) -> Documents:
-        """The documents where the flags bool [documents] hold."""
+        """Return the documents for which the flags, bool [documents], are true."""
         if documents.all():
             return self
         kept = np.repeat(documents, self.lengths)
         return Documents(self.ids[kept], self.weights[kept], self.lengths[documents], self.rows[documents])
 
     def take(self, index: Ints, lengths: Ints, rows: np.ndarray) -> Documents:
-        """Documents made of some tokens, int64 [tokens], of these lengths and rows."""
+        """Return new documents of the tokens at `index`, int64 [tokens], with these lengths and raw rows."""
         return Documents(self.ids[index], self.weights[index], lengths, rows)

@@ -1,8 +1,7 @@
-"""Drops whole turns, the oldest first, from conversations that are too long.
+"""Drops the oldest turns of conversations that are longer than `max_length`.
 
-A shorter conversation is rendered and tokenized anew: what a template writes around a message may depend on its place,
-and tokens may cross from one message into the next, so that no cut through the tokens of the whole is right for every
-template and tokenizer.
+A shortened conversation is rendered and tokenized again. Cutting its tokens would not be correct: what a template
+writes around a message can depend on the message's position, and a token can span two messages.
 """
 
 from __future__ import annotations
@@ -29,90 +28,93 @@ from tokenloom.resources.tables.ragged import (
 )
 
 Encode = Callable[[pa.Table], ChunkOutput]
-"""From rows in canonical form to their tokens."""
+"""Renders and tokenizes rows in canonical form."""
 
 
 def drop_turns(columns: pa.Table, tokens: pa.Table, encode: Encode, max_length: int) -> ChunkOutput:
-    """The tokens of a chunk, each conversation longer than `max_length` without as few of its oldest turns as will do.
+    """Drop the fewest oldest turns that make each conversation fit; a binary search finds how many.
 
-    A turn is a user message and what follows it up to the next one that is answered. System messages at the begin
-    stay, and so does the last turn; of preference and kto data turns of the prompt alone are dropped, so that both
-    sides keep the same one. Rows that are still too long are rejected as `too_long`.
+    A turn is a user message and everything up to the next user message that has an answer. Leading system messages and
+    the last turn are kept. In preference and kto data only turns of the prompt are dropped, so that both sides keep the
+    same prompt. Rows that still do not fit are rejected as `too_long`.
 
     Args:
-        columns: the rows in canonical form; may hold more rows than `tokens`.
-        tokens: what `encode` made of them.
+        columns: the rows in canonical form; can contain more rows than `tokens`.
+        tokens: the rows, rendered and tokenized.
+        encode: renders and tokenizes rows in canonical form.
+        max_length: in tokens.
     """
     over = row_lengths(tokens) > max_length
     if not over.any():
         return ChunkOutput(tokens, tokens.num_rows, counters={"turns_dropped": 0, "tokens_cut": 0})
     long = tokens.filter(pa.array(over))
-    talks = columns.take(pa.array(np.searchsorted(_rows(columns), _rows(long)))).combine_chunks()
-    turns = _Turns(talks)
-    dropped = np.minimum(turns.limit, 1)
+    conversations = columns.take(pa.array(np.searchsorted(_rows(columns), _rows(long)))).combine_chunks()
+    turns = _Turns(conversations)
+    dropped = np.minimum(turns.limit, 1)  # lower and upper bound of the search, per row
     most, engine = turns.limit.copy(), ""
     while (open_rows := np.flatnonzero(dropped < most)).size:
         middle = (dropped + most)[open_rows] // 2
         tried = encode(turns.without(open_rows, middle))
         engine = max(engine, tried.engine)
-        short = np.isin(_rows(talks)[open_rows], _rows(tried.table)[row_lengths(tried.table) <= max_length])
+        short = np.isin(_rows(conversations)[open_rows], _rows(tried.table)[row_lengths(tried.table) <= max_length])
         most[open_rows[short]] = middle[short]
         dropped[open_rows[~short]] = middle[~short] + 1
-    able = np.flatnonzero(turns.limit > 0)
-    made = encode(turns.without(able, dropped[able])) if len(able) else ChunkOutput(long.slice(0, 0), 0)
-    fits = row_lengths(made.table) <= max_length
-    shorter = made.table.filter(pa.array(fits))
-    gone = np.setdiff1d(_rows(long), np.concatenate([_rows(shorter), made.rejects[ROW].to_numpy()]))
-    message = f"longer than max_length {max_length} without all but the last turn"
-    sizes = [f"{size} tokens" for size in row_lengths(long)[np.isin(_rows(long), gone)]]
-    too_long = reject_rows(gone, "sequences", "too_long", "input_ids", message, sizes)
+    several = np.flatnonzero(turns.limit > 0)
+    encoded = encode(turns.without(several, dropped[several])) if len(several) else ChunkOutput(long.slice(0, 0), 0)
+    fits = row_lengths(encoded.table) <= max_length
+    shorter = encoded.table.filter(pa.array(fits))
+    rejected = np.setdiff1d(_rows(long), np.concatenate([_rows(shorter), encoded.rejects[ROW].to_numpy()]))
+    message = f"longer than max_length {max_length} even with only the last turn"
+    sizes = [f"{size} tokens" for size in row_lengths(long)[np.isin(_rows(long), rejected)]]
+    too_long = reject_rows(rejected, "sequences", "too_long", "input_ids", message, sizes)
     joined = pa.concat_tables([tokens.filter(pa.array(~over)), shorter.cast(tokens.schema)])
     kept = np.isin(_rows(long), _rows(shorter))
     return ChunkOutput(
         joined.take(pc.sort_indices(joined[ROW])).combine_chunks(),
         tokens.num_rows,
-        join_rejects([made.rejects, too_long]),
+        join_rejects([encoded.rejects, too_long]),
         counters={
             "turns_dropped": int(dropped[kept].sum()),
             "tokens_cut": token_count(long.filter(pa.array(kept))) - token_count(shorter),
             "tokens_rejected": token_count(long.filter(pa.array(~kept))),
         },
-        engine=max(engine, made.engine),
+        engine=max(engine, encoded.engine),
     )
 
 
 def token_count(table: pa.Table) -> int:
-    """All tokens of a table, of both sides of pairs."""
+    """Return the number of tokens of a table; for pairs, of both sides."""
     return sum(len(list_parts(side["input_ids"])[1]) for side in sides(table).values())
 
 
 class _Turns:
-    """The turns of conversations, of which `limit` int64 [rows] can be dropped."""
+    """The turns of conversations; `limit` is int64 [rows], the number of turns that can be dropped."""
 
-    def __init__(self, talks: pa.Table):
-        self._talks = talks
-        self._name = "messages" if "messages" in talks.column_names else "prompt"
-        self._offsets, self._messages = list_parts(talks[self._name])
+    def __init__(self, conversations: pa.Table):
+        self._conversations = conversations
+        self._name = "messages" if "messages" in conversations.column_names else "prompt"
+        self._offsets, self._messages = list_parts(conversations[self._name])
         self._row = row_of(np.diff(self._offsets))
         role = self._messages.flatten()[0]
         system, user, answer = (_is(role, name) for name in ("system", "user", "assistant"))
         opening = system & (_count_so_far(~system, self._offsets) == 0)
         answers_left = sum_rows(answer, self._offsets)[self._row] - _count_so_far(answer, self._offsets)
-        begins = user & ((answers_left > 0) | (self._name == "prompt"))
-        begins &= _count_so_far(begins, self._offsets) > 1  # whatever follows the opening is part of the first turn
-        self._opening, self._turn = opening, _count_so_far(begins, self._offsets)
-        self.limit: Ints = sum_rows(begins, self._offsets)
+        starts = user & ((answers_left > 0) | (self._name == "prompt"))
+        starts &= _count_so_far(starts, self._offsets) > 1  # all messages before the second turn are the first turn
+        self._opening, self._turn = opening, _count_so_far(starts, self._offsets)
+        self.limit: Ints = sum_rows(starts, self._offsets)
 
     def without(self, rows: Ints, dropped: Ints) -> pa.Table:
-        """Some of the conversations, each without its `dropped` oldest turns; int64 [rows] both."""
+        """Return the conversations at `rows`, each without its `dropped` oldest turns; both int64 [rows]."""
         places = ranges(self._offsets[rows], np.diff(self._offsets)[rows])
         of = row_of(np.diff(self._offsets)[rows])
         stay = self._opening[places] | (self._turn[places] >= dropped[of])
         kept = self._messages.take(pa.array(places[stay]))
         column = list_array(offsets_of(np.bincount(of[stay], minlength=len(rows))), kept)
-        talks = self._talks.take(pa.array(rows)).combine_chunks()
-        at = talks.schema.get_field_index(self._name)
-        return talks.set_column(at, talks.schema.field(at), column.cast(talks.schema.field(at).type))
+        conversations = self._conversations.take(pa.array(rows)).combine_chunks()
+        at = conversations.schema.get_field_index(self._name)
+        field = conversations.schema.field(at)
+        return conversations.set_column(at, field, column.cast(field.type))
 
 
 def _is(role: pa.Array, name: str) -> np.ndarray:
@@ -120,7 +122,7 @@ def _is(role: pa.Array, name: str) -> np.ndarray:
 
 
 def _count_so_far(flags: np.ndarray, offsets: Ints) -> Ints:
-    """How many flags of a row hold, up to and with each one."""
+    """Return int64 [messages]: the number of true flags in the row, up to and including each message."""
     counts = np.cumsum(flags)
     before = np.concatenate([[0], counts])[offsets[:-1]]
     return counts - np.repeat(before, np.diff(offsets))

@@ -1,13 +1,13 @@
-"""What sequences leaves to libraries, on fixed tokens: sorting into bins, and giving up parts."""
+"""The probe of `sequences`: fixed tokens, truncated by part, split and packed, to detect changes in libraries."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.give_up import GiveUp
 from tokenloom.assets.prompts.spans import span_lists
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig
 from tokenloom.resources.tables.ragged import list_array, offsets_of
@@ -16,7 +16,7 @@ ROWS, LONGEST = 40, 32
 
 
 def probe() -> list[pa.Table]:
-    tokens, order = _tokens(), GiveUp((0, -1), columns=True, by_role=False, last=1)
+    tokens, order = _tokens(), TruncationOrder((0, -1), columns=True, by_role=False, last=1)
     smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
     split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
     joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)
@@ -24,7 +24,7 @@ def probe() -> list[pa.Table]:
 
 
 def _tokens() -> pa.Table:
-    """Rows of an input and an answer, of lengths that repeat and differ."""
+    """Return rows of an input and an answer, with lengths of which some are equal."""
     number = np.arange(ROWS)
     lengths = np.stack([1 + number * 7 % 23, 1 + number * 5 % 17], axis=1)
     ends = np.cumsum(lengths, axis=1)

@@ -1,12 +1,17 @@
-"""sequences: length-managed rows, uncompressed and unpadded: what a loader reads from the memory map.
+"""The `sequences` stage: rows that fit `max_length`, packed, uncompressed and unpadded; loaders memory-map them.
 
-Columns: `input_ids`; `trained`, 1 where a token is trained; `weights`, how much each token is trained, in chunks that
-hold weights other than 0 and 1; `rows` and `document_lengths`, the raw row and the tokens of each document in the
-sequence. Pairs have all but `rows` twice, under `chosen_` and `rejected_`.
+Columns:
 
-Counters account for every token: tokens_in + tokens_repeated = those stored + tokens_cut + tokens_dropped +
-tokens_rejected + tokens_left_out; of those stored, tokens_trained are trained. They hold the histograms of lengths, and
-say whether loaders will find weights.
+- `input_ids`.
+- `trained`: 1 for trained tokens, else 0.
+- `weights`: the training weight of each token, only in chunks with weights other than 0 and 1.
+- `rows`, `document_lengths`: the raw row and the number of tokens of each document in the sequence.
+
+Pairs have every column except `rows` twice, with the prefixes `chosen_` and `rejected_`.
+
+Counters account for every token: tokens_in + tokens_repeated = stored tokens + tokens_cut + tokens_dropped +
+tokens_rejected + tokens_left_out; tokens_trained of the stored tokens are trained. Counters also contain the histograms
+of lengths, and whether there are weights.
 """
 
 from __future__ import annotations
@@ -18,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.give_up import check_lengths, give_up_order
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
-from tokenloom.assets.sequences.from_tokens import to_sequences, with_pair_lengths
-from tokenloom.assets.sequences.histogram import AFTER, BEFORE, count_lengths
+from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
+from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import join_rejects
@@ -50,7 +55,7 @@ class SequencesStage(Stage):
         return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Add `give_up`; keys hold the order resolved from it."""
+        """Return the settings and `give_up`; keys contain the truncation order that `give_up` resolves to."""
         order = ("length.give_up",) if config.length.strategy == "smart" else ()
         return {**self.settings(config), **read_settings(config, *order)}
 
@@ -62,12 +67,12 @@ class SequencesStage(Stage):
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        order = give_up_order(config, mapping).to_json() if config.length.strategy == "smart" else None
+        order = truncation_order(config, mapping).to_json() if config.length.strategy == "smart" else None
         settings = {"order": order} if order else {}
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Return what a loader needs: the pad id, the tokenizer, the maximum length, and whether rows are packed."""
+        """Return what loaders need: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -83,69 +88,71 @@ STAGE = SequencesStage()
 
 
 def _with_columns(context: Context) -> Iterator[InputChunk]:
-    """The chunks of tokens, each with the rows in canonical form that it was made of.
+    """Yield the chunks of tokens, each with its rows in canonical form.
 
-    The keys of what was made of those rows stand for them, for the template and for the tokenizer.
+    The keys of the prompts and tokens of those rows are part of the digest: they cover rows, template and tokenizer.
+
+    Raises:
+        StoreError: the stages are from different builds.
     """
     stages = ("columns", "prompts", "tokens")
     columns, prompts, tokens = (context.manifest(stage).chunks for stage in stages)
-    follows = len(columns) == len(prompts) == len(tokens) and all(
-        above.rows_out == below.rows_in
-        for one, other in ((columns, prompts), (prompts, tokens))
-        for above, below in zip(one, other, strict=True)
+    consistent = len(columns) == len(prompts) == len(tokens) and all(
+        before.rows_out == after.rows_in
+        for stage, next_stage in ((columns, prompts), (prompts, tokens))
+        for before, after in zip(stage, next_stage, strict=True)
     )
-    if not follows:
-        raise StoreError("sequences: columns, prompts and tokens are of different builds; build the dataset")
+    if not consistent:
+        raise StoreError("sequences: columns, prompts and tokens are from different builds; build the dataset again")
     loaded = zip(context.input_chunks("columns"), context.input_chunks("tokens"), prompts, tokens, strict=True)
     for rows, chunk, rendered, tokenized in loaded:
         digest = digest_json([chunk.digest, rendered.key, tokenized.key])
-        made = chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
-        yield replace(made, reads=(*chunk.reads, *rows.reads))
+        both = chunk.loading(lambda rows=rows, chunk=chunk: (chunk.load(), rows.load()), digest)
+        yield replace(both, reads=(*chunk.reads, *rows.reads))
 
 
 def in_turn(render: Encode, tokenize: Encode) -> Encode:
-    """The two as one; the rejects of both are kept, their counts are not."""
+    """Return the two as one function; it keeps the rejects of both, but not their counters."""
 
     def encode(rows: pa.Table) -> ChunkOutput:
         rendered = render(rows)
-        made = tokenize(rendered.table)
-        return replace(made, rows_in=rows.num_rows, rejects=join_rejects([rendered.rejects, made.rejects]))
+        tokens = tokenize(rendered.table)
+        return replace(tokens, rows_in=rows.num_rows, rejects=join_rejects([rendered.rejects, tokens.rejects]))
 
     return encode
 
 
 Sequence = Callable[..., ChunkOutput]
-"""From a chunk of tokens, and for drop_turns the rows in canonical form, to sequences."""
+"""Converts a chunk of tokens, and for drop_turns its rows in canonical form, to sequences."""
 
 
 def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode | None = None) -> Sequence:
-    """What makes sequences of a chunk of tokens, as the length settings say.
+    """Return the function that converts a chunk of tokens to sequences, with the YAML's length settings.
 
     Args:
-        mapping: the resolved mapping of columns.
-        encode: tokenizes rows in canonical form; drop_turns needs it.
+        mapping: the resolved column mapping, as JSON.
+        encode: renders and tokenizes rows in canonical form, for drop_turns only.
 
     Raises:
-        ConfigError: the length settings do not suit the rows.
+        ConfigError: the length settings do not fit the form of the rows.
     """
-    check_lengths(config, mapping)
+    check_length_settings(config, mapping)
     length, longest = config.length, config.tokenizer.max_length
-    order = give_up_order(config, mapping) if length.strategy == "smart" else None
+    order = truncation_order(config, mapping) if length.strategy == "smart" else None
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
-        table, lost = tokens, ChunkOutput(tokens, tokens.num_rows)
+        dropped = ChunkOutput(tokens, tokens.num_rows)
         if length.strategy == "drop_turns" and encode is not None and columns is not None:
-            lost = drop_turns(columns, tokens, encode, longest)
-            table = lost.table
-        made = pack(with_pair_lengths(table) if order else table)
-        counters = {name: count + lost.counters.get(name, 0) for name, count in made.counters.items()}
-        counters = {**lost.counters, **counters, "tokens_in": token_count(tokens)}
-        counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, made.table, longest)
-        counters[WEIGHTED] = int(any(name.endswith("weights") for name in made.table.column_names))
-        trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(made.table).values()]
+            dropped = drop_turns(columns, tokens, encode, longest)
+        packed = pack(with_pair_lengths(dropped.table) if order else dropped.table)
+        counters = {name: count + dropped.counters.get(name, 0) for name, count in packed.counters.items()}
+        counters = {**dropped.counters, **counters, "tokens_in": token_count(tokens)}
+        counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, packed.table, longest)
+        counters[WEIGHTED] = int(any(name.endswith("weights") for name in packed.table.column_names))
+        trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
         counters[TRAINED] = sum(int(np.count_nonzero(flags)) for flags in trained)
-        rejects = join_rejects([lost.rejects, made.rejects])
-        return replace(made, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=lost.engine)
+        rejects = join_rejects([dropped.rejects, packed.rejects])
+        return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
 
     return sequence

@@ -1,4 +1,4 @@
-"""Shortens rows to max_length tokens."""
+"""Truncates rows to `max_length` tokens, on the right, on the left or in the middle."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Truncation = Literal["truncate_right", "truncate_left", "truncate_middle"]
 
 
 def kept_tokens(lengths: Ints, max_length: int, strategy: Truncation) -> tuple[Ints, Ints]:
-    """Which tokens stay.
+    """Return which tokens are kept.
 
     Args:
         lengths: int64 [rows].
 
     Returns:
-        flat indices of the tokens kept, in order, and int64 [rows] of the new lengths.
+        int64, the flat indices of the kept tokens, in order; and int64 [rows], the new lengths.
     """
     starts = offsets_of(lengths)[:-1]
     new = np.minimum(lengths, max_length)
@@ -28,5 +28,5 @@ def kept_tokens(lengths: Ints, max_length: int, strategy: Truncation) -> tuple[I
         return ranges(starts + lengths - new, new), new
     head = (new + 1) // 2
     tail = new - head
-    begins = np.column_stack([starts, starts + lengths - tail]).ravel()
-    return ranges(begins, np.column_stack([head, tail]).ravel()), new
+    halves = np.column_stack([starts, starts + lengths - tail]).ravel()
+    return ranges(halves, np.column_stack([head, tail]).ravel()), new

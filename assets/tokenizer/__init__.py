@@ -1,0 +1,5 @@
+"""tokenizer: the files of the dataset's tokenizer, given or trained on the dataset.
+
+- `stage`: the stage. `probe` trains a tokenizer on fixed texts.
+- `train`: trains a byte-level BPE.
+"""

@@ -1,4 +1,4 @@
-"""A tokenizer trained on fixed texts, as its files."""
+"""The probe of `tokenizer`: the files of a tokenizer trained on fixed texts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def probe() -> list[pa.Table]:
 
 
 def trained() -> bytes:
-    """tokenizer.json of a byte-level BPE."""
+    """Return tokenizer.json of a byte-level BPE."""
     texts = pa.array([*FIXED_TEXTS, *(text.lower() for text in FIXED_TEXTS)], pa.string())
     return train([texts], TrainConfig(vocab_size=320), SPEC)

@@ -1,4 +1,4 @@
-"""tokenizer: the tokenizer's own files, or those of one trained here on the prompts of `train`."""
+"""The `tokenizer` stage: the files of the given tokenizer, or of one trained on the prompts of the split `train`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TokenizerStage(Stage):
         return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Return the digest, the vocabulary size (highest id + 1) and the ids of special tokens.
+        """Return the digest, the vocabulary size (highest id plus one) and the ids of special tokens.
 
         Also publishes the files for `from_pretrained`.
         """
@@ -82,7 +82,7 @@ STAGE = TokenizerStage()
 
 
 def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
-    """The files of a tokenizer, as the stage stores them."""
+    """Return the files of a tokenizer as the stage stores them."""
     files = {TOKENIZER: tokenizer, CONFIG: export_config(spec)}
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()

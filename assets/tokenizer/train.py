@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE tokenizer on text; the same text gives the same bytes."""
+"""Trains a byte-level BPE tokenizer; the same texts give the same bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from tokenloom.resources.tokenizers import TokenizerSpec
 
 
 def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec) -> bytes:
-    """tokenizer.json of a byte-level BPE (Sennrich et al., ACL 2016; over bytes as in GPT-2).
+    """Train a byte-level BPE (Sennrich et al., ACL 2016; over bytes as in GPT-2), and return its tokenizer.json.
 
-    What is literally a control token in the texts is cut out, so that no merge makes a control token of plain text.
+    The text of control tokens is removed from the texts, so that no merge makes a control token of plain text.
 
     Args:
         texts: batches of strings.
+        settings: the YAML's `tokenizer.train`.
         spec: its control tokens become the first ids: bos, eos, pad and unk, then the others.
 
     Raises:
-        TokenizerError: a control token looks like what bytes merge to.
+        TokenizerError: a control token has the same spelling as a token of plain text.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -46,12 +47,13 @@ def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec)
     written = tokenizer.to_str(pretty=True)
     merged = {"".join(pair) for pair in json.loads(written)["model"]["merges"]} | set(trainer.initial_alphabet)
     if taken := [token for token in ordered if token in merged]:
-        raise TokenizerError(f"special_tokens: {taken[0]!r} is also what ordinary bytes are written as; choose another")
+        message = f"special_tokens: {taken[0]!r} is also a token of plain text; choose another"
+        raise TokenizerError(message)
     return written.encode()
 
 
 def _without(texts: pa.Array, control: Iterable[str]) -> pa.Array:
-    """The texts, cut where they hold a control token."""
+    """Return the texts, split at control tokens."""
     for token in control:
         texts = pc.list_flatten(pc.split_pattern(texts, token))
     return texts

@@ -1,4 +1,8 @@
-"""Turns segments of text into token ids, each with the bytes that it stands for."""
+"""Tokenizes the segments of a chunk, and finds the bytes that each token stands for.
+
+A large chunk is tokenized by gigatoken if it is certified for the tokenizer; `tokenizers` then only tokenizes the
+segments that gigatoken can get wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens.engines import Ids, Reference
-from tokenloom.assets.tokens.fast import FastEncoder
+from tokenloom.assets.tokens.gigatoken_encoder import GigatokenEncoder
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import vocabulary_of
 from tokenloom.errors import TokenizerError
@@ -24,7 +28,7 @@ from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offs
 Flags = npt.NDArray[np.bool_]
 
 WORTH_BYTES = 256 << 10
-"""Less text than this is read by `tokenizers` sooner than gigatoken is loaded."""
+"""Smallest chunk, in bytes of text, for which loading gigatoken pays off."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,11 @@ class Encoded:
 
     Args:
         ids: uint32 [tokens].
-        offsets: int64 [segments + 1], where the tokens of each segment begin.
-        bytes: of the tokens; to be read within exact segments, where the first token may be one byte longer than what
-            it stands for.
-        exact: bool [segments], where the tokens partition the segment's bytes.
-        places: int64 [tokens of the other segments, 2], the bytes that each stands for, counted in its segment.
+        offsets: int64 [segments + 1], the first token of each segment.
+        bytes: the lengths of the tokens, valid within exact segments; a segment's first token can be one byte longer
+            than the text it stands for.
+        exact: bool [segments], whether the tokens partition the segment's bytes.
+        places: int64 [tokens of the other segments, 2], start and end of each token in its segment, in bytes.
         engine: key of the certificate that the ids rely on, or "".
     """
 
@@ -50,14 +54,14 @@ class Encoded:
 
 
 class ContentEncoder:
-    """A tokenizer made ready for content: no post-processing, truncation or padding.
+    """Tokenizes content: no post-processing, truncation or padding.
 
     Args:
         tokenizer: the content of tokenizer.json.
-        control: the control tokens, also those that tokenizer.json does not call special.
-        keep_control: whether control strings in content become control tokens; else they are plain text.
-        certificates: where what is known of gigatoken is kept; without them it is not used.
-        worth_bytes: chunks with less text are read by `tokenizers`.
+        control: the control tokens, also those that tokenizer.json does not mark as special.
+        keep_control: whether the text of control tokens in content becomes control tokens; else it is plain text.
+        certificates: the certificates of gigatoken; None disables gigatoken.
+        worth_bytes: chunks with less text are tokenized by `tokenizers`.
     """
 
     def __init__(
@@ -84,90 +88,97 @@ class ContentEncoder:
         varies = _never_prepend(inner["pre_tokenizer"])
         self._inner = Reference(json.dumps(inner), keep_control) if varies else self._reference
         self._lock = Lock()
-        self._fast: FastEncoder | None = None
+        self._gigatoken: GigatokenEncoder | None = None
 
     def id_of(self, token: str) -> int:
-        """The id of a control token.
+        """Return the id of a control token.
 
         Raises:
             TokenizerError: the tokenizer has no such token.
         """
-        found = self._ids.get(token)
-        if found is None:
-            raise TokenizerError(
-                f"the tokenizer has no token {token!r}; name it in tokenizer.special_tokens.additional"
-            )
-        return found
+        index = self._ids.get(token)
+        if index is None:
+            raise TokenizerError(f"the tokenizer has no token {token!r}; add it to tokenizer.special_tokens.additional")
+        return index
 
     @property
     def vocab_size(self) -> int:
-        """The highest id, added tokens included, plus one."""
+        """The highest id plus one, added tokens included."""
         return max(self._ids.values()) + 1
 
     def strips(self, token: str) -> tuple[bool, bool]:
-        """Whether a control token swallows white space on its left, and on its right."""
+        """Return whether a control token swallows white space on its left, and on its right."""
         return self._strips.get(token, (False, False))
 
-    def encode(self, found: Segments) -> Encoded:
-        """The tokens of segments; a control segment is one token."""
-        named = found.text.filter(pa.array(found.control)).dictionary_encode()
-        known = np.array([self.id_of(token) for token in named.dictionary.to_pylist()], np.uint32)
-        control = known[named.indices.to_numpy()]
-        offsets, ids, exact, engine = offsets_of(found.control), control, found.control, ""
-        fast = self._fast_for(found)
-        if fast is not None and (read := fast.encode(found, control)) is not None:
-            ids, offsets, tokens, exact, engine = *read, fast.key
-            if exact.all():
-                return Encoded(ids, offsets, tokens, exact, np.zeros((0, 2), np.int64), engine)
-        return self._completed(found, ids, offsets, exact, engine)
+    def encode(self, cut: Segments) -> Encoded:
+        """Tokenize segments; a control segment is one token.
 
-    def _fast_for(self, found: Segments) -> FastEncoder | None:
-        """gigatoken, where it is known to be right for this tokenizer and worth being loaded."""
+        Raises:
+            TokenizerError: the tokenizer lacks a control token.
+        """
+        tokens = cut.text.filter(pa.array(cut.control)).dictionary_encode()
+        token_ids = np.array([self.id_of(token) for token in tokens.dictionary.to_pylist()], np.uint32)
+        control = token_ids[tokens.indices.to_numpy()]
+        offsets, ids, exact, engine = offsets_of(cut.control), control, cut.control, ""
+        gigatoken = self._gigatoken_for(cut)
+        if gigatoken is not None and (fast := gigatoken.encode(cut, control)) is not None:
+            ids, offsets, lengths, exact, engine = *fast, gigatoken.key
+            if exact.all():
+                return Encoded(ids, offsets, lengths, exact, np.zeros((0, 2), np.int64), engine)
+        return self._completed(cut, ids, offsets, exact, engine)
+
+    def _gigatoken_for(self, cut: Segments) -> GigatokenEncoder | None:
+        """Return gigatoken if it is certified for this tokenizer and the chunk is large enough, else None."""
         if self._certificates is None or self._vocabulary is None or self._inner is not self._reference:
             return None
-        if text_parts(found.text)[0][-1] < self._worth:
+        if text_parts(cut.text)[0][-1] < self._worth:
             return None
         with self._lock:
-            if self._fast is None:
-                named = {token: self.id_of(token) for token in self._control}
-                self._fast = FastEncoder(
+            if self._gigatoken is None:
+                control = {token: self.id_of(token) for token in self._control}
+                self._gigatoken = GigatokenEncoder(
                     self._content,
                     self._parsed,
-                    named,
+                    control,
                     self._keep,
                     self._vocabulary,
                     self._reference,
                     self._certificates,
                 )
-        return None if self._fast.refused else self._fast
+        return None if self._gigatoken.refused else self._gigatoken
 
-    def _completed(self, found: Segments, ids: Ids, offsets: Ints, exact: Flags, engine: str) -> Encoded:
-        """What was read, and the segments that are not exact read by `tokenizers`."""
+    def _completed(self, cut: Segments, ids: Ids, offsets: Ints, exact: Flags, engine: str) -> Encoded:
+        """Tokenize the segments that are not exact with `tokenizers`, and merge them with the others."""
         missing = np.flatnonzero(~exact)
-        leading = np.diff(found.row, prepend=-1)[missing] != 0
-        texts = found.text.take(pa.array(missing))
-        own, right, places = self._read(texts, leading)
+        leading = np.diff(cut.row, prepend=-1)[missing] != 0
+        texts = cut.text.take(pa.array(missing))
+        own, own_exact, places = self._tokenize(texts, leading)
         index = np.arange(len(exact))
         index[missing] = len(exact) + np.arange(len(missing))
         lists = pa.concat_arrays([list_array(offsets, ids), own]).take(pa.array(index))
         offsets, values = list_parts(lists)
         exact = exact.copy()
-        exact[missing] = right
+        exact[missing] = own_exact
         tokens = self._vocabulary.bytes_of(values) if self._vocabulary else TokenBytes(np.zeros(len(values), np.uint8))
         pairs = list_parts(places)[1].to_numpy().reshape(-1, 2)
         return Encoded(values.to_numpy(), offsets, tokens, exact, pairs, engine)
 
-    def _read(self, texts: pa.Array, leading: Flags) -> tuple[pa.ListArray, Flags, pa.ListArray]:
-        """Ids of texts, which of them are exact, and places of the others' tokens, flat in pairs."""
+    def _tokenize(self, texts: pa.Array, leading: Flags) -> tuple[pa.ListArray, Flags, pa.ListArray]:
+        """Return the ids of texts, which texts are exact, and the places of the others' tokens, flat in pairs.
+
+        Args:
+            leading: bool [texts], whether the text is the first of its row: only there can a Metaspace tokenizer with
+                `prepend_scheme: first` add a space.
+        """
         if self._inner is self._reference:
-            return self._read_by(self._reference, texts)
+            return self._tokenize_with(self._reference, texts)
         groups = [(self._reference, leading), (self._inner, ~leading)]
-        parts = [self._read_by(reference, texts.filter(pa.array(flags))) for reference, flags in groups]
+        parts = [self._tokenize_with(reference, texts.filter(pa.array(flags))) for reference, flags in groups]
         order = pa.array(np.argsort(np.concatenate([np.flatnonzero(flags) for _, flags in groups])))
         ids, places = (pa.concat_arrays([part[side] for part in parts]).take(order) for side in (0, 2))
         return ids, np.concatenate([part[1] for part in parts])[order.to_numpy()], places
 
-    def _read_by(self, reference: Reference, texts: pa.Array) -> tuple[pa.ListArray, Flags, pa.ListArray]:
+    def _tokenize_with(self, reference: Reference, texts: pa.Array) -> tuple[pa.ListArray, Flags, pa.ListArray]:
         if self._vocabulary is None:
             ids, offsets, characters = reference.places(texts)
             exact = np.zeros(len(texts), bool)
@@ -182,7 +193,7 @@ class ContentEncoder:
 
 
 def _in_bytes(characters: Ints, offsets: Ints, texts: pa.Array) -> Ints:
-    """Positions in bytes, flat, from [tokens, 2] in characters, both counted in each token's own text."""
+    """Convert positions of tokens in their texts, int64 [tokens, 2], from characters to bytes; flat int64."""
     bounds, data = text_parts(texts)
     starts = np.flatnonzero((data & 0xC0) != 0x80)
     text = row_of(np.diff(offsets))[:, None]
@@ -191,14 +202,14 @@ def _in_bytes(characters: Ints, offsets: Ints, texts: pa.Array) -> Ints:
 
 
 def _ids_of(parsed: dict[str, Any]) -> dict[str, int]:
-    """The id of each token."""
+    """Return the id of each token of a tokenizer.json."""
     vocab = parsed["model"]["vocab"]
     ids = dict(vocab) if isinstance(vocab, dict) else {token: index for index, (token, _) in enumerate(vocab)}
     return ids | {token["content"]: token["id"] for token in parsed["added_tokens"]}
 
 
 def _never_prepend(pre_tokenizer: Any) -> bool:
-    """Turn `prepend_scheme: first` of Metaspace, wherever it stands, into `never`; whether there was one."""
+    """Replace every `prepend_scheme: first` of Metaspace with `never`, in place; return whether there was one."""
     if not pre_tokenizer:
         return False
     if pre_tokenizer["type"] == "Sequence":

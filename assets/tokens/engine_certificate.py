@@ -1,9 +1,9 @@
-"""Where gigatoken and `tokenizers` agree, found out code point by code point.
+"""Certificates: where gigatoken and `tokenizers` agree, tested code point by code point.
 
-A sample of real text proves little: the tables of Unicode that the two are built with differ in code points that are
-new. So every code point that the data holds is tried between letters, digits, spaces, line ends, punctuation, marks
-and itself, through both engines; what they read differently is disputed. They are tried with the tokenizer at hand,
-and with one that cuts texts the same way but merges any two bytes, so that every cut shows.
+A sample of real text proves little, because the two libraries are built with different versions of the Unicode tables.
+So every code point in the data is tested between letters, digits, spaces, line ends, punctuation, marks and itself,
+with both engines. A code point that they tokenize differently is disputed. Each test runs with the dataset's tokenizer,
+and with one that splits texts the same way but merges any two bytes, so that every split shows in the ids.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tokenloom.resources.store.certificates import Certificate, CertificateStore
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, sum_rows
 
 PROBES = 1
-"""Version of what is tried: bumped with it, so that old certificates no longer count."""
+"""Version of the tests; raise it when they change, so that old certificates become invalid."""
 
 NEIGHBOURS = "Aa1 .\n'"
-"""One character of each common kind: all runs of three of these and a code point are tried."""
+"""One character of each common kind; all runs of three of these and a code point are tested."""
 
 CONTEXTS = (
     "a\r\n{0}\r\n{0}\n\n{0}a\t{0}\ta\u00a0{0}\u00a0a\u3000{0}a",
@@ -46,24 +46,25 @@ CONTEXTS = (
     "\n{0}",
     "{0}\n",
 )
-"""Further texts around a code point: white space, contractions, marks, letters of other kinds, begins and ends."""
+"""More texts around a code point: white space, contractions, marks, letters of other kinds, starts and ends."""
 
 CHARACTERS = "aSs1 \t\n\r.'_/<é"
-"""One of each kind that a pattern tells apart; texts of all their runs are tried at once."""
+"""One character of each kind that a pattern distinguishes; all their runs are tested at once."""
 
 RUN = 4
+"""Length of the longest runs."""
 
 _UNKNOWN, _AGREED, _DISPUTED = 0, 1, 2
 _BATCH = 4096
 
 
 class EngineCertificate:
-    """What is known of gigatoken's reading of one tokenizer.
+    """The code points for which gigatoken and `tokenizers` agree with one tokenizer.
 
     Args:
-        plain: tokenizer.json as gigatoken is given it, without tokens that are looked for in texts by other means.
-        digest: of the tokenizer.json that it was made from.
-        store: where the knowledge is kept.
+        plain: the parsed tokenizer.json, without the added tokens that the caller handles itself.
+        digest: digest of the original tokenizer.json.
+        store: the store's certificates, read and extended here.
     """
 
     def __init__(self, plain: dict[str, Any], digest: str, store: CertificateStore):
@@ -74,120 +75,122 @@ class EngineCertificate:
         )
         self._state = np.zeros(0x110000, np.uint8)
         self._pairs: list[tuple[Gigatoken, Reference]] = []
-        self.refused = self._begin()
+        self.refused = self._load()
 
-    def _begin(self) -> str:
+    def _load(self) -> str:
+        """Load what the store knows, and test ASCII if it knows nothing; return why gigatoken is refused, or ""."""
         if self._store.is_void(self.key):
             return "void"
         known = self._store.read(self.key)
         if not known.refused and not known.agreed:
-            known = self._first()
+            known = self._test_ascii()
             self._store.add(self.key, known)
         self._note(known)
         return known.refused
 
-    def _first(self) -> Certificate:
-        """ASCII, and the runs of its kinds."""
+    def _test_ascii(self) -> Certificate:
+        """Test ASCII, and runs of its kinds of characters."""
         if reason := refusal(self._plain):
             return Certificate(refused=reason)
         try:
-            found = self._try(np.arange(128))
+            tested = self._test(np.arange(128))
         except RuntimeError as error:
             return Certificate(refused=str(error).splitlines()[0])
-        disputed = {chr(point) for point in from_ranges(found.disputed)}
+        disputed = {chr(point) for point in from_ranges(tested.disputed)}
         runs = [*runs_of("".join(sorted({*CHARACTERS} - disputed)))]
-        return Certificate(refused="they read runs of ASCII differently") if self._differ(runs).any() else found
+        return Certificate(refused="they tokenize runs of ASCII differently") if self._differ(runs).any() else tested
 
     def disputed(self, points: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """bool [points]: which code points the engines read differently; new ones are tried first."""
+        """Return bool [points]: whether the engines tokenize the code point differently; new ones are tested first."""
         with self._lock:
             new = np.unique(points[self._state[points] == _UNKNOWN]).astype(np.int64)
             if len(new):
-                found = self._try(new)
-                self._store.add(self.key, found)
-                self._note(found)
+                tested = self._test(new)
+                self._store.add(self.key, tested)
+                self._note(tested)
         return self._state[points] == _DISPUTED
 
     @property
     def disputes_ascii(self) -> bool:
-        """Whether there are disputed code points in ASCII."""
+        """Whether some ASCII characters are disputed."""
         return bool((self._state[:128] == _DISPUTED).any())
 
     def void(self, reason: str) -> None:
-        """Withdraw the certificate: what was made on the strength of it is made again."""
+        """Withdraw the certificate, so that everything that relied on it is computed again."""
         self._store.void(self.key, reason)
         self.refused = "void"
 
-    def _note(self, found: Certificate) -> None:
-        self._state[from_ranges(found.agreed)] = _AGREED
-        self._state[from_ranges(found.disputed)] = _DISPUTED
+    def _note(self, certificate: Certificate) -> None:
+        self._state[from_ranges(certificate.agreed)] = _AGREED
+        self._state[from_ranges(certificate.disputed)] = _DISPUTED
 
-    def _try(self, points: Ints) -> Certificate:
+    def _test(self, points: Ints) -> Certificate:
+        """Tokenize each code point in all contexts with both engines."""
         bad = np.zeros(len(points), bool)
         contexts = (cyclic(f"{NEIGHBOURS}\0", 3).replace("\0", "{0}"), *CONTEXTS)
-        for begin in range(0, len(points), _BATCH):
-            batch = points[begin : begin + _BATCH]
+        for start in range(0, len(points), _BATCH):
+            batch = points[start : start + _BATCH]
             texts = [context.format(chr(point)) for point in batch for context in contexts]
-            bad[begin : begin + _BATCH] = self._differ(texts).reshape(len(batch), -1).any(axis=1)
+            bad[start : start + _BATCH] = self._differ(texts).reshape(len(batch), -1).any(axis=1)
         return Certificate(to_ranges(points[~bad]), to_ranges(points[bad]))
 
     def _differ(self, texts: list[str]) -> npt.NDArray[np.bool_]:
-        """bool [texts]: which of them the engines read differently."""
+        """Return bool [texts]: whether the engines tokenize the text differently."""
         if not self._pairs:
             contents = [json.dumps(tokenizer) for tokenizer in (self._plain, revealing(self._plain)) if tokenizer]
             self._pairs = [(Gigatoken(content), Reference(content, keep_control=True)) for content in contents]
         array = pa.array(texts, pa.string())
         differ = np.zeros(len(texts), bool)
-        for fast, right in self._pairs:
-            differ |= unequal(fast.ids(array), right.ids(array))
+        for gigatoken, reference in self._pairs:
+            differ |= unequal(gigatoken.ids(array), reference.ids(array))
         return differ
 
 
 def unequal(one: tuple[npt.NDArray[Any], Ints], other: tuple[npt.NDArray[Any], Ints]) -> npt.NDArray[np.bool_]:
-    """bool [texts]: where two lists of ids, each flat with offsets, are not the same."""
-    (ids, offsets), (found, places) = one, other
+    """Return bool [texts]: whether two lists of ids, each flat with offsets, differ."""
+    (ids, offsets), (other_ids, other_offsets) = one, other
     counts = np.diff(offsets)
-    different = counts != np.diff(places)
+    different = counts != np.diff(other_offsets)
     counts = np.where(different, 0, counts)
-    wrong = ids[ranges(offsets[:-1], counts)] != found[ranges(places[:-1], counts)]
+    wrong = ids[ranges(offsets[:-1], counts)] != other_ids[ranges(other_offsets[:-1], counts)]
     return different | (sum_rows(wrong, offsets_of(counts)) > 0)
 
 
 def runs_of(characters: str) -> Iterator[str]:
-    """Texts that hold all runs of RUN characters, within one text and as whole short texts."""
+    """Yield one text with all runs of RUN characters, and all shorter runs as texts of their own."""
     yield cyclic(characters, RUN)
     for length in range(1, RUN):
         yield from map("".join, product(characters, repeat=length))
 
 
 def cyclic(characters: str, length: int) -> str:
-    """A shortest text that holds each run of `length` characters: a de Bruijn sequence, from its Lyndon words."""
-    size, word, found = len(characters), [-1], []
+    """Return a shortest text with every run of `length` characters: a de Bruijn sequence, built from Lyndon words."""
+    size, word, sequence = len(characters), [-1], []
     while word:
         word[-1] += 1
         if length % len(word) == 0:
-            found += word
+            sequence += word
         word = (word * length)[:length]
         while word and word[-1] == size - 1:
             word.pop()
-    return "".join(characters[place] for place in found + found[: length - 1])
+    return "".join(characters[index] for index in sequence + sequence[: length - 1])
 
 
 def refusal(parsed: dict[str, Any]) -> str:
-    """Why gigatoken must not be used: what it would read over in tokenizer.json, or ""."""
+    """Return the part of tokenizer.json that gigatoken would ignore, as the reason not to use it, or ""."""
     model = parsed["model"]
     if model["type"] != "BPE":
         return f"the model is {model['type']}"
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             return f"the model has {name}"
-    if not (model.get("byte_fallback") or _cuts_alike(parsed.get("pre_tokenizer"))):
-        return "the pre-tokenizer is of another kind"
-    return _ambiguous(model)
+    if not (model.get("byte_fallback") or _splits_alike(parsed.get("pre_tokenizer"))):
+        return "the pre-tokenizer is not supported"
+    return _ambiguity(model)
 
 
-def _cuts_alike(pre_tokenizer: Any) -> bool:
-    """Whether a pre-tokenizer is ByteLevel with its own pattern, or patterns and then ByteLevel without."""
+def _splits_alike(pre_tokenizer: Any) -> bool:
+    """Return whether a pre-tokenizer is ByteLevel with its own pattern, or patterns followed by ByteLevel without."""
     if not is_byte_level(pre_tokenizer):
         return False
     if pre_tokenizer["type"] == "ByteLevel":
@@ -200,21 +203,23 @@ def _cuts_alike(pre_tokenizer: Any) -> bool:
     )
 
 
-def _ambiguous(model: dict[str, Any]) -> str:
-    """Why the order of merges, or what ids stand for, may be read in two ways, or ""."""
+def _ambiguity(model: dict[str, Any]) -> str:
+    """Return why the order of merges, or the bytes of ids, are ambiguous, or ""."""
     merges = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
     if len(set(merges)) < len(merges):
         return "merges are listed twice"
-    made = [model["vocab"].get(left + right, -1) for left, right in merges]
-    if any(len([*same]) > 1 for _, same in groupby(made)) and made == sorted(made):
-        return "merges that make the same token follow each other"
+    merged = [model["vocab"].get(left + right, -1) for left, right in merges]
+    if any(len([*same]) > 1 for _, same in groupby(merged)) and merged == sorted(merged):
+        return "consecutive merges give the same token"
     spelled = {token.translate(BYTE_OF) if all(ord(c) in BYTE_OF for c in token) else token for token in model["vocab"]}
-    return "tokens are spelled alike" if len(spelled) < len(model["vocab"]) else ""
+    return "several tokens have the same spelling" if len(spelled) < len(model["vocab"]) else ""
 
 
 def revealing(parsed: dict[str, Any]) -> dict[str, Any] | None:
-    """A tokenizer that normalizes and cuts texts as another one does, and whose ids show where: it merges any two
-    bytes, first those at the border of two characters. None where texts are not cut."""
+    """Return a tokenizer that normalizes and splits texts like `parsed`, and whose ids show every split.
+
+    It merges any two bytes, those at the boundary of two characters first. None if `parsed` does not split texts.
+    """
     if not is_byte_level(parsed.get("pre_tokenizer")):
         return None
     character = {byte: chr(printed) for printed, byte in BYTE_OF.items()}

@@ -1,4 +1,4 @@
-"""The two libraries that turn texts into ids: `tokenizers`, which is always right, and gigatoken, which is fast."""
+"""The two libraries that tokenize: `tokenizers`, the reference, and gigatoken, which is faster."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.uint32]
 
 BATCH_BYTES = 1 << 20
-"""Text that `tokenizers` is given at once: its results take some fifty times as much memory."""
+"""Bytes of text per call of `tokenizers`: its results take about fifty times as much memory."""
 
 CACHE_BYTES = 96 << 20
-"""How far the process may grow while gigatoken keeps what it has seen."""
+"""Growth of the process, in bytes, after which a gigatoken tokenizer with its cache is dropped."""
 
 
 class Reference:
-    """`tokenizers`.
+    """A tokenizer of the library `tokenizers`.
 
     Args:
         content: tokenizer.json.
-        keep_control: whether strings of special tokens become special tokens.
+        keep_control: whether the text of special tokens becomes special tokens.
     """
 
     def __init__(self, content: str, keep_control: bool):
@@ -40,7 +40,7 @@ class Reference:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded when first asked for."""
+        """The tokenizer, loaded on first use."""
         with self._lock:
             return self._loaded
 
@@ -55,12 +55,13 @@ class Reference:
         return loaded
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
-        """Ids of all texts, and offsets [texts + 1]."""
+        """Return the ids of all texts, and offsets, int64 [texts + 1]."""
         parts = [_ids(self.tokenizer.encode_batch_fast(part, add_special_tokens=False)) for part in _batches(texts)]
         return _joined(parts)
 
     def places(self, texts: pa.Array) -> tuple[Ids, Ints, Ints]:
-        """Ids and offsets, and int64 [tokens, 2]: the characters that each token stands for, counted in its text."""
+        """Return ids and offsets as `ids` does, and int64 [tokens, 2]: start and end of each token in its text, in
+        characters."""
         parts, places = [], [np.zeros((0, 2), np.int64)]
         for part in _batches(texts):
             encodings = self.tokenizer.encode_batch(part, add_special_tokens=False)
@@ -72,9 +73,9 @@ class Reference:
 
 
 def _batches(texts: pa.Array) -> list[list[str]]:
-    """The texts in runs of about BATCH_BYTES."""
-    begins = text_parts(texts)[0][:-1] // BATCH_BYTES
-    cuts = np.flatnonzero(np.diff(begins, prepend=-1, append=-1) if len(begins) else begins)
+    """Split the texts into batches of about BATCH_BYTES."""
+    batch = text_parts(texts)[0][:-1] // BATCH_BYTES
+    cuts = np.flatnonzero(np.diff(batch, prepend=-1, append=-1) if len(batch) else batch)
     return [texts.slice(first, end - first).to_pylist() for first, end in pairwise(cuts)]
 
 
@@ -90,10 +91,10 @@ def _joined(parts: list[tuple[Ids, Ints]]) -> tuple[Ids, Ints]:
 
 
 class Gigatoken:
-    """gigatoken, for threads that work at the same time.
+    """A tokenizer of the library gigatoken, for concurrent threads.
 
-    One loaded tokenizer serves one thread; a tokenizer that has let the process grow by CACHE_BYTES is dropped, as it
-    remembers every word it met.
+    Each thread uses its own loaded tokenizer. A tokenizer caches every word that it has tokenized, so it is dropped
+    when the process has grown by CACHE_BYTES.
 
     Args:
         content: tokenizer.json.
@@ -114,7 +115,7 @@ class Gigatoken:
         return Tokenizer.from_json(self._content), _resident_bytes()
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
-        """Ids of all texts, and offsets [texts + 1]."""
+        """Return the ids of all texts, and offsets, int64 [texts + 1]."""
         import awkward
 
         bounds, data = text_parts(texts)
@@ -126,18 +127,18 @@ class Gigatoken:
             awkward.index.Index64(bounds), characters, parameters={"__array__": "string"}
         )
         with self._lock:
-            loaded, begun = self._idle.pop() if self._idle else (None, 0)
+            loaded, memory = self._idle.pop() if self._idle else (None, 0)
         if loaded is None:
-            loaded, begun = self._load()
-        found = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
-        if _resident_bytes() - begun < CACHE_BYTES:
+            loaded, memory = self._load()
+        encoded = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
+        if _resident_bytes() - memory < CACHE_BYTES:
             with self._lock:
-                self._idle.append((loaded, begun))
-        return np.asarray(found.content.data), np.asarray(found.offsets)
+                self._idle.append((loaded, memory))
+        return np.asarray(encoded.content.data), np.asarray(encoded.offsets)
 
 
 def _resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
+    """Return the memory of this process in bytes, or 0 if the system does not provide it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,7 +1,10 @@
-"""Carries spans from bytes over to tokens.
+"""The loss mask: assigns each token to a span, so that spans in bytes become spans in tokens.
 
-A token goes to the first trained span that it overlaps, else to the first that it overlaps; so one that overlaps a
-trained byte is trained. It straddles where some of its bytes are trained and some are not.
+A token belongs to the first trained span that it overlaps, else to the first span that it overlaps. So a token with at
+least one trained byte is trained. A token with both trained and masked bytes straddles a boundary; these are counted.
+
+If the lengths of a segment's tokens add up to its bytes (an exact segment), only the boundaries between spans are
+looked up among the tokens. Else each token has its own byte range, and is assigned on its own.
 """
 
 from __future__ import annotations
@@ -16,66 +19,72 @@ from tokenloom.resources.tables.ragged import Ints, row_of
 Flags = npt.NDArray[np.bool_]
 
 
-def span_tokens(found: Segments, encoded: Encoded) -> tuple[Ints, int]:
-    """How many tokens each span owns, int64 [spans], and how many tokens straddle."""
-    spans, trained = found.spans, found.spans.weight > 0
-    owned, straddles = _owned_in_exact(found, encoded, trained)
-    loose = ~encoded.exact
-    if not loose.any():
-        return owned, straddles
-    of_loose = np.flatnonzero(np.repeat(loose, np.diff(np.append(found.first, len(spans.end)))))
-    base = found.start[loose][row_of(np.diff(encoded.offsets)[loose])]
+def count_span_tokens(cut: Segments, encoded: Encoded) -> tuple[Ints, int]:
+    """Return the number of tokens of each span, int64 [spans], and the number of tokens that straddle."""
+    spans, trained = cut.spans, cut.spans.weight > 0
+    counts, straddles = _count_in_exact(cut, encoded, trained)
+    inexact = ~encoded.exact
+    if not inexact.any():
+        return counts, straddles
+    inexact_spans = np.flatnonzero(np.repeat(inexact, np.diff(np.append(cut.first, len(spans.end)))))
+    base = cut.start[inexact][row_of(np.diff(encoded.offsets)[inexact])]
     start, end = (encoded.places + base[:, None]).T
-    owner, more = own_tokens(start, end, spans.start[of_loose], spans.end[of_loose], trained[of_loose])
-    owned[of_loose] = np.bincount(owner, minlength=len(of_loose))
-    return owned, straddles + more
+    span_start, span_end = spans.start[inexact_spans], spans.end[inexact_spans]
+    owner, more = assign_tokens(start, end, span_start, span_end, trained[inexact_spans])
+    counts[inexact_spans] = np.bincount(owner, minlength=len(inexact_spans))
+    return counts, straddles + more
 
 
-def _owned_in_exact(found: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int]:
-    """The same within exact segments: each border of two spans is looked for among the tokens."""
+def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int]:
+    """Return the result of `count_span_tokens` for exact segments; the counts of other segments' spans are wrong.
+
+    Spans follow each other, so it is enough to know how many tokens belong to all spans up to each one (`up_to`). At
+    the end of a segment these are all its tokens. At a boundary within a segment they are the tokens that end before
+    it, and the token that contains it if that belongs to the span before the boundary.
+    """
     offsets, count = encoded.offsets, len(trained)
     if not count:
         return np.zeros(0, np.int64), 0
-    up_to = np.empty(count, np.int64)  # tokens that go to a span or to one before it
-    last = np.append(found.first[1:], count) - 1
+    up_to = np.empty(count, np.int64)
+    last = np.append(cut.first[1:], count) - 1  # the last span of each segment
     up_to[last] = offsets[1:]
     inner = np.ones(count, bool)
     inner[last] = False
-    inner = np.flatnonzero(inner)
-    segment = np.searchsorted(found.first, inner, side="right") - 1
-    border = np.clip(found.spans.end[inner], found.start[segment], found.end[segment])
-    place = (encoded.bytes.before(offsets[1:]) - found.end)[segment] + border
-    reached, whole = encoded.bytes.reaching(place)
-    begins = border <= found.start[segment]
-    up_to[inner] = np.where(begins, offsets[segment], reached - ~whole)
+    inner = np.flatnonzero(inner)  # the spans that end within a segment
+    segment = np.searchsorted(cut.first, inner, side="right") - 1
+    boundary = np.clip(cut.spans.end[inner], cut.start[segment], cut.end[segment])
+    position = (encoded.bytes.before(offsets[1:]) - cut.end)[segment] + boundary  # among the bytes of all tokens
+    reached, whole = encoded.bytes.reaching(position)
+    at_start = boundary <= cut.start[segment]
+    up_to[inner] = np.where(at_start, offsets[segment], reached - ~whole)
     token = reached - 1
-    cut = np.flatnonzero(~whole & ~begins & encoded.exact[segment])
-    if not len(cut):
+    within = np.flatnonzero(~whole & ~at_start & encoded.exact[segment])  # boundaries within a token
+    if not len(within):
         return np.diff(up_to, prepend=0), 0
-    opens = np.diff(token[cut], prepend=-1) != 0
-    first = inner[cut[opens]]
-    final = inner[cut[np.append(opens[1:], True)]] + 1
-    owner = _owner(first, final, trained)
-    up_to[inner[cut]] += owner[np.cumsum(opens) - 1] <= inner[cut]
+    opens = np.diff(token[within], prepend=-1) != 0  # several boundaries can be within one token
+    first = inner[within[opens]]
+    final = inner[within[np.append(opens[1:], True)]] + 1
+    owner = _first_trained(first, final, trained)
+    up_to[inner[within]] += owner[np.cumsum(opens) - 1] <= inner[within]
     before = np.append(0, np.cumsum(trained))
-    share = before[final + 1] - before[first]
-    return np.diff(up_to, prepend=0), int(((share > 0) & (share <= final - first)).sum())
+    trained_spans = before[final + 1] - before[first]
+    return np.diff(up_to, prepend=0), int(((trained_spans > 0) & (trained_spans <= final - first)).sum())
 
 
-def _owner(first: Ints, final: Ints, trained: Flags) -> Ints:
-    """The first trained span from `first` to `final`, else `first`."""
+def _first_trained(first: Ints, final: Ints, trained: Flags) -> Ints:
+    """Return the first trained span from `first` to `final` (inclusive), else `first`; int64, the shape of `first`."""
     count = len(trained)
-    follows = np.full(count + 1, count, np.int64)
-    follows[:-1] = np.minimum.accumulate(np.where(trained, np.arange(count), count)[::-1])[::-1]
-    return np.where(follows[first] <= final, follows[first], first)
+    following = np.full(count + 1, count, np.int64)
+    following[:-1] = np.minimum.accumulate(np.where(trained, np.arange(count), count)[::-1])[::-1]
+    return np.where(following[first] <= final, following[first], first)
 
 
-def own_tokens(start: Ints, end: Ints, span_start: Ints, span_end: Ints, trained: Flags) -> tuple[Ints, int]:
-    """For each token the span that it goes to, and how many straddle, token by token.
+def assign_tokens(start: Ints, end: Ints, span_start: Ints, span_end: Ints, trained: Flags) -> tuple[Ints, int]:
+    """Return the span of each token, int64 [tokens], and the number of tokens that straddle.
 
     Args:
-        start, end: int64 [tokens], byte positions, ascending; they may overlap each other, or be empty.
-        span_start, span_end: int64 [spans], ascending and apart; they hold every token.
+        start, end: int64 [tokens], byte positions, ascending; tokens can overlap each other, or be empty.
+        span_start, span_end: int64 [spans], ascending, without overlaps; they cover every token.
         trained: bool [spans].
     """
     if not len(start):
@@ -83,12 +92,12 @@ def own_tokens(start: Ints, end: Ints, span_start: Ints, span_end: Ints, trained
     count = len(span_end)
     first = np.minimum(np.searchsorted(span_end, start, side="right"), count - 1)
     final = np.minimum(np.searchsorted(span_start, end, side="left") - 1, count - 1)
-    owner = _owner(first, np.maximum(first, final), trained)
+    owner = _first_trained(first, np.maximum(first, final), trained)
     before = np.append(0, np.cumsum((span_end - span_start) * trained))
 
-    def up_to(position: Ints) -> Ints:
+    def trained_before(position: Ints) -> Ints:
         span = np.minimum(np.searchsorted(span_end, position, side="right"), count - 1)
         return before[span] + np.clip(position - span_start[span], 0, None) * trained[span]
 
-    share = up_to(end) - up_to(start)
-    return owner, int(((share > 0) & (share < end - start)).sum())
+    trained_bytes = trained_before(end) - trained_before(start)
+    return owner, int(((trained_bytes > 0) & (trained_bytes < end - start)).sum())

@@ -1,4 +1,4 @@
-"""Tokens of fixed texts, by the tokenizers of the kinds that libraries read differently from version to version."""
+"""The probe of `tokens`: fixed texts, tokenized by kinds of tokenizers that change between library versions."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def probe() -> list[pa.Table]:
         Piece("</s>", weight=1.0, control=True),
     ]
     prompts = assemble(pa.array(range(len(texts)), pa.int32()), pieces, [texts])
-    made = []
+    tables = []
     for tokenizer in (trained().decode(), _by_pattern(), _word_pieces()):
         encoder = ContentEncoder(tokenizer.encode(), _CONTROL, keep_control=False)
-        made.append(tokenize(prompts, encoder, _CONTROL, "split").table)
-    return made
+        tables.append(tokenize(prompts, encoder, _CONTROL, "split").table)
+    return tables
 
 
 def _by_pattern() -> str:
-    """The trained tokenizer, cutting at Unicode's letters and digits, behind a normalizer."""
-    found = json.loads(trained())
+    """Return the trained tokenizer with a normalizer, and a pattern that uses Unicode's letters and digits."""
+    parsed = json.loads(trained())
     split = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
-    found["normalizer"] = {"type": "NFC"}
-    return json.dumps(found)
+    parsed["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    parsed["normalizer"] = {"type": "NFC"}
+    return json.dumps(parsed)
 
 
 def _word_pieces() -> str:
-    """A WordPiece tokenizer whose vocabulary is every character of the texts."""
+    """Return a WordPiece tokenizer whose vocabulary is the characters of the texts."""
     from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
     normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -1,7 +1,7 @@
-"""tokens: input_ids and the same spans in tokens; nothing cut, nothing padded.
+"""The `tokens` stage: `input_ids` and the spans in tokens, without truncation or padding.
 
-Content is tokenized as one text from control token to control token, never prompt and answer apart; what is trained
-follows from the bytes that each token stands for.
+The text between two control tokens is tokenized as a whole, never prompt and answer separately. The bytes that each
+token stands for decide whether it is trained.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import segments, swallow
+from tokenloom.assets.prompts.segments import segments, strip_at_control
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
-from tokenloom.assets.tokens.loss_mask import span_tokens
+from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore
@@ -32,7 +32,8 @@ from tokenloom.resources.tokenizers import TOKENIZER
 ControlPolicy = Literal["split", "reject", "keep"]
 
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
-"""Environment variable: `tokenizers`, or `gigatoken` wherever it fits, however small a chunk is. It changes no byte."""
+"""Environment variable that forces an engine: `tokenizers`, or `gigatoken` wherever it is certified, also for small
+chunks. The output is the same."""
 
 
 class TokensStage(Stage):
@@ -58,10 +59,10 @@ STAGE = TokensStage()
 
 
 def tokenizer_json(store: ArtifactStore, digest: str) -> bytes:
-    """The content of tokenizer.json, of the files that the tokenizer stage made.
+    """Return the content of tokenizer.json from the output of the tokenizer stage.
 
     Raises:
-        StoreError: they are missing.
+        StoreError: the output is missing.
     """
     files = store.objects.get(digest)
     return files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
@@ -78,9 +79,9 @@ class LazyTokenize:
     @cached_property
     def _encoder(self) -> ContentEncoder:
         content = tokenizer_json(self._store, self._digest)
-        wanted = os.environ.get(ENGINE)
-        certificates = None if wanted == "tokenizers" else self._store.certificates
-        worth = 0 if wanted == "gigatoken" else WORTH_BYTES
+        engine = os.environ.get(ENGINE)
+        certificates = None if engine == "tokenizers" else self._store.certificates
+        worth = 0 if engine == "gigatoken" else WORTH_BYTES
         return ContentEncoder(content, self._control, self._policy == "keep", certificates, worth)
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
@@ -95,62 +96,62 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     Args:
         table: row position, text and spans.
         control: the tokenizer's control tokens.
-        policy: what control strings inside content do.
+        policy: what happens to the text of control tokens inside content.
     """
     rows_in, rejects = table.num_rows, no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
-    found = swallow(segments(table), encoder.strips)
-    encoded = encoder.encode(found)
-    owned, straddles = span_tokens(found, encoded)
-    segments_before = np.searchsorted(found.row, np.arange(table.num_rows + 1))
+    cut = strip_at_control(segments(table), encoder.strips)
+    encoded = encoder.encode(cut)
+    counts, straddles = count_span_tokens(cut, encoded)
+    segments_before = np.searchsorted(cut.row, np.arange(table.num_rows + 1))
     offsets = encoded.offsets[segments_before]
     width = pa.uint16() if encoder.vocab_size <= 1 << 16 else pa.uint32()
     ids = pa.array(encoded.ids.astype(width.to_pandas_dtype(), copy=False))
     columns = {
         ROW: one_array(table[ROW]),
         "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
-        "spans": _token_spans(found.spans, owned, offsets),
+        "spans": _token_spans(cut.spans, counts, offsets),
     }
     counters = {"straddles": straddles}
     return ChunkOutput(pa.table(columns), rows_in, rejects, 0, None, len(ids), counters, encoded.engine)
 
 
-def _token_spans(spans: FlatSpans, owned: Ints, offsets: Ints) -> pa.Array:
-    """The spans in tokens; a span that owns no token goes.
+def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
+    """Return the spans in tokens; spans without tokens are dropped.
 
     Args:
-        owned: int64 [spans], tokens of each.
-        offsets: int64 [rows + 1], where the tokens of each row begin.
+        counts: int64 [spans], the number of tokens of each span.
+        offsets: int64 [rows + 1], the first token of each row.
     """
-    kept = np.flatnonzero(owned)
+    kept = np.flatnonzero(counts)
     row = row_of(spans.counts)[kept]
-    end = np.cumsum(owned)[kept] - offsets[row]
+    end = np.cumsum(counts)[kept] - offsets[row]
     columns = (column[kept] for column in (spans.role, spans.message, spans.weight, spans.control))
-    counts = np.bincount(row, minlength=len(offsets) - 1)
-    return span_lists(counts, end - owned[kept], end, *columns)
+    spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
+    return span_lists(spans_per_row, end - counts[kept], end, *columns)
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
-    """The rows whose content holds no control string, and rejects for the others."""
-    found = segments(table)
+    """Return the rows whose content has no control token's text, and rejects for the others."""
+    cut = segments(table)
     any_of = "|".join(map(re.escape, control))
-    holds = np.asarray(pc.match_substring_regex(found.text, any_of).to_numpy(zero_copy_only=False), bool)
+    matches = np.asarray(pc.match_substring_regex(cut.text, any_of).to_numpy(zero_copy_only=False), bool)
     bad = np.zeros(table.num_rows, bool)
-    bad[found.row[holds & ~found.control]] = True
+    bad[cut.row[matches & ~cut.control]] = True
     flags = pa.array(bad)
     rejects = reject_rows(
         one_array(table[ROW]).filter(flags),
         "tokens",
         "control_token_in_content",
         "text",
-        "the content holds a control token's text",
+        "the content contains a control token's text",
         one_array(table["text"]).filter(flags),
     )
     return table.filter(pa.array(~bad)).combine_chunks(), rejects
 
 
 def token_weights(table: pa.Table) -> np.ndarray:
-    """float32 [tokens]: how much each token of a chunk is trained, flat; 0: not at all."""
+    """Return float32 [tokens]: the training weight of each token of a chunk, flat; 0 means not trained."""
     spans = flat_spans(table["spans"])
     return np.repeat(spans.weight, spans.end - spans.start)

@@ -1,4 +1,4 @@
-"""What each id stands for in a text, where that follows from the vocabulary alone."""
+"""The bytes that each token id stands for, for tokenizers where the vocabulary alone determines them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Vocabulary:
     """The bytes that ids stand for.
 
     Args:
-        spelling: binary array [ids]; empty for ids that stand for none.
-        lengths: uint8 array [ids], bytes of each; 0 where they are more than can be summed.
-        certain: whether ids that come from a text always spell it; else a normalizer may have changed it.
-        marked: whether the first id of a text may spell a space that the text does not have.
+        spelling: binary array [ids], the bytes of each id; empty for ids without bytes.
+        lengths: uint8 array [ids], the number of bytes; 0 for ids with more than `LONGEST`.
+        certain: whether a text's ids always spell the text; if not, a normalizer can have changed it.
+        marked: whether the first id of a text can spell a space that the text does not have.
     """
 
     spelling: pa.BinaryArray
@@ -43,46 +43,46 @@ class Vocabulary:
     marked: bool
 
     def without(self, ids: list[int]) -> Vocabulary:
-        """The same, with ids that stand for nothing."""
+        """Return the vocabulary with length 0 for some ids."""
         lengths = self.lengths.to_numpy().copy()
         lengths[ids] = 0
         return Vocabulary(self.spelling, pa.array(lengths), self.certain, self.marked)
 
     def bytes_of(self, ids: pa.Array) -> TokenBytes:
-        """The bytes of tokens, by their ids."""
+        """Return the lengths of tokens, given their ids."""
         return TokenBytes(pc.take(self.lengths, ids, boundscheck=False).to_numpy())
 
     def adds_up(self, tokens: TokenBytes, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """bool [texts]: whether the lengths of each one's tokens add up to its own (or one more, where `marked`)."""
-        beyond = np.diff(tokens.before(offsets)) - np.diff(text_parts(texts)[0])
-        return (beyond == 0) | (self.marked & (beyond == 1))
+        """Return bool [texts]: whether the token lengths of each text add up to its own (or one more, if `marked`)."""
+        excess = np.diff(tokens.before(offsets)) - np.diff(text_parts(texts)[0])
+        return (excess == 0) | (self.marked & (excess == 1))
 
     def exact(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """bool [texts]: whether the ids of each stand for its bytes, in order."""
-        found = self.adds_up(self.bytes_of(ids), offsets, texts)
-        return found if self.certain or not found.any() else found & self.spelled(ids, offsets, texts)
+        """Return bool [texts]: whether the ids of each text stand for its bytes, in order."""
+        exact = self.adds_up(self.bytes_of(ids), offsets, texts)
+        return exact if self.certain or not exact.any() else exact & self.spelled(ids, offsets, texts)
 
     def spelled(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """bool [texts]: whether the ids of each spell it byte for byte (behind one space, where `marked`).
+        """Return bool [texts]: whether the ids of each text spell it byte for byte (if `marked`, also after a space).
 
         Args:
             ids: uint32 [tokens].
-            offsets: int64 [texts + 1], where the tokens of each text begin.
+            offsets: int64 [texts + 1], the first token of each text.
         """
         flat = pc.take(self.spelling, ids, boundscheck=False)
         bounds, data = text_parts(flat)
         cuts, content = pa.py_buffer(bounds[offsets].astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))
-        found = pa.BinaryArray.from_buffers(pa.binary(), len(texts), [None, cuts, content])
-        wanted = texts.cast(pa.binary())
-        same = np.asarray(pc.equal(found, wanted))
+        spelled = pa.BinaryArray.from_buffers(pa.binary(), len(texts), [None, cuts, content])
+        expected = texts.cast(pa.binary())
+        same = np.asarray(pc.equal(spelled, expected))
         if self.marked:
-            behind = pc.binary_join_element_wise(pa.scalar(b""), wanted, pa.scalar(b" "))
-            same = same | np.asarray(pc.equal(found, behind))
+            after_space = pc.binary_join_element_wise(pa.scalar(b""), expected, pa.scalar(b" "))
+            same = same | np.asarray(pc.equal(spelled, after_space))
         return same
 
 
 def normal_form(parsed: dict[str, Any]) -> str | None:
-    """ "": tokenizer.json has no normalizer; one of FORMS; None: another one."""
+    """Return the Unicode normal form of a tokenizer.json: "" for no normalizer, one of FORMS, or None for another."""
     normalizer = parsed.get("normalizer")
     while normalizer and normalizer["type"] == "Sequence" and len(normalizer["normalizers"]) == 1:
         normalizer = normalizer["normalizers"][0]
@@ -92,7 +92,7 @@ def normal_form(parsed: dict[str, Any]) -> str | None:
 
 
 def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
-    """The vocabulary of a tokenizer.json, or None where ids do not tell what they stand for."""
+    """Return the vocabulary of a tokenizer.json, or None if the bytes of ids do not follow from it."""
     if parsed["model"]["type"] != "BPE":
         return None
     if is_byte_level(parsed.get("pre_tokenizer")) and (form := normal_form(parsed)) is not None:
@@ -116,7 +116,7 @@ def vocabulary_of(parsed: dict[str, Any]) -> Vocabulary | None:
 
 
 def is_byte_level(pre_tokenizer: Any) -> bool:
-    """Whether a pre-tokenizer turns each byte of a text into a character, and adds none."""
+    """Return whether a pre-tokenizer maps each byte of a text to a character, and adds no space."""
     if not pre_tokenizer:
         return False
     if pre_tokenizer["type"] == "Sequence":
@@ -141,7 +141,7 @@ def _sentencepiece(tokens: list[str]) -> pa.BinaryArray:
 
 
 def _is_marked(parsed: dict[str, Any]) -> bool:
-    """Whether spaces become marks, one may be put before a text, and nothing else is done to it."""
+    """Return whether a tokenizer replaces spaces with `MARK`, can add one before a text, and changes nothing else."""
     normalizer, pre_tokenizer = parsed.get("normalizer"), parsed.get("pre_tokenizer")
     if not parsed["model"].get("byte_fallback"):
         return False

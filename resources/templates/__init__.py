@@ -1,1 +1,13 @@
-"""Templates taken apart: what the YAML and chat templates say, before any row is rendered."""
+"""Prompt and chat templates, before any row is rendered.
+
+In the order in which a dataset meets them:
+
+- `custom`: parses `custom` templates (`{column}`).
+- `from_yaml`: compiles the Jinja templates that a YAML names, and locates their errors in the YAML.
+- `columns_used`: lists the columns that the YAML's template uses.
+- `chatml`: built-in chat templates for data without one.
+- `jinja`: compiles and renders a template, and finds where it places each value.
+- `static_analysis`: decides from a template's syntax whether it only places values.
+- `sandbox`: limits what a template can reach and how much work it can do. `instrument` adds the counting to the parsed
+  template, `work_meter` counts while it runs, and `costs` lists what each filter, test and method costs.
+"""

@@ -1,4 +1,4 @@
-"""ChatML templates for data whose tokenizer brings no chat template; what the model says is marked for training."""
+"""Built-in ChatML templates for tokenizers without a chat template; assistant turns are marked as generated."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ _REASONING = """\
 
 
 def chatml(tools: bool, end: str = IM_END, reasoning: bool = False) -> str:
-    """A ChatML template that marks answers and their end as generated.
+    """Return a ChatML template that marks answers, stop token included, with `{% generation %}`.
 
     Args:
-        tools: whether it renders tools, calls of tools and their responses too, in the style of Hermes.
-        end: what ends a message, as the template's own text.
-        reasoning: whether it renders what was thought before an answer.
+        tools: also render tool descriptions, tool calls and tool responses, in the style of Hermes.
+        end: the text that ends a message.
+        reasoning: also render the reasoning before an answer, within `<think>`.
     """
     turns = _TOOL_TURNS if tools else _TURNS
     if reasoning:

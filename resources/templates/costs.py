@@ -1,4 +1,4 @@
-"""What filters, tests and methods cost beyond the size of what they are given: widths, repetitions, nested scans."""
+"""The work of Jinja filters, tests and methods beyond the size of their arguments: widths, repetitions, rescans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 
 Cost = Callable[..., float]
-"""From the arguments to characters or steps; a negative number or none at all costs nothing."""
+"""Maps the arguments to a number of characters or steps; a negative result costs nothing."""
 
 _CONVERSION = re.compile(r"[-+ #0]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
 _MOST_DIGITS = 4000
@@ -22,32 +22,32 @@ def nothing(*_: Any, **__: Any) -> float:
 
 
 def length(value: Any) -> int:
-    """Items of what has a length; others are counted as they come."""
+    """Return the number of items, or 0 for iterators, whose items are counted as they are read."""
     return len(value) if hasattr(type(value), "__len__") else 0
 
 
 def digits(text: str) -> float:
-    """The number that digits spell."""
+    """Return the number that digits spell, or infinity for very many digits."""
     return int(text or 0) if len(text) < _MOST_DIGITS else float("inf")
 
 
 def formatted(pattern: str, arguments: Any, weight: int) -> float:
-    """Cost of `pattern % arguments`: its widths and precisions, and named arguments as often as they may be written."""
+    """Return the cost of `pattern % arguments`: widths, precisions, and `weight` per part with named arguments."""
     numbers = [abs(number) for number in arguments if isinstance(number, int)] if isinstance(arguments, tuple) else []
     cost, parts = 0.0, 0
     at = pattern.find("%")
     while at >= 0:
-        at = _behind_name(pattern, at + 1)
+        at = _after_name(pattern, at + 1)
         match = _CONVERSION.match(pattern, at)
-        assert match is not None  # it may be empty
-        cost += sum(sum(numbers) if found == "*" else digits(found or "") for found in match.groups())
+        assert match is not None  # the pattern also matches the empty string
+        cost += sum(sum(numbers) if width == "*" else digits(width or "") for width in match.groups())
         parts += 1
         at = pattern.find("%", match.end() + 1)
     return cost + (weight * parts if isinstance(arguments, Mapping) else 0)
 
 
-def _behind_name(pattern: str, at: int) -> int:
-    """The place behind `(name)`, whose parentheses may be nested."""
+def _after_name(pattern: str, at: int) -> int:
+    """Return the position after `(name)`, which can contain nested parentheses."""
     depth = 0
     while at < len(pattern) and (depth or pattern[at] == "("):
         depth += {"(": 1, ")": -1}.get(pattern[at], 0)
@@ -56,7 +56,7 @@ def _behind_name(pattern: str, at: int) -> int:
 
 
 def repeated(left: Any, right: Any) -> float:
-    """Cost of `left * right`."""
+    """Return the cost of `left * right`."""
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, str | list | tuple):
             return len(sequence) * count if isinstance(count, int) else 0
@@ -80,13 +80,13 @@ def _wordwrap(
 
 def _round(value: Any, precision: int = 0, method: str = "common") -> float:
     if abs(precision) > _MOST_PRECISION:
-        raise SecurityError(f"a precision of more than {_MOST_PRECISION} digits")
+        raise SecurityError(f"round allows at most {_MOST_PRECISION} digits")
     return 0
 
 
 def _sum(value: Any, attribute: Any = None, start: Any = 0) -> float:
     if not isinstance(start, int | float):
-        raise SecurityError("sum is for numbers")
+        raise SecurityError("sum only adds numbers")
     return 0
 
 
@@ -98,7 +98,7 @@ def _tojson(
 
 
 def _size(value: Any) -> int:
-    """Names, values and entries; what is weighed is known to be finite."""
+    """Count names, values and entries of a value that was already weighed, so that it is known to be finite."""
     if isinstance(value, Mapping):
         return 1 + sum(1 + _size(inner) for inner in value.values())
     return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1
@@ -120,16 +120,16 @@ FILTERS: Mapping[str, Cost] = {
     "wordwrap": _wordwrap,
 }
 COSTLY = ("striptags", "wordwrap")
-"""Those that cost more than the size of what they are given even without arguments."""
+"""Filters that cost more than the size of their input even without arguments."""
 SHALLOW = frozenset(
     "attr batch count d default first items last length list map reject rejectattr reverse select selectattr "  # noqa: SIM905
     "slice".split()
 )
-"""Filters that look at no more than how many items there are."""
+"""Filters that do not read the items' contents."""
 CONSUMING = ("groupby", "join", "max", "min", "sort", "sum", "unique")
-"""Filters that go through all items, of an iterator too."""
+"""Filters that read all items, also of an iterator."""
 REFUSED = ("pprint", "random", "urlize", "xmlattr")
-"""Filters for HTML pages and debugging, and one that is not the same every time."""
+"""Filters for HTML and debugging, and `random`, whose result is not reproducible."""
 _ATTRIBUTE = {
     "groupby": 0,
     "join": 1,
@@ -141,27 +141,27 @@ _ATTRIBUTE = {
     "sum": 0,
     "unique": 1,
 }
-"""Which argument is the path of an attribute, which is walked for each item."""
+"""The position of the attribute path among a filter's arguments; the path is walked for each item."""
 
 
 def check_path(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """
     Raises:
-        SecurityError: a filter is given a path of very many parts.
+        SecurityError: a filter's attribute path has too many parts.
     """
     at = _ATTRIBUTE.get(name, len(args))
     path = kwargs.get("attribute", args[at] if at < len(args) else None)
     if isinstance(path, str) and path.count(".") + path.count(",") > _MOST_PARTS:
-        raise SecurityError("an attribute's path is too long")
+        raise SecurityError(f"an attribute path has more than {_MOST_PARTS} dots and commas")
 
 
 CHEAP_TESTS = frozenset(
     "boolean callable defined escaped false float integer iterable mapping none number sameas sequence string true "  # noqa: SIM905
     "undefined".split()
 )
-"""Tests that look at no more than what kind of thing a value is."""
+"""Tests that only look at a value's type or identity."""
 REMAINDER_TESTS = ("divisibleby", "even", "odd")
-"""Tests that compute a remainder, which of a text is formatting."""
+"""Tests that compute `%`, which formats when the value is a string."""
 
 
 def _strip(text: str, chars: str | None = None) -> float:
@@ -185,11 +185,11 @@ TEXT_METHODS: Mapping[str, Cost] = {
     "join": lambda text, items: len(text) * len(items),
     "replace": lambda text, old, new, count=-1: text.count(old) * len(new),
 }
-"""The methods of texts that may be called."""
+"""The string methods that templates can call."""
 OTHER_METHODS: Mapping[type, tuple[str, ...]] = {
     dict: ("copy", "get", "items", "keys", "values"),
     list: ("copy", "count", "index"),
     tuple: ("count", "index"),
     float: ("is_integer",),
 }
-"""The methods of other data that may be called."""
+"""The methods of other types that templates can call."""

@@ -1,7 +1,7 @@
-"""Writes the counting of work into a parsed template: into every loop and macro, and around what makes or reads texts.
+"""Inserts work counting into a parsed template: into loops and macros, and around operations that make or read text.
 
-Operations become filters of names that no template can write. They are given the context, which keeps the count, and
-so are never computed while the template is compiled: `10 ** 10 ** 10` would never end there.
+Operations become filters whose names no template can write. The filters receive the context, which keeps the count.
+This also keeps Jinja from folding constants at compile time, where `10 ** 10 ** 10` would never finish.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ STEP, WRITTEN, JOINED, ADDED, WEIGHED, SEARCHED, SLICED = (
     f"work of {name}" for name in ("a step", "writing", "~", "+", "comparing", "searching", "slicing")
 )
 ARITHMETIC = {n.Sub: "work of -", n.Mul: "work of *", n.Pow: "work of **", n.Mod: "work of %"}
-"""The filter that stands for each operator."""
+"""The filter that replaces each operator."""
 
 _ALONE = (n.Extends, n.Include, n.Import, n.FromImport, n.Block)
 _ESCAPES = (n.EvalContextModifier, n.ScopedEvalContextModifier)
 
 
 def metered(tree: n.Template) -> n.Template:
-    """The tree, changed in place.
+    """Add work counting to the tree, in place, and return it.
 
     Raises:
-        TemplateSyntaxError: it reaches for other templates, or escapes as HTML does.
+        TemplateSyntaxError: the template uses other templates or HTML escaping.
     """
     return _Meter().visit(tree)
 
@@ -35,22 +35,21 @@ def metered(tree: n.Template) -> n.Template:
 class _Meter(NodeTransformer):
     def generic_visit(self, node: n.Node, *args: Any, **kwargs: Any) -> n.Node:
         if isinstance(node, _ALONE):
-            raise TemplateSyntaxError(
-                f"{type(node).__name__.lower()} is not available: a template stands alone", _at(node)
-            )
+            name = type(node).__name__.lower()
+            raise TemplateSyntaxError(f"{name} is not available: a template cannot use other templates", _line(node))
         if isinstance(node, _ESCAPES):
-            raise TemplateSyntaxError("autoescape is not available: a prompt is no HTML", _at(node))
+            raise TemplateSyntaxError("autoescape is not available: prompts are not HTML", _line(node))
         return super().generic_visit(node, *args, **kwargs)
 
     def visit_For(self, node: n.For) -> n.Node:
-        work = _nodes([*node.body, node.test])
+        work = _work_of([*node.body, node.test])
         self.generic_visit(node)
         if node.test is not None:
             node.test = n.And(_step(node.test, work), node.test, lineno=node.lineno)
         return _counted(node, work)
 
     def visit_Macro(self, node: n.Macro) -> n.Node:
-        work = _nodes(node.body)
+        work = _work_of(node.body)
         self.generic_visit(node)
         return _counted(node, work)
 
@@ -80,7 +79,7 @@ class _Meter(NodeTransformer):
     visit_Sub = visit_Pow = visit_Mod = visit_Mul
 
     def visit_Compare(self, node: n.Compare) -> n.Node:
-        """A comparison with a constant looks no further than that is long; any other is weighed."""
+        """Weigh the operands, except in comparisons with a constant, which read at most the constant's length."""
         constant = [_constant(node.expr), *(_constant(operand.expr) for operand in node.ops)]
         self.generic_visit(node)
         for index, operand in enumerate(node.ops):
@@ -120,26 +119,26 @@ def _step(node: n.Node, work: int) -> Any:
 
 
 def _counted(node: Any, work: int) -> n.Node:
-    """A loop, macro or call whose body begins with counting it."""
+    """Return a loop, macro or call block whose body first counts its work."""
     node.body.insert(0, n.ExprStmt(_step(node, work), lineno=node.lineno))
     return node
 
 
 def _constant(node: n.Node) -> bool:
-    """Whether it is a constant, or a list of constants."""
+    """Return whether the node is a constant or a list of constants."""
     return isinstance(node, n.Const) or (isinstance(node, n.List | n.Tuple) and all(map(_constant, node.items)))
 
 
-def _nodes(nodes: Sequence[n.Node | None]) -> int:
-    """Nodes and characters of literal text, without those within inner loops and macros, which count themselves."""
-    found, left = 1, [node for node in nodes if node is not None]
-    while left:
-        node = left.pop()
-        found += 1 + (len(node.data) if isinstance(node, n.TemplateData) else 0)
+def _work_of(nodes: Sequence[n.Node | None]) -> int:
+    """Count nodes and characters of literal text, except within inner loops and macros, which count themselves."""
+    work, pending = 1, [node for node in nodes if node is not None]
+    while pending:
+        node = pending.pop()
+        work += 1 + (len(node.data) if isinstance(node, n.TemplateData) else 0)
         inner = ("body", "test") if isinstance(node, n.For | n.Macro | n.CallBlock) else ()
-        left.extend(node.iter_child_nodes(exclude=inner))
-    return found
+        pending.extend(node.iter_child_nodes(exclude=inner))
+    return work
 
 
-def _at(node: n.Node) -> int:
+def _line(node: n.Node) -> int:
     return node.lineno or 1

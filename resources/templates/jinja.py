@@ -1,9 +1,10 @@
-"""Jinja templates, sandboxed: compiled, rendered, and probed for where each value ends up.
+"""Compiles and renders Jinja templates in the sandbox, and finds where a template places each value.
 
-`probe` renders a template with marks in place of values. Where the marks come out tells where values go, the text
-between them what the template itself writes, and white space put around the marks what it trims; the caller verifies
-all that by comparing with a true rendering.
-Templates see what they see in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
+`probe` renders a template twice with marks in place of the values: once with bare marks, once with white space around
+them. The positions of the marks in the output show where values are placed, the text between them is the template's
+own, and the white space that is left shows what the template trims. The caller verifies the result against a real
+rendering.
+Templates get the same environment as in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
 loop controls and `{% generation %}`.
 """
 
@@ -27,23 +28,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.errors import SandboxError, SpansError, TemplateError
-from tokenloom.resources.templates.analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.sandbox import Sandbox
+from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.work_meter import MeteredContext
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
 GENERATION_OPEN, GENERATION_CLOSE = "\ue0d2", "\ue0d3"
 MARKS = (MARK_OPEN, MARK_CLOSE, GENERATION_OPEN, GENERATION_CLOSE)
-"""Private-use characters that stand for values while a template is probed."""
+"""Private-use characters that mark values and generation blocks while a template is probed."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Variables that every template is given."""
+"""Variables that every template gets."""
 
 Trim = str | None
-"""Characters that a template strips on one side of a value: none (""), newlines, or None for all white space."""
+"""Characters that a template strips on one side of a value: "" for none, newlines, or None for all white space."""
 
 Side = tuple[Trim, bool]
-"""What it strips there, and whether that side shows the value to be escaped as within JSON."""
+"""The characters stripped on one side of a value, and whether that side shows that the value is JSON-escaped."""
 
 _LEFT_PADS: dict[str, Side] = {
     "\n\n\u2002": ("", False),
@@ -57,19 +58,19 @@ _RIGHT_PADS: dict[str, Side] = {
     "\u2003": ("\n", False),
     "": (None, False),
 }
-"""What is left of the white space put beside a value, what was then stripped, and whether it was escaped as in JSON.
-The numbers of newlines differ, so that no two ways to strip leave the same text between two values."""
+"""Maps the white space that is left on each side of a value to what was stripped, and whether it was JSON-escaped. The
+two sides have different numbers of newlines, so that no two ways to strip leave the same text between two values."""
 
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
-"""What Python's `str.strip` strips, and Jinja's `trim` with it."""
+"""The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
 
-_LOOSE = "{% break %} and {% continue %} must stand in a loop, and not in a block or macro within it"
-_NESTED = "it is nested too deeply"
+_OUTSIDE_LOOP = "{% break %} and {% continue %} must be in a loop, not in a block or macro within it"
+_NESTED = "nested too deeply"
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}`: what the model generates."""
+    """The tags `{% generation %}…{% endgeneration %}` around the text that the model generates."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -97,7 +98,7 @@ def _tojson(
 
 @lru_cache(maxsize=32)
 def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
-    """The template, its tree, and the variables that nothing in it sets."""
+    """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
@@ -115,24 +116,26 @@ def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jin
         return environment.from_string(source), tree, jinja2.meta.find_undeclared_variables(tree)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(f"template, line {error.lineno}: {error.message}", error.lineno) from error
-    except SyntaxError as error:  # Python's, of what Jinja compiled to
-        loose = "loop" in str(error.msg)
-        raise TemplateError(f"template: {_LOOSE if loose else _NESTED}") from error
+    except SyntaxError as error:  # from Python, in the code that Jinja generated
+        outside_loop = "loop" in str(error.msg)
+        raise TemplateError(f"template: {_OUTSIDE_LOOP if outside_loop else _NESTED}") from error
     except (RecursionError, MemoryError) as error:
         raise TemplateError(f"template: {_NESTED}") from error
-    except (ValueError, OverflowError) as error:  # a number that Python does not read
+    except (ValueError, OverflowError) as error:  # a number that Python cannot parse
         raise TemplateError(f"template: {error}") from error
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where value number `value` goes, or, where it is -1, text that the template itself writes.
+    """One part of a template's output: a value, or text of the template's own.
 
     Args:
-        generated: which `{% generation %}` block it lies in, counted from 1; 0: none.
-        column: counts the slots that hold a value.
-        left, right: what the template strips of the value.
-        escaped: whether it then writes it as `tojson` does, but for the quotes.
+        value: number of the value that is placed here, or -1 for the template's own text.
+        text: the template's own text, or "".
+        generated: number of the `{% generation %}` block around this part, counted from 1; 0 for none.
+        column: number of this slot among the slots with a value, or -1.
+        left, right: characters that the template strips from the value.
+        escaped: whether the template then escapes the value as `tojson` does, without the quotes.
     """
 
     value: int
@@ -148,7 +151,7 @@ class Slot:
         return (self.left, self.right) != ("", "")
 
     def place(self, values: pa.Array) -> pa.Array:
-        """String values as the template places them."""
+        """Return string values as the template writes them: stripped and escaped."""
         for side, trim in ((pc.utf8_ltrim, self.left), (pc.utf8_rtrim, self.right)):
             values = side(values, characters=WHITE_SPACE if trim is None else trim) if trim != "" else values
         return _escape(values) if self.escaped else values
@@ -157,13 +160,17 @@ class Slot:
 class JinjaTemplate:
     """A compiled template.
 
+    Args:
+        source: the template's text.
+        date_string: result of `strftime_now`; None refuses templates that call it.
+
     Raises:
-        TemplateError: its syntax is wrong, or it reaches for other templates.
+        TemplateError: the template has a syntax error, or uses other templates.
     """
 
     def __init__(self, source: str, date_string: str | None = None):
         if any(mark in source for mark in MARKS):
-            raise TemplateError("the template holds private-use characters U+E0D0 to U+E0D3")
+            raise TemplateError("template: private-use characters U+E0D0 to U+E0D3 are reserved; remove them")
         self._source, self._date_string = source, date_string
         self._template, self._tree, self._names = _compile(source, date_string)
         self._globals = dict(self._template.globals)
@@ -173,20 +180,20 @@ class JinjaTemplate:
         return JinjaTemplate, (self._source, self._date_string)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text for these variables.
+        """Return the text for these variables.
 
         Raises:
-            SandboxError: the template tries to leave the sandbox, or does too much.
-            TemplateError: it refuses them, or fails on them; the message tells the line.
+            SandboxError: the template tries to leave the sandbox, or does too much work.
+            TemplateError: the template raises an error; the message names the line.
         """
         return self._run(variables)
 
     def reads(self, name: str) -> bool:
-        """Whether the template names a variable or function."""
-        return any(found.name == name for found in self._tree.find_all(jinja2.nodes.Name))
+        """Return whether the template uses a variable or function of this name."""
+        return any(node.name == name for node in self._tree.find_all(jinja2.nodes.Name))
 
     def undeclared(self) -> dict[str, int]:
-        """Variables that it expects to be given, besides special tokens, each with its first line."""
+        """Return the variables that the template expects, without special tokens, each with its first line."""
         names = self._names - set(self._globals) - set(SPECIAL_TOKENS)
         lines = dict.fromkeys(sorted(names), 1)
         for node in reversed(list(self._tree.find_all(jinja2.nodes.Name))):
@@ -195,10 +202,10 @@ class JinjaTemplate:
         return lines
 
     def opacity(self, kinds: Mapping[str, Kind]) -> str | None:
-        """Why a value's place does not tell all that the template does with it, or None where it does.
+        """Return why the template does more with values than place them, or None if it only places them.
 
         Args:
-            kinds: what the template's variables hold; those not named hold no value.
+            kinds: the kinds of the template's variables; default for each: no value.
         """
         try:
             check_places_only(self._tree, kinds)
@@ -209,29 +216,31 @@ class JinjaTemplate:
         return None
 
     def probe(self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool]) -> list[Slot]:
-        """The template's slots, for values of which some are empty.
+        """Return the template's slots, in output order.
 
         Args:
-            variables: the template's variables for given values.
+            variables: maps values to the template's variables.
+            empty: for each value, whether it is empty.
 
         Raises:
-            TemplateError: it refuses the values, or does with them what cannot be followed.
+            TemplateError: the template refuses the values.
+            SpansError: the template does more with a value than strip and escape it.
         """
         bare = self._slots(variables, empty, "", "")
         padded = self._slots(variables, empty, next(iter(_LEFT_PADS)), next(iter(_RIGHT_PADS)))
-        own, seen = _literals(bare), _literals(padded)
+        own, own_padded = _literals(bare), _literals(padded)
         if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in padded if slot.value >= 0]:
             raise SpansError("the template places a value elsewhere when white space surrounds it")
-        beside = [
-            _pads(text, found, index > 0, index < len(own) - 1)
-            for index, (text, found) in enumerate(zip(own, seen, strict=True))
+        sides = [
+            _sides_of(text, text_padded, index > 0, index < len(own) - 1)
+            for index, (text, text_padded) in enumerate(zip(own, own_padded, strict=True))
         ]
         numbers = iter(range(len(own)))
         slots: list[Slot] = []
         for slot in bare:
             column = next(numbers) if slot.value >= 0 else -1
-            (left, begun), (right, ended) = beside[column][1], beside[column + 1][0]
-            placed = replace(slot, column=column, left=left, right=right, escaped=begun or ended)
+            (left, left_escaped), (right, right_escaped) = sides[column][1], sides[column + 1][0]
+            placed = replace(slot, column=column, left=left, right=right, escaped=left_escaped or right_escaped)
             slots.append(placed if slot.value >= 0 else slot)
         return slots
 
@@ -260,7 +269,7 @@ class JinjaTemplate:
         context.given = variables
         try:
             return "".join(template.root_render_func(context))
-        except Exception as error:  # whatever the template does with its values is its own fault
+        except Exception as error:  # a template can raise anything
             line = self._line(error)
             place = f"template, line {line}" if line else "template"
             if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError):
@@ -269,7 +278,7 @@ class JinjaTemplate:
             raise TemplateError(f"{place}: {error if own else f'{type(error).__name__}: {error}'}", line) from error
 
     def _line(self, error: BaseException) -> int | None:
-        """The template's line that an error comes from."""
+        """Return the template's line that raised an error, or None."""
         own = [
             place.tb_lineno
             for place in _frames(error.__traceback__)
@@ -284,32 +293,36 @@ def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def _pads(own: str, found: str, after_value: bool, before_value: bool) -> tuple[Side, Side]:
-    """What was done to the right side of the value before a text, and to the left side of the value after it.
+def _sides_of(own: str, padded: str, after_value: bool, before_value: bool) -> tuple[Side, Side]:
+    """Return what the template does to the right side of the value before a text, and to the left side of the next.
 
     Args:
-        own: the text between the values.
-        found: the same with white space put beside the values.
+        own: the text between the two values.
+        padded: the text between them when the values have white space around them.
+        after_value, before_value: whether there is a value before and after the text.
+
+    Raises:
+        SpansError: the template's own text depends on the white space.
     """
     rights = _RIGHT_PADS if after_value else {"": ("", False)}
     lefts = _LEFT_PADS if before_value else {"": ("", False)}
-    for (right, done_right), (left, done_left) in product(rights.items(), lefts.items()):
-        if found == right + own + left:
-            return done_right, done_left
+    for (right_pad, right), (left_pad, left) in product(rights.items(), lefts.items()):
+        if padded == right_pad + own + left_pad:
+            return right, left
     raise SpansError("the template changes its own text when white space surrounds a value")
 
 
 def _escape(values: pa.Array) -> pa.Array:
-    """Strings as within JSON text that keeps what is not ASCII."""
+    """Return strings escaped as in JSON that keeps non-ASCII characters."""
     controls = [chr(code) for code in range(32)]
-    found = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
-    for char in ("\\", '"', *(controls if found else ())):
+    any_control = pc.any(pc.match_substring_regex(values, r"[\x00-\x1f]"), min_count=0).as_py()
+    for char in ("\\", '"', *(controls if any_control else ())):
         values = pc.replace_substring(values, char, json.dumps(char)[1:-1])
     return values
 
 
 def _literals(slots: Sequence[Slot]) -> list[str]:
-    """The text before the first value, between values, and after the last."""
+    """Return the template's own text before the first value, between values, and after the last."""
     texts = [""]
     for slot in slots:
         if slot.value >= 0:

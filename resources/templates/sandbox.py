@@ -1,7 +1,8 @@
-"""The sandbox that templates run in: what they may reach, and how much they may do.
+"""The sandbox that templates run in: it limits what a template can reach and how much work it can do.
 
-A template reaches data, the methods and filters that read data, its own macros, and nothing else; all that it does is
-counted (see `metered`).
+Chat templates are downloaded with tokenizers, so they are untrusted. A template can reach its data, the methods and
+filters that read data, and its own macros; everything else raises `SecurityError`. Its work is counted step by step:
+`instrument` inserts the counting into the parsed template, and `work_meter` stops a template that exceeds its limit.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if deep:
             context.weigh(value)
         if args or kwargs:
-            for given in (*args, *kwargs.values()):
-                context.weigh(given)
+            for argument in (*args, *kwargs.values()):
+                context.weigh(argument)
             costs.check_path(name, args, kwargs)
         if cost is not None and (costly or args or kwargs):
             context.spend(cost(value, *args, **kwargs))
-        return context.made(call(context, value, *args, **kwargs))
+        return context.counted(call(context, value, *args, **kwargs))
 
     return pass_context(run)
 
 
 def _quick_trim(trim: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter that templates use most, faster for what it is mostly put on."""
+    """Return the `trim` filter with a fast path for its most common use, a plain string without arguments."""
 
     @functools.wraps(trim)
     def run(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,14 +75,14 @@ def _metered_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         for value in args:
             searched(context, value)
         if name in costs.REMAINDER_TESTS and isinstance(args[0], str):
-            raise SecurityError(f"{name} is for numbers")
+            raise SecurityError(f"{name} only tests numbers")
         return call(context, *args)
 
     return pass_context(run)
 
 
 def _with_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test as a function that is given the context first, whatever it is itself given."""
+    """Wrap a filter or test so that it always takes the context as its first argument."""
     calls: dict[_PassArg | None, Callable[..., Any]] = {
         None: lambda context, *args, **kwargs: function(*args, **kwargs),
         _PassArg.context: function,
@@ -92,19 +93,19 @@ def _with_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _range(*args: int) -> range:
-    found = range(*args)
-    if len(found) > MOST_RANGE:
-        raise SecurityError(f"a range of more than {MOST_RANGE:,} numbers")
-    return found
+    numbers = range(*args)
+    if len(numbers) > MOST_RANGE:
+        raise SecurityError(f"a range has more than {MOST_RANGE:,} numbers")
+    return numbers
 
 
 def _lipsum(*_: Any, **__: Any) -> str:
-    raise SecurityError("lipsum is not the same every time")
+    raise SecurityError("lipsum is not reproducible")
 
 
 @dataclass(frozen=True)
 class _Format:
-    """The method `format` or `format_map` of a text."""
+    """The method `format` or `format_map` of a string."""
 
     text: str
     by_name: bool
@@ -126,11 +127,11 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of templates; functions in its globals may be called by them."""
+    """The Jinja environment of all templates; templates can call the functions in its globals."""
 
     context_class = MeteredContext
     intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
-    """Never computed while a template is compiled or looked at."""
+    """Operators that Jinja must not fold into constants when it compiles a template."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -140,7 +141,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.eval_context = jinja2.nodes.EvalContext(self)
 
     def meter(self) -> None:
-        """Let all filters and tests count what they do; to be called once, when the last of them is added."""
+        """Make all filters and tests count their work. Call it once, after the last one is added."""
         self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()} | OPERATIONS
         self.filters["trim"] = _quick_trim(self.filters["trim"])
         self.tests = {
@@ -157,17 +158,17 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_filter(name, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """An attribute or item as Jinja's sandbox finds it; what is asked most is found faster."""
+        """Return an attribute or item as Jinja's sandbox does, with a fast path for the most common types."""
         kind = obj.__class__
         if kind is dict and attribute not in _OF_DICT:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if (kind is str and attribute in costs.TEXT_METHODS) or (kind is LoopContext and attribute[0] != "_"):
-            found = getattr(obj, attribute, obj)
-            return found if found is not obj else self.undefined(obj=obj, name=attribute)
+            value = getattr(obj, attribute, obj)
+            return value if value is not obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        raise SecurityError(f"{attribute} of a {type(obj).__name__} is not to be reached")
+        raise SecurityError(f"{attribute} of a {type(obj).__name__} is not accessible")
 
     def wrap_str_format(self, value: Any) -> Any:
         if not isinstance(value, BuiltinMethodType | MethodType) or value.__name__ not in ("format", "format_map"):
@@ -175,10 +176,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _Format(value.__self__, value.__name__ == "format_map") if isinstance(value.__self__, str) else None
 
     def call(self, context: MeteredContext, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
-        """Call a macro, a loop, a method of data or a function of the globals.
+        """Call a macro, a loop, a method of data or a function in the globals.
 
         Raises:
-            SecurityError: it is none of these, or does too much.
+            SecurityError: the function is none of these, or does too much work.
         """
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
@@ -196,10 +197,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for value in args if function not in _CLASSES[1:] else ():
                 context.weigh(value)
             context.spend(len(kwargs) + sum(1 + costs.length(value) for value in args))
-            return context.made(function(*args, **kwargs))
+            return context.counted(function(*args, **kwargs))
         if isinstance(function, Undefined):
             return function()
-        raise SecurityError(f"a {kind.__name__} is not to be called")
+        raise SecurityError(f"a {kind.__name__} cannot be called")
 
     @functools.cached_property
     def _functions(self) -> list[Any]:
@@ -227,13 +228,13 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for value in args if isinstance(of, dict) else (of, *args):
                 context.weigh(value)
         else:
-            raise SecurityError(f"{name} of a {type(of).__name__} is not to be called")
-        return context.made(method(*args, **kwargs))
+            raise SecurityError(f"{name} of a {type(of).__name__} cannot be called")
+        return context.counted(method(*args, **kwargs))
 
     def _formatted(self, context: MeteredContext, method: _Format, args: Any, kwargs: Any) -> str:
         if type(method.text) is not str:
-            raise SecurityError("a text marked as safe is not to be formatted")
+            raise SecurityError("a string marked as safe cannot be formatted")
         context.weigh(method.text)
         if method.by_name:
             (kwargs,), args = args, ()
-        return context.made(_Formatter(context).vformat(method.text, args, kwargs))
+        return context.counted(_Formatter(context).vformat(method.text, args, kwargs))

@@ -1,8 +1,8 @@
-"""What counts a template's work while it runs: its context, and the operations that `instrument` puts into it.
+"""Counts a template's work while it runs: the context, and the operations that `instrument` inserts.
 
-What it does is counted, not timed, so that the verdict is the same everywhere: one unit for each node of a loop's or
-macro's body at each step, each item and character that is made or looked through. `ALLOWANCE` units are for any
-template, and `ALLOWANCE_EACH` more for each value and character of the data.
+Work is counted, not timed, so that every machine accepts the same templates. One unit is one node of a loop's or
+macro's body per iteration, or one item or character that is made or read. Each row has `ALLOWANCE` units, plus
+`ALLOWANCE_EACH` for each value and character of its data.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from tokenloom.resources.templates import costs, instrument
 ALLOWANCE = 1_000_000
 ALLOWANCE_EACH = 256
 MOST_DEPTH = 64
-"""Macros and recursive loops within each other, and lists and objects within each other."""
+"""Largest nesting depth of macro calls and recursive loops, and of lists and objects in a value."""
 MOST_BITS = 4096
-"""Of a whole number."""
+"""Largest size of an integer."""
 
 _SCALARS = (int, float, bool, type(None))
 _VIEWS = (list, tuple, KeysView, ValuesView, type({}.items()))
 
 
 class MeteredContext(Context):
-    """A template's variables, and what is left of the work it may do."""
+    """A template's variables and its remaining work units."""
 
     allowed = left = ALLOWANCE
     given: Mapping[str, Any] | None = None
-    """The data, as long as it has not added to the allowance."""
+    """The row's data until it is added to the allowance, then None: its size is only measured when needed."""
     depth = 0
 
     def __init__(self, environment: Any, variables: dict[str, Any], *_: Any, **__: Any):
-        """Made for every row: as Jinja makes it, but for what needs blocks or escaping."""
+        """Set up what Jinja's own context does, without blocks and escaping: a context is made for every row."""
         self.environment, self.parent, self.vars = environment, variables, {}
         self.eval_ctx = environment.eval_context
         self.exported_vars, self.globals_keys = set(), set()
         self.name, self.blocks = None, {}
 
     def spend(self, amount: float) -> None:
-        """Count work.
+        """Subtract work units.
 
         Raises:
-            SecurityError: the template does too much.
+            SecurityError: no work units are left.
         """
         if amount > 0:
             self.left -= amount
@@ -56,6 +56,11 @@ class MeteredContext(Context):
                 self.exhausted()
 
     def exhausted(self) -> None:
+        """Add the allowance for the row's data, once.
+
+        Raises:
+            SecurityError: no work units are left.
+        """
         if self.given is not None:
             size = sum(map(_amount, _items(dict(self.given))))
             self.left += ALLOWANCE_EACH * size
@@ -65,10 +70,10 @@ class MeteredContext(Context):
             raise SecurityError(f"more than {self.allowed:,} steps and characters for one row")
 
     def weigh(self, value: Any) -> int:
-        """Count all that a value holds, which writing it, comparing it or looking it up goes through.
+        """Subtract and return the size of a value, which is what writing, comparing or looking it up reads.
 
         Raises:
-            SecurityError: it is too much, nested too deeply, or no data.
+            SecurityError: the value is too large, nested too deeply, or not data.
         """
         if value.__class__ is str:
             self.left -= len(value)
@@ -82,8 +87,8 @@ class MeteredContext(Context):
             self.spend(amount)
         return weight
 
-    def made(self, value: Any) -> Any:
-        """A value that was made, counted; an iterator counts what it yields."""
+    def counted(self, value: Any) -> Any:
+        """Count a new value and return it; an iterator is wrapped so that it counts what it yields."""
         kind = type(value)
         if kind is str or isinstance(value, str | list | tuple | dict):
             self.left -= len(value)
@@ -103,14 +108,18 @@ class MeteredContext(Context):
 
 
 def _amount(item: Any) -> int:
-    """What a value counts for itself: characters, numbers in a range, bits."""
+    """Return a value's own size, without what it contains: characters, numbers in a range, bits."""
     if isinstance(item, str | range):
         return 1 + len(item)
     return 1 + (item.bit_length() if item.__class__ is int else 0)
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """A value and all that it holds, names of fields included."""
+    """Yield a value and everything in it, field names included.
+
+    Raises:
+        SecurityError: the value is nested too deeply, or not data.
+    """
     pending = [(value, 0)]
     while pending:
         item, depth = pending.pop()
@@ -127,20 +136,20 @@ def _items(value: Any) -> Iterator[Any]:
             pending.append((item._Namespace__attrs, depth + 1))
         elif isinstance(item, BuiltinMethodType):
             name = item.__name__
-            raise SecurityError(f"{name} is a method here, no data; write ['{name}'] for a field of that name")
+            raise SecurityError(f"{name} is a method here; write ['{name}'] for a field of that name")
         elif not isinstance(item, Undefined | range):
-            raise SecurityError(f"a {type(item).__name__} is no data")
+            raise SecurityError(f"a {type(item).__name__} is not data")
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether it yields items that are counted as they come."""
+    """Return whether the value is an iterator, whose items are counted as they are read."""
     return hasattr(type(value), "__next__") and not isinstance(value, LoopContext | Cycler)
 
 
 def _bounded(*numbers: Any) -> None:
     for number in numbers:
         if isinstance(number, int) and number.bit_length() > MOST_BITS:
-            raise SecurityError(f"a whole number of more than {MOST_BITS} bits")
+            raise SecurityError(f"an integer has more than {MOST_BITS} bits")
 
 
 @pass_context
@@ -185,7 +194,7 @@ def _added(context: MeteredContext, total: Any, *terms: Any) -> Any:
         if context.left < 0:
             context.exhausted()
         return total
-    return context.made(total)
+    return context.counted(total)
 
 
 @pass_context
@@ -203,12 +212,12 @@ def searched(context: MeteredContext, value: Any) -> Any:
 
 @pass_context
 def _sliced(context: MeteredContext, value: Any) -> Any:
-    return context.made(value)
+    return context.counted(value)
 
 
 @pass_context
 def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
-    return context.made(left - right)
+    return context.counted(left - right)
 
 
 @pass_context
@@ -219,9 +228,9 @@ def _multiplied(context: MeteredContext, left: Any, right: Any) -> Any:
 
 
 @pass_context
-def _raised(context: MeteredContext, left: Any, right: Any) -> Any:
+def _power(context: MeteredContext, left: Any, right: Any) -> Any:
     if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MOST_BITS:
-        raise SecurityError(f"a whole number of more than {MOST_BITS} bits")
+        raise SecurityError(f"an integer has more than {MOST_BITS} bits")
     return left**right
 
 
@@ -229,7 +238,7 @@ def _raised(context: MeteredContext, left: Any, right: Any) -> Any:
 def _remainder(context: MeteredContext, left: Any, right: Any) -> Any:
     if isinstance(left, str):
         context.spend(len(left) + costs.formatted(left, right, context.weigh(right)))
-        return context.made(left % right)
+        return context.counted(left % right)
     return left % right
 
 
@@ -243,6 +252,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     instrument.SLICED: _sliced,
     instrument.ARITHMETIC[jinja2.nodes.Sub]: _subtracted,
     instrument.ARITHMETIC[jinja2.nodes.Mul]: _multiplied,
-    instrument.ARITHMETIC[jinja2.nodes.Pow]: _raised,
+    instrument.ARITHMETIC[jinja2.nodes.Pow]: _power,
     instrument.ARITHMETIC[jinja2.nodes.Mod]: _remainder,
 }

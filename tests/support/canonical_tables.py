@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.forms import FORMS
-from tokenloom.assets.prompts.stage import STAGE, renderer
+from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.prompts.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate, validate_rejects

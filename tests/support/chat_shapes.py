@@ -1,4 +1,4 @@
-"""Conversations of every shape, awkward contents in every place: for the sweep over chat templates."""
+"""Conversations of every shape, with awkward contents in every place, for the sweep over chat templates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tool(content: str) -> Message:
 
 
 def about(name: str, text: str) -> Shapes:
-    """A content as the answer, in all places, and in five turns."""
+    """Return conversations with a content as the answer, in all places, and in five turns."""
     first, last = [user(ASKED), answer(text)], [user(ASKED), answer(ANSWERED)]
     turns = [user(text), answer(ANSWERED), *first, user(text), answer(text), *last, *first]
     return {
@@ -70,10 +70,10 @@ def about(name: str, text: str) -> Shapes:
 
 
 def shapes(bos: str, eos: str) -> Shapes:
-    """All conversations, by name; only `DESCRIBED` ones hold tools.
+    """Return all conversations by name; only those in `DESCRIBED` have tools.
 
     Args:
-        bos, eos: the tokenizer's own, put into contents too.
+        bos, eos: the tokenizer's tokens, which some contents contain.
     """
     pair, both = [user(ASKED), answer(ANSWERED)], [called("Köln"), called("Bonn")]
     found = {

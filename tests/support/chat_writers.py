@@ -1,6 +1,6 @@
-"""What chat templates write, by hand: each conversation's text in parts, and which of them are trained.
+"""The texts of chat templates, written by hand: each conversation in parts, and which parts are trained.
 
-The oracle of the sweep over templates: plain Python, one function a template, nothing of tokenloom's or Jinja's.
+The oracle of the sweep over templates: plain Python, one function per template, without tokenloom or Jinja.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a text: the template's own, in which control tokens count as such, or what a message says."""
+    """A part of a text: the template's own, where control tokens are control tokens, or a message's content."""
 
     text: str
     trained: bool = False
@@ -24,8 +24,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation, with the tools described, today's date, the tokenizer's BOS and EOS, and the EOS that the
-    pipeline adds behind the last answer where the template stops it with nothing."""
+    """A conversation with its tools, today's date, the tokenizer's BOS and EOS, and the EOS that the pipeline adds
+    after the last answer if the template writes no stop."""
 
     messages: Sequence[Message]
     tools: list[Any] | None
@@ -44,7 +44,7 @@ def kept(text: str) -> str:
 
 
 def said(message: Message, stop: str, trim: Callable[[str], str] = kept) -> Parts:
-    """A message as it is written, and its stop: both trained where it is an answer."""
+    """Yield a message and its stop; both are trained if it is an answer."""
     answers = message["role"] == "assistant"
     yield Part(trim(message["content"]), answers, own=False)
     yield Part(stop, answers)
@@ -158,7 +158,7 @@ def two_part_stop(talk: Talk) -> Parts:
 
 
 def marked_contents(talk: Talk) -> Parts:
-    """The marks leave the stop out, so it is not trained."""
+    """The generation marks do not include the stop, so it is not trained."""
     for message in talk.messages:
         yield Part(f"<|im_start|>{message['role']}\n")
         yield Part(message["content"], message["role"] == "assistant", own=False)
@@ -207,7 +207,7 @@ def upper_cased(talk: Talk) -> Parts:
 
 
 def calls_of(message: Message) -> list[tuple[str, Any]]:
-    """Name and arguments of each tool call."""
+    """Yield the name and arguments of each tool call."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
 

@@ -1,4 +1,4 @@
-"""Templates that try to leave the sandbox, or to use the machine up: for tests of the sandbox."""
+"""Templates that try to leave the sandbox, or to exhaust the machine, for tests of the sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shared chat templates write, by hand, line breaks between their blocks included."""
+"""The texts of the shared chat templates, written by hand, line breaks between their blocks included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.chat_writers import Message, Part, Parts, Talk, Writer, calls_of, d
 
 
 def qwen(talk: Talk, marked: bool) -> Parts:
-    """Qwen2.5: with generation marks the newlines around an answer are trained too."""
+    """Qwen2.5; with generation marks the newlines around an answer are trained too."""
     turns = list(talk.messages)
     yield Part("<|im_start|>system\n")
     if turns[0]["role"] == "system":
@@ -57,7 +57,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def indented(talk: Talk, write: Callable[[Talk, Message], Parts], between: str = "\n", last: str = "\n") -> Parts:
-    """Templates laid out over lines, whose line breaks are part of the text."""
+    """Templates that span several lines, whose line breaks are part of the text."""
     for message in talk.messages:
         yield Part(between)
         yield from write(talk, message)

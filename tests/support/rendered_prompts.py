@@ -1,4 +1,4 @@
-"""Rows rendered as prompts, as the pipeline would, and their trained bytes: for tests of prompts and chats."""
+"""Rows rendered as prompts, as in the pipeline, and their trained bytes, for tests of prompts and chats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -22,7 +22,7 @@ Render = Callable[..., ChunkOutput]
 
 
 def renders(tokenizer_folder: Path) -> Render:
-    """Renders rows as the pipeline would: columns by the mapping that the rows suggest, then the prompt's format."""
+    """Renders rows as the pipeline does: columns with the mapping that the rows suggest, then the prompt's format."""
 
     def rendered(
         rows: list[Row], prompt: Row, tokenizer: Row | None = None, folder: Path = tokenizer_folder
@@ -41,7 +41,7 @@ def renders(tokenizer_folder: Path) -> Render:
 
 
 def trained_parts(text: str, spans: list[Row]) -> list[str]:
-    """Maximal runs of trained bytes, decoded."""
+    """Return the maximal runs of trained bytes, decoded."""
     data, parts, end = text.encode(), [], -1
     for span in spans:
         if span["weight"] > 0:

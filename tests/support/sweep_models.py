@@ -1,4 +1,4 @@
-"""The tokenizers of the sweep over chat templates: two small ones made here, two real ones."""
+"""The tokenizers of the sweep over chat templates: two small ones trained here, and two real ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Model:
 
 
 def load(name: str, folder: Path, save_tokenizer: SaveTokenizer) -> Model:
-    """A tokenizer by name; a small one is made in the folder."""
+    """Return a tokenizer by name; small ones are trained in the folder."""
     if name in TINY:
         make = {"bytes": byte_level, "pieces": pieces, "swallowing": swallowing}
         tokenizer, bos, eos = make[name](), "<s>", "</s>"
@@ -42,7 +42,7 @@ def load(name: str, folder: Path, save_tokenizer: SaveTokenizer) -> Model:
 
 
 def swallowing() -> Tokenizer:
-    """A byte-level BPE whose control tokens swallow white space: stops that before them, all others that behind."""
+    """Return a byte-level BPE whose control tokens swallow white space: stops before them, all others after them."""
     parsed = json.loads(byte_level().to_str())
     for token in parsed["added_tokens"]:
         stops = token["content"] in ("</s>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>")
@@ -51,7 +51,7 @@ def swallowing() -> Tokenizer:
 
 
 def pieces() -> Tokenizer:
-    """A BPE as SentencePiece makes it, with bytes to fall back on, that puts BOS before every text."""
+    """Return a BPE like SentencePiece's, with byte fallback, that adds BOS before every text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     rare = [f"<0x{byte:02X}>" for byte in range(256)]

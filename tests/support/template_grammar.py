@@ -1,4 +1,4 @@
-"""Random chat templates: mostly of what may compile, some of what looks into contents."""
+"""Random chat templates: mostly parts that can compile, and some that look into contents."""
 
 from __future__ import annotations
 

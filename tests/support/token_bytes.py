@@ -1,4 +1,4 @@
-"""Which bytes of a text each token stands for, by the tokenizer's own vocabulary: an oracle for offsets and masks."""
+"""The bytes that each token of a text stands for, from the tokenizer's vocabulary: an oracle for offsets and masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Written:
-    """A text: its bytes, for each whether it is trained, and where control tokens are."""
+    """A text: its bytes, whether each is trained, and where control tokens are."""
 
     data: bytes
     trained: np.ndarray
@@ -29,7 +29,7 @@ class Written:
 
 
 def written(parts: Iterable[Part], control: Collection[str], keep: bool) -> Written:
-    """The text of some parts. The template's own control tokens count; those in contents do with `keep`."""
+    """Return the text of some parts; control tokens are those of the template, with `keep` also those in contents."""
     name = re.compile("|".join(re.escape(token) for token in sorted(control, key=len, reverse=True)))
     text, flags, places, at = b"", [], {}, 0
     for part in parts:
@@ -44,7 +44,7 @@ def written(parts: Iterable[Part], control: Collection[str], keep: bool) -> Writ
 
 
 class Vocabulary:
-    """The tokens of a tokenizer.json, each with what it spells."""
+    """The tokens of a tokenizer.json, each with its spelling."""
 
     def __init__(self, folder: Path):
         parsed = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ class Vocabulary:
 
     @cached_property
     def _spelled(self) -> dict[int, bytes]:
-        """What each token spells, for vocabularies in which every byte of a text has its token."""
+        """Return the spelling of each token, for vocabularies with a token for every byte."""
         read = self._read_byte_level if self._byte_level else self._read_metaspace
         return {index: read(token) for index, token in self._tokens.items()} | self._added
 
@@ -74,9 +74,9 @@ class Vocabulary:
         return bytes([int(byte.group(1), 16)]) if byte else token.replace("▁", " ").encode()
 
     def places(self, ids: Sequence[int], text: Written) -> tuple[np.ndarray, np.ndarray] | None:
-        """First byte of each token, and the byte after its last, where they spell the text, each byte once, in order.
+        """Return the start and end byte of each token if the tokens spell each byte of the text once and in order.
 
-        A vocabulary of words spells no white space and no control characters.
+        A vocabulary of words does not spell white space and control characters.
         """
         if self._model["type"] == "WordPiece":
             return self._word_places(ids, text)
@@ -92,7 +92,7 @@ class Vocabulary:
         return starts, np.where(lengths, left[ends - 1] + 1, starts)
 
     def _swallowed(self, text: Written) -> np.ndarray:
-        """bool [bytes]: white space that the control token beside it swallows."""
+        """Return bool [bytes]: white space that an adjacent control token swallows."""
         gone = np.zeros(len(text.data), bool)
         for (start, middle), (_, end) in pairwise(_between(text)):
             first, second = text.control.get((start, middle)), text.control.get((middle, end))
@@ -127,13 +127,13 @@ class Vocabulary:
 
 
 def _between(text: Written) -> list[Range]:
-    """The control tokens' places and what lies between them, in order."""
+    """Yield the control tokens and the text between them, in order."""
     bounds = sorted({0, len(text.data), *(bound for place in text.control for bound in place)})
     return list(pairwise(bounds))
 
 
 def _words(text: str, at: int) -> list[tuple[str, list[Range]]]:
-    """BERT's words of a text: their characters, each with the bytes that it has in the text."""
+    """Yield BERT's words of a text: their characters, each with its bytes in the text."""
     words: list[tuple[str, list[Range]]] = [("", [])]
     for char in text:
         place = (at, at + len(char.encode()))
@@ -150,7 +150,7 @@ def _words(text: str, at: int) -> list[tuple[str, list[Range]]]:
 
 
 def _visible_bytes() -> dict[str, int]:
-    """GPT-2's characters for bytes."""
+    """Return GPT-2's characters for bytes."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}

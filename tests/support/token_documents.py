@@ -1,4 +1,4 @@
-"""Rows of tokens as the tokens stage makes them: for tests of sequences."""
+"""Rows of tokens as the tokens stage stores them, for tests of sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenloom.assets.stage.rejects import ROW
 
 @dataclass(frozen=True)
 class Document:
-    """One row of tokens: its raw row, and ids with their trained flags."""
+    """One row of tokens: its raw row, and its ids with their trained flags."""
 
     row: int
     tokens: list[tuple[int, bool]]
@@ -24,7 +24,7 @@ class Document:
 
 
 def documents_of(flags: list[list[bool]]) -> list[Document]:
-    """Documents whose ids are all different, so that a lost or repeated token shows."""
+    """Return documents whose ids are all different, so that a lost or repeated token shows."""
     found, number = [], 0
     for index, row in enumerate(flags):
         found.append(Document(3 * index + 1, [(number + k, trained) for k, trained in enumerate(row)]))
@@ -33,7 +33,7 @@ def documents_of(flags: list[list[bool]]) -> list[Document]:
 
 
 def table_of(documents: list[Document]) -> pa.Table:
-    """A table as the tokens stage makes it; runs of equally trained tokens are spans."""
+    """Return a table as the tokens stage stores it; each run of trained or untrained tokens is a span."""
     spans = []
     for document in documents:
         found, at = [], 0

@@ -1,4 +1,4 @@
-"""Tokenizers made for tests, and what tests know of each: how `tokenizers` and `transformers` read it."""
+"""Tokenizers for tests, as the code under test and as `tokenizers` and `transformers` load them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tokenloom.assets.tokens.stage import ControlPolicy, tokenize
 from tokenloom.resources.store.certificates import CertificateStore
 
 Piece = tuple[str, bool, bool]
-"""Text, whether it is trained, whether it is a control token."""
+"""Text, whether it is trained, and whether it is a control token."""
 
 FAST = ("bpe", "bpe-nfc", "llama-3", "sentencepiece", "phi-2")
-"""Those that gigatoken reads."""
+"""Tokenizers that gigatoken supports."""
 
 NAMES = (*FAST, "bpe-no-alphabet", "wordpiece", "unigram", "unigram-first", "metaspace", "bert-base-cased")
 WORDS = [
@@ -59,7 +59,7 @@ LLAMA_3 = (
 
 
 def made(name: str, lines: Iterable[str] = LINES) -> Tokenizer:
-    """A small tokenizer trained on some lines."""
+    """Return a small tokenizer trained on some lines."""
     settings: dict[str, Any] = {"vocab_size": 400, "special_tokens": SPECIAL, "show_progress": False}
     trainer: Any = trainers.BpeTrainer(**settings, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = Tokenizer(models.BPE())
@@ -95,7 +95,7 @@ def made(name: str, lines: Iterable[str] = LINES) -> Tokenizer:
 
 
 def _with_bytes(name: str, lines: Iterable[str], trainer: Any) -> Tokenizer:
-    """A BPE as Llama 2 has it: spaces as marks, unknown characters as bytes."""
+    """Return a BPE like Llama 2's: spaces as marks, unknown characters as bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     if name == "metaspace":
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
@@ -111,7 +111,7 @@ def _with_bytes(name: str, lines: Iterable[str], trainer: Any) -> Tokenizer:
 
 @dataclass(frozen=True, eq=False)
 class Kit:
-    """One tokenizer, as the code under test and as the references see it."""
+    """One tokenizer, loaded by the code under test and by the references."""
 
     content: bytes
     control: tuple[str, ...]
@@ -131,14 +131,14 @@ class Kit:
 
 
 def kit_of(file: Path, certificates: CertificateStore | None = None) -> Kit:
-    """The kit of a tokenizer.json; with certificates gigatoken reads every chunk that it can."""
+    """Return the kit of a tokenizer.json; with certificates, gigatoken tokenizes every chunk that it can."""
     content = file.read_bytes()
     control = tuple(token["content"] for token in json.loads(content)["added_tokens"] if token["special"])
     return Kit(content, control, PreTrainedTokenizerFast(tokenizer_file=str(file)), certificates)
 
 
 def prompts(rows: list[list[Piece]]) -> pa.Table:
-    """A table as the prompts stage makes it; every piece is a span."""
+    """Return a table as the prompts stage stores it; every piece is a span."""
     texts, spans = [], []
     for pieces in rows:
         found, at = [], 0
@@ -155,7 +155,7 @@ def prompts(rows: list[list[Piece]]) -> pa.Table:
 
 
 def labels_of(row: dict[str, Any]) -> list[bool]:
-    """Whether each token is trained, from spans that must partition the tokens."""
+    """Return whether each token is trained, from spans that must partition the tokens."""
     flags: list[bool] = []
     for span in row["spans"]:
         assert span["start"] == len(flags) < span["end"]
@@ -165,7 +165,7 @@ def labels_of(row: dict[str, Any]) -> list[bool]:
 
 
 def expected(kit: Kit, pieces: list[Piece]) -> tuple[list[int], list[bool], int]:
-    """Ids, trained flags and straddles of one row, from the offsets of the whole text's tokens."""
+    """Return ids, trained flags and straddles of one row, from the token offsets of the whole text."""
     text = "".join(piece[0] for piece in pieces)
     trained = b"".join(bytes([piece[1]]) * len(piece[0].encode()) for piece in pieces)
     encoding = kit.plain.encode(text, add_special_tokens=False)
@@ -181,7 +181,7 @@ FILLED = CONTENT.filter(bool)
 
 
 def rows_for(kit: Kit) -> st.SearchStrategy[list[list[Piece]]]:
-    """Rows of content without control strings, and control tokens."""
+    """Return rows of content without the text of control tokens, and control tokens."""
     plain = FILLED.filter(lambda text: not set(text) & set("<>|[]"))
     content = st.tuples(plain, st.booleans(), st.just(False))
     control = st.tuples(st.sampled_from(kit.control), st.booleans(), st.just(True))

@@ -139,7 +139,7 @@ def _summary(reports: list[StageReport]) -> str:
 
 def _to_json(built: Built) -> dict[str, Any]:
     """Return what `--json` prints: one entry per stage, and for a mixture what it mixes, or null if unpublished."""
-    from tokenloom.assets.sequences.histogram import fill
+    from tokenloom.assets.sequences.length_histogram import fill
 
     target, stages = built.target, []
     for dataset, reports in built.reports.items():

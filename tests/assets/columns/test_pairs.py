@@ -25,7 +25,7 @@ from support.canonical_tables import (
 )
 from support.rendered_prompts import assert_partition, trained_parts
 from tokenloom.assets.prompts.spans import SPANS
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.sequences.stage import STAGE as SEQUENCES
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW

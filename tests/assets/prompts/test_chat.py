@@ -1,4 +1,4 @@
-"""Chats: text equal to that of `transformers`, trained answers and stops, refused templates, and the sandbox."""
+"""Chats: texts equal those of `transformers`, answers and stops are trained, and unsafe templates are refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_train_on_chooses_messages(render: Render, train_on: Any, expected: list
     assert trained_parts(made["text"], made["spans"]) == expected
 
 
-def test_system_stands_before_conversations_that_have_none(render: Render) -> None:
+def test_the_system_message_is_added_to_conversations_without_one(render: Render) -> None:
     rows = [{"messages": TALK}, {"messages": TALK[1:]}, {"messages": TALK[1:3]}]
     out = render(
         rows,
@@ -101,7 +101,7 @@ def test_system_stands_before_conversations_that_have_none(render: Render) -> No
     assert out.table["text"].to_pylist() == ["sS uU1 aA1 uU2 aA2 ", "sSys uU1 aA1 uU2 aA2 ", "sSys uU1 aA1 "]
 
 
-def test_rows_keep_their_order_whatever_their_shapes(render: Render) -> None:
+def test_rows_of_different_shapes_keep_their_order(render: Render) -> None:
     rows = [{"messages": TALK[1:3] if index % 3 else TALK} for index in range(20)]
     out = render(rows, {"format_type": "chat"}, {"chat_template": TURNS})
     assert out.table[ROW].to_pylist() == list(range(20))
@@ -127,7 +127,7 @@ SILENT = "{{ m.role + eos_token if m.role == 'assistant' else m.content }}".join
 
 @dataclass(frozen=True)
 class Written:
-    """What a chat template writes around an answer: trained `before` and `after` it, and whether it trims it."""
+    """What a chat template writes around an answer: the trained text before and after it, and whether it trims it."""
 
     after: str
     trims: bool = True
@@ -167,7 +167,7 @@ CONTENTS = [
 
 
 def conversations() -> list[list[Row]]:
-    """Every content in every place, in conversations of one and two turns, with a system message or not."""
+    """Return conversations of one and two turns, with and without a system message, with each content in each place."""
     made = []
     for index, content in enumerate(CONTENTS):
         other, third = CONTENTS[(index + 1) % len(CONTENTS)], CONTENTS[(index + 3) % len(CONTENTS)]
@@ -180,7 +180,7 @@ def conversations() -> list[list[Row]]:
 
 
 def expected_parts(text: str, talk: list[Row], written: Written) -> list[str]:
-    """Each answer as the template placed it, with its stop: sought in order, behind the message before it."""
+    """Return each answer as the template writes it, with its stop; found in order, each after the message before it."""
     parts, at = [], 0
     for turn in talk:
         if turn["role"] != "assistant":
@@ -238,7 +238,7 @@ def test_a_template_with_unknown_spans_is_refused_with_a_code(render: Render, te
     assert out.rejects["code"].to_pylist() == [code]
 
 
-def test_an_answer_that_the_template_cuts_is_rejected_and_others_go_on(render: Render, tokenizer_folder: Path) -> None:
+def test_an_answer_that_the_template_cuts_is_rejected_alone(render: Render, tokenizer_folder: Path) -> None:
     talks = [[TALK[1], {"role": "assistant", "content": text}] for text in ("<think>no</think>\n\nyes", "plain", "\nx")]
     out = render([{"messages": talk} for talk in talks], {"format_type": "chat"}, {"chat_template": THINKING})
     assert out.rejects[ROW].to_pylist() == [0]
@@ -247,7 +247,7 @@ def test_an_answer_that_the_template_cuts_is_rejected_and_others_go_on(render: R
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_bos_is_added_to_a_chat_and_no_eos_where_the_template_stops_answers_itself(
+def test_bos_is_added_to_a_chat_and_no_eos_if_the_template_writes_stops(
     render: Render, bos_tokenizer_folder: Path, name: str
 ) -> None:
     template, _ = OWN[name]
@@ -260,7 +260,7 @@ def test_bos_is_added_to_a_chat_and_no_eos_where_the_template_stops_answers_itse
     assert out.table["text"][0].as_py() == "<s>" + own.table["text"][0].as_py()
 
 
-def test_eos_follows_the_last_answer_where_a_template_puts_no_stop(render: Render) -> None:
+def test_eos_follows_the_last_answer_if_the_template_writes_no_stop(render: Render) -> None:
     bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     out = render([{"messages": TALK[1:3]}], {"format_type": "chat"}, {"chat_template": bare})
     (made,) = out.table.to_pylist()
@@ -280,13 +280,13 @@ def test_no_bos_is_added_to_a_template_that_writes_its_own(
     assert out.table["text"][0].as_py().count("<s>") == 1
 
 
-def test_a_stop_is_trained_also_where_the_conversation_ends_with_a_question(render: Render) -> None:
+def test_a_stop_is_trained_also_if_the_conversation_ends_with_a_question(render: Render) -> None:
     out = render([{"messages": TALK[1:4]}], {"format_type": "chat"}, {"chat_template": TEXT_STOP})
     (made,) = out.table.to_pylist()
     assert trained_parts(made["text"], made["spans"]) == ["A1\n####"]
 
 
-def test_no_eos_is_trained_where_no_answer_is(render: Render) -> None:
+def test_no_eos_is_trained_without_an_answer(render: Render) -> None:
     bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     out = render([{"messages": TALK}], {"format_type": "chat", "train_on": ["user"]}, {"chat_template": bare})
     (made,) = out.table.to_pylist()

@@ -1,7 +1,7 @@
-"""The proof of the masks: chat templates × conversations × tokenizers, raw rows to trained tokens, held to an oracle.
+"""The loss mask from raw rows to trained tokens: chat templates × conversations × tokenizers, against an oracle.
 
-`chat_writers` says by hand what each template writes and what of it is trained; `token_bytes` which bytes each token
-spells. A token is trained where one of its bytes is. Other conversations are refused, and the tables here say which.
+`chat_writers` writes each template's text and its trained parts by hand; `token_bytes` finds the bytes of each token. A
+token is trained if one of its bytes is. All other conversations are rejected; the tables here list them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EMPTY = {
     "no content": "missing_content",
 }
 ALWAYS = EMPTY | dict.fromkeys(PRIVATE, "private_use")
-"""What every template refuses, or the stage before it."""
+"""Conversations that every template, or the stage before it, refuses."""
 IGNORES_TOOLS: dict[str, str] = dict.fromkeys(DESCRIBED, "tools_ignored")
 ALTERNATES = {
     "tools described": "tools_ignored",
@@ -97,7 +97,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "qwen2_5_training": {},
     "zephyr": ALTERNATES,
 }
-"""What else each template refuses, and with which code; everything else it must get right."""
+"""Conversations that each template also refuses, with their reject codes; it must render all others correctly."""
 NEVER_RIGHT = {"upper-cased", "answer-quoted"}
 WRITES_BOS = {"headers-dated", "inst-merged", "turns-renamed", "alpaca", "chatml", "llama-2-chat"}
 WRITES_BOS |= {"llama-3-instruct", "mistral-instruct"}
@@ -105,7 +105,7 @@ WRITES_BOS |= {"llama-3-instruct", "mistral-instruct"}
 
 SWEPT = [*product(OWN, TINY), *product(REAL, SHARED), *((*product(OWN, SHARED), *product(REAL, TINY)) if SOAK else ())]
 SWEPT = [pair for pair in SWEPT if pair not in product(["stop-between"], SHARED)]
-"""A stop that stands between messages alone is known by being a control token, which it is not for the shared ones."""
+"""A stop that is only written between messages is recognized as a control token, which the shared stops are not."""
 
 Models = Callable[[str], Model]
 
@@ -122,11 +122,11 @@ def template_text(name: str) -> str:
 
 
 Encoded = tuple[dict[str, tuple[list[int], list[int]]], dict[str, tuple[str, str]]]
-"""By conversation: ids and which are trained, or code and message of its refusal."""
+"""For each conversation: ids and which are trained, or the code and message of its reject."""
 
 
 def encode(template: str, model: Model, talks: Shapes, policy: str = "split") -> Encoded:
-    """Raw rows through all stages."""
+    """Take raw rows through all stages."""
     tokenizer = {
         "name_or_path": str(model.folder),
         "chat_template": template_text(template),
@@ -153,8 +153,8 @@ def parts_of(template: str, name: str, talk: list[Message], model: Model) -> lis
 
 
 def fault(model: Model, parts: list[Part], ids: list[int], trained: list[int], keep: bool = False) -> str:
-    """What is wrong with the tokens of a text: each byte is spelled once and in order, the control tokens are where
-    they belong, and a token is trained where one of its bytes is."""
+    """Return what is wrong with the tokens of a text, or "": each byte is spelled once and in order, control tokens are
+    in their places, and a token is trained if one of its bytes is."""
     text = written(parts, model.control, keep)
     found = model.vocabulary.places(ids, text)
     if found is None:
@@ -200,7 +200,7 @@ def test_trained_tokens_are_the_answers_and_their_stops(
 
 @pytest.mark.parametrize("policy", ["reject", "keep"])
 @pytest.mark.parametrize(("template", "tokenizer"), SWEPT if SOAK else list(product(OWN, TINY)))
-def test_control_strings_in_contents_do_what_the_policy_says(
+def test_control_tokens_in_contents_follow_the_policy(
     template: str, tokenizer: str, policy: str, model_named: Models, request: pytest.FixtureRequest
 ) -> None:
     if template in REAL or tokenizer in SHARED:
@@ -226,7 +226,7 @@ def holds_control(parts: list[Part], model: Model) -> bool:
 @pytest.mark.parametrize(
     ("template", "tokenizer"), SWEPT if SOAK else [("chatml-plain", "bytes"), ("inst-merged", "pieces")]
 )
-def test_a_message_of_a_megabyte_is_like_any_other(
+def test_a_message_of_a_megabyte_is_rendered(
     template: str, tokenizer: str, model_named: Models, request: pytest.FixtureRequest
 ) -> None:
     if template in REAL or tokenizer in SHARED:
@@ -264,7 +264,7 @@ def test_the_oracle_writes_what_transformers_writes(
 
 
 def as_read(talk: list[Message]) -> list[Message]:
-    """Messages with the arguments of calls as objects."""
+    """Return messages with parsed call arguments."""
     read = [dict(message) for message in talk]
     for message in read:
         if calls := message.get("tool_calls"):

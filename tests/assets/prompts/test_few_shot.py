@@ -1,4 +1,4 @@
-"""Few-shot examples: never the row's own or its equal, none of them trained, a function of the seed and the chunk."""
+"""Few-shot examples: never with the row's own prompt, never trained, and a function of the seed and the chunk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ hashes = st.lists(st.integers(0, 12), max_size=20).map(lambda found: np.array(fo
 
 
 @given(asked=hashes, offered=hashes, count=st.integers(1, 6), seed=st.integers(-3, 3))
-def test_a_draw_has_no_equal_of_the_row_and_none_twice(
+def test_a_draw_never_repeats_a_prompt_or_the_rows_own(
     asked: np.ndarray, offered: np.ndarray, count: int, seed: int
 ) -> None:
     picks, enough = draw_examples(count, seed, asked, np.arange(len(asked)), offered)
@@ -36,7 +36,7 @@ def test_a_draw_has_no_equal_of_the_row_and_none_twice(
             assert int(own) not in prompts
 
 
-def test_draws_are_even_over_prompts_places_and_seeds() -> None:
+def test_draws_are_uniform_over_prompts_positions_and_seeds() -> None:
     rows, count = 60_000, 3
     offered = np.array([0, 0, 0, 1, 2, 3, 4], np.uint64)  # one prompt of three rows, four of one
     asked = np.full(rows, 4, np.uint64)
@@ -81,7 +81,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 @given(pairs=PAIRS, count=st.integers(1, 4), seed=st.integers(0, 3))
-def test_texts_stand_behind_other_rows_texts(
+def test_texts_follow_the_texts_of_other_rows(
     render: Render, name: str, pairs: list[tuple[str, str]], count: int, seed: int
 ) -> None:
     prompt, shape, bos = TEXTS[name]
@@ -105,7 +105,7 @@ def test_texts_stand_behind_other_rows_texts(
         assert_partition(made["text"], made["spans"])
 
 
-def test_a_prompt_and_its_completion_are_an_example_too(render: Render) -> None:
+def test_a_prompt_with_its_completion_is_an_example(render: Render) -> None:
     rows = [{"prompt": f"{number}? ", "completion": f"yes {number}"} for number in range(3)]
     out = render(rows, {"format_type": "completion", "few_shot": {"count": 2}})
     for made in out.table.to_pylist():
@@ -138,7 +138,7 @@ talks = st.builds(
 
 
 def turns_of(text: str) -> list[tuple[str, str]]:
-    """The messages of ChatML text."""
+    """Return the messages of ChatML text."""
     return re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text)
 
 
@@ -147,13 +147,13 @@ def spoken(talk: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def example_of(talk: Sequence[Row]) -> list[tuple[str, str]]:
-    """A conversation up to its last answer, without system messages."""
+    """Return a conversation up to its last answer, without system messages."""
     last = max(index for index, message in enumerate(talk) if message["role"] == "assistant")
     return [turn for turn in spoken(talk[: last + 1]) if turn[0] != "system"]
 
 
 def splits(turns: list[tuple[str, str]], pool: list[list[tuple[str, str]]], count: int) -> list[list[int]]:
-    """Every way to read turns as `count` examples."""
+    """Yield every way to split turns into `count` examples."""
     if not count:
         return [[]] if not turns else []
     return [
@@ -167,7 +167,7 @@ def splits(turns: list[tuple[str, str]], pool: list[list[tuple[str, str]]], coun
 @pytest.mark.parametrize("train_on", ["completions", "last", "all", ["user", "assistant"]])
 @pytest.mark.parametrize("template", [CHATML, TOOLS])
 @given(rows=st.lists(talks, min_size=1, max_size=8), count=st.integers(1, 3), system=st.sampled_from([None, "YAML"]))
-def test_conversations_stand_behind_other_conversations(
+def test_conversations_follow_other_conversations(
     tokenizer_folder: Path, template: str, train_on: Any, rows: list[list[Row]], count: int, system: str | None
 ) -> None:
     prompt = {"few_shot": {"count": count}, "train_on": train_on, "system": system, "add_eos": False}
@@ -201,7 +201,7 @@ def test_conversations_stand_behind_other_conversations(
         assert [part for part, _ in weighted_parts(made["text"], made["spans"])] == expected
 
 
-def test_examples_of_pairs_are_chosen_ones_and_the_same_on_both_sides(tokenizer_folder: Path) -> None:
+def test_pairs_get_chosen_examples_the_same_on_both_sides(tokenizer_folder: Path) -> None:
     rows = [
         {
             "prompt": [said("system", "S"), said("user", f"q{number}")],
@@ -228,7 +228,7 @@ def test_examples_of_pairs_are_chosen_ones_and_the_same_on_both_sides(tokenizer_
             assert ("user", f"q{number}") not in examples
 
 
-def test_examples_of_kto_are_wanted_ones(tokenizer_folder: Path) -> None:
+def test_kto_rows_get_examples_with_label_true(tokenizer_folder: Path) -> None:
     rows = [
         {"prompt": [said("user", f"q{n}")], "completion": [said("assistant", f"a{n}")], "label": n % 2 == 0}
         for n in range(8)
@@ -242,7 +242,7 @@ def test_examples_of_kto_are_wanted_ones(tokenizer_folder: Path) -> None:
         assert f"q{made[ROW]}" not in [text for _, text in examples]
 
 
-def test_a_row_that_cannot_be_rendered_is_no_example(tokenizer_folder: Path) -> None:
+def test_a_row_that_cannot_be_rendered_is_not_an_example(tokenizer_folder: Path) -> None:
     rows = [{"messages": [said("user", f"q{n}"), said("assistant", "\ue0d0" if n % 2 else "fine")]} for n in range(8)]
     out = prompts_of("messages", table_of("messages", rows), config_of(tokenizer_folder, {"few_shot": {"count": 3}}))
     assert out.table[ROW].to_pylist() == [0, 2, 4, 6]

@@ -1,4 +1,4 @@
-"""Few-shot examples in builds: from a fixed file or a row's own chunk, the same bytes whatever runs the build."""
+"""Few-shot examples in builds: from a file or the row's own chunk, with the same bytes for any number of workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.loaded_rows import rows_of
 from support.paths import TESTS
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build, StageReport
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -66,7 +66,7 @@ def blocks(text: str) -> list[str]:
     return re.findall(r"### Instruction:\n(.*?)\n### Response:", text)
 
 
-def test_examples_from_a_file_stand_in_its_order_before_every_row(tmp_path: Path) -> None:
+def test_examples_from_a_file_keep_its_order(tmp_path: Path) -> None:
     write_examples(tmp_path)
     made, _ = build(write_dataset(tmp_path, 60, prompt_template=few(4, "shots.jsonl")), tmp_path / "store")
     own = [row["instruction"] for row in instructions(60)]
@@ -81,7 +81,7 @@ def test_a_row_never_sees_its_own_prompt_among_a_files_examples(tmp_path: Path) 
     assert all(len(set(asked)) == 7 for asked in found)
 
 
-def test_the_key_of_prompts_holds_what_the_file_says_and_not_its_name(tmp_path: Path) -> None:
+def test_the_key_of_prompts_covers_the_files_content_not_its_name(tmp_path: Path) -> None:
     write_examples(tmp_path)
     config = write_dataset(tmp_path, 100, prompt_template=few(2, "shots.jsonl"))
     _, cold = build(config, tmp_path / "store")
@@ -100,11 +100,11 @@ def test_the_key_of_prompts_holds_what_the_file_says_and_not_its_name(tmp_path: 
     ("content", "message"),
     [
         (None, r"no such file: shots\.jsonl; did you mean shot\.jsonl\?"),
-        (FIXED[:1], r"shots\.jsonl holds 1 examples, count: 2 asks for more; add some"),
+        (FIXED[:1], r"shots\.jsonl has 1 examples, count: 2 needs more; add some"),
         ([{"question": "a", "answer": "b"}] * 2, r"shots\.jsonl has no column instruction, .* it has question, answer"),
         ([*FIXED, {"instruction": "a", "output": ""}], r"shots\.jsonl, example 5: output is empty"),
         ("{", r"shots\.jsonl, example 1: "),
-        ("", r"shots\.jsonl holds no example"),
+        ("", r"shots\.jsonl has no examples"),
     ],
 )
 def test_a_wrong_file_of_examples_is_a_fault_at_its_line(tmp_path: Path, content: Any, message: str) -> None:
@@ -119,7 +119,7 @@ def test_a_wrong_file_of_examples_is_a_fault_at_its_line(tmp_path: Path, content
         build(config, tmp_path / "store")
 
 
-def test_a_chunk_with_too_few_rows_says_so(tmp_path: Path) -> None:
+def test_a_chunk_with_too_few_rows_is_rejected(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 3, prompt_template=few(3))
     with pytest.raises(
         DataValidationError, match=r"3 × too_few_examples .*3 examples.*few_shot\.count.*few_shot\.source"
@@ -140,7 +140,7 @@ def test_examples_come_from_the_rows_chunk_and_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [None, "shots.jsonl"])
-def test_bytes_follow_from_the_seed_alone(tmp_path: Path, source: str | None) -> None:
+def test_the_seed_determines_the_bytes(tmp_path: Path, source: str | None) -> None:
     write_examples(tmp_path)
     config = write_dataset(tmp_path, 200, prompt_template=few(2, source))
     digests = {build(config, tmp_path / f"w{workers}", workers)[1]["sequences"].digest for workers in (1, 2, 4)}
@@ -159,7 +159,7 @@ build(Path(sys.argv[1]), Path(sys.argv[2]), size=ChunkSize(target=12_000, maximu
 """
 
 
-def test_a_killed_build_goes_on_to_the_same_digests(tmp_path: Path) -> None:
+def test_a_killed_build_resumes_to_the_same_digests(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 600, prompt_template=few(3))
     whole = {name: report.digest for name, report in build(config, tmp_path / "whole")[1].items()}
     command = [sys.executable, "-c", _KILLED, str(config), str(tmp_path / "killed"), str(TESTS)]
@@ -173,7 +173,7 @@ def test_a_killed_build_goes_on_to_the_same_digests(tmp_path: Path) -> None:
     assert {name: report.digest for name, report in resumed.items()} == whole
 
 
-def test_an_edited_row_changes_its_chunk_alone(tmp_path: Path) -> None:
+def test_an_edited_row_changes_only_its_chunk(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 900, prompt_template=few(2))
     made, before = build(config, tmp_path / "store")
     assert before["prompts"].chunks > 5

@@ -1,4 +1,4 @@
-"""Prompts for inference: what a row's text to train on begins with, up to the answer, or a template refused."""
+"""Prompts for inference: a prefix of the row's training text, up to the answer; other templates are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.canonical_tables import CHATML, TOOLS, Row, config_of, said, table_
 from support.datasets_on_disk import write_dataset
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.assets.prompts.inference import prompt_renderer
-from tokenloom.assets.prompts.stage import renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, TemplateError
@@ -44,7 +44,7 @@ SHARED = {
     "qwen2.5-instruct", "qwen2_5_training", "zephyr",
 }  # fmt: skip
 BROKEN = {"alpaca", "chatml", "gemma-it", "llama-3-instruct", "zephyr"}
-"""Shared templates that, white space between their tags included, begin answers otherwise than they write them."""
+"""Shared templates whose generation prompt differs from what they write before answers, if white space is kept."""
 
 
 def engine_of(
@@ -65,14 +65,14 @@ def decoded(folder: Path, table: pa.Table) -> list[str]:
 
 
 def last_answer(made: Row) -> tuple[int, int]:
-    """Where a rendered conversation's last answer is first trained, and where its own text begins, in bytes."""
+    """Return the bytes where a conversation's last answer is first trained, and where its own text starts."""
     last = max(span["message"] for span in made["spans"])
     content = next(span["start"] for span in made["spans"] if span["message"] == last)
     return min(span["start"] for span in made["spans"] if span["weight"] > 0), content
 
 
 def compare(folder: Path, template: str, talks: list[list[Row]], **prompt: Any) -> None:
-    """Prompts against the texts to train on, made by the ordinary renderer with only the last answer trained."""
+    """Compare prompts with the training texts of the ordinary renderer, with only the last answer trained."""
     settings = {"format_type": "chat", "train_on": "last", "add_eos": False, **prompt}
     config = config_of(folder, settings, template)
     full = [[said(**message) for message in talk] for talk in talks]
@@ -95,17 +95,17 @@ def compare(folder: Path, template: str, talks: list[list[Row]], **prompt: Any) 
 
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("name", sorted(SHARED))
-def test_a_shared_templates_prompt_is_what_training_text_begins_with(
+def test_a_shared_templates_prompt_is_a_prefix_of_the_training_text(
     real_data: Path, bos_tokenizer_folder: Path, name: str, folded: bool
 ) -> None:
-    """`folded` as the templates' authors load them: without the line breaks and indentation between tags."""
+    """`folded` loads templates as their authors do: without the line breaks and indentation between tags."""
     assert {path.stem for path in (real_data / "chat_templates").glob("*.jinja")} == SHARED
     template = (real_data / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
     if folded:
         template = template.replace("    ", "").replace("\n", "")
     talks = [TALK, TALK[1:], TALK[1:3], TALK[:3]]
     if name in BROKEN and not folded:
-        with pytest.raises(TemplateError, match=r"row 0: the chat template's prompt for generation goes on"):
+        with pytest.raises(TemplateError, match=r"row 0: the chat template's generation prompt differs"):
             compare(bos_tokenizer_folder, template, talks)
         return
     compare(bos_tokenizer_folder, template, talks)
@@ -121,7 +121,7 @@ def test_a_shared_templates_prompt_is_what_training_text_begins_with(
         assert text.count("<s>") == (text.count("[INST]") if name == "llama-2-chat" else 1)
 
 
-def test_a_template_without_a_generation_prompt_ends_where_the_answer_begins(tokenizer_folder: Path) -> None:
+def test_a_prompt_without_a_generation_prompt_ends_where_the_answer_starts(tokenizer_folder: Path) -> None:
     assert decoded(
         tokenizer_folder, engine_of(tokenizer_folder, {"format_type": "chat"}, CHATML).prompt_only([TALK])
     ) == [
@@ -130,14 +130,14 @@ def test_a_template_without_a_generation_prompt_ends_where_the_answer_begins(tok
     ]
 
 
-def test_what_the_template_writes_behind_the_generation_prompt_is_not_asked(tokenizer_folder: Path) -> None:
+def test_text_after_the_generation_prompt_is_not_part_of_the_prompt(tokenizer_folder: Path) -> None:
     engine = engine_of(tokenizer_folder, {"format_type": "chat"}, THINKS)
     for talk in (TALK, TALK[:-1]):
         (prompt,) = decoded(tokenizer_folder, engine.prompt_only([talk]))
         assert prompt.endswith("U2<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_template_that_begins_answers_otherwise_is_refused(tokenizer_folder: Path) -> None:
+def test_a_template_that_starts_answers_differently_is_refused(tokenizer_folder: Path) -> None:
     engine = engine_of(tokenizer_folder, {"format_type": "chat"}, COUNTS)
     message = r"row 0: .*was not trained on; make the two agree in tokenizer\.chat_template"
     for talk in (TALK, TALK[:-1]):
@@ -157,7 +157,7 @@ conversations = st.lists(st.tuples(words, words), min_size=1, max_size=3).map(
 
 @pytest.mark.parametrize("template", [BEGUN, CHATML, TOOLS, BEGUN.replace("m.content", "m.content | trim")])
 @given(talks=st.lists(conversations, min_size=1, max_size=5))
-def test_prompts_are_prefixes_whatever_is_said(tokenizer_folder: Path, template: str, talks: list[list[Row]]) -> None:
+def test_prompts_are_prefixes_for_any_contents(tokenizer_folder: Path, template: str, talks: list[list[Row]]) -> None:
     compare(tokenizer_folder, template, talks)
 
 
@@ -178,7 +178,7 @@ FORMATS: dict[str, Row] = {
 
 @pytest.mark.parametrize("few_shot", [0, 2])
 @pytest.mark.parametrize("name", FORMATS)
-def test_alpaca_prompts_end_where_answers_begin(
+def test_alpaca_prompts_end_where_answers_start(
     real_data: Path, bos_tokenizer_folder: Path, name: str, few_shot: int
 ) -> None:
     rows = json.loads((real_data / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))[:2000]
@@ -221,9 +221,7 @@ def test_rows_need_no_answer(tokenizer_folder: Path, name: str) -> None:
         assert engine.rejects.num_rows == 0
 
 
-def test_examples_of_a_file_stand_in_prompts_and_unanswered_rows_are_no_examples(
-    tokenizer_folder: Path, tmp_path: Path
-) -> None:
+def test_prompts_contain_examples_but_no_unanswered_rows(tokenizer_folder: Path, tmp_path: Path) -> None:
     shots = tmp_path / "shots.jsonl"
     shots.write_text('{"prompt": "1+1", "completion": "2"}\n{"prompt": "2+2", "completion": "4"}\n')
     begun = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n"
@@ -249,15 +247,15 @@ def test_preferences_are_prompted_with_their_prompt(tokenizer_folder: Path) -> N
     assert out.table["text"].to_pylist() == ["<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"]
 
 
-def test_where_nothing_tells_the_answer_it_is_refused(tokenizer_folder: Path) -> None:
+def test_an_unknown_answer_position_is_refused(tokenizer_folder: Path) -> None:
     for prompt in ({"format_type": "text"}, {"template": "{text}", "train_on": "all"}):
-        with pytest.raises(ConfigError, match="nothing tells where an answer begins"):
+        with pytest.raises(ConfigError, match="the answer's position is unknown"):
             engine_of(tokenizer_folder, prompt).prompt_only([{"text": "a"}])
     with pytest.raises(ConfigError, match="custom takes rows of columns, not conversations"):
         engine_of(tokenizer_folder, FORMATS["custom"], BEGUN).prompt_only([TALK])
 
 
-def test_a_row_that_says_nothing_before_its_answer_is_set_aside(tokenizer_folder: Path) -> None:
+def test_a_row_without_text_before_its_answer_is_rejected(tokenizer_folder: Path) -> None:
     engine = engine_of(tokenizer_folder, {"format_type": "chat"}, BEGUN)
     made = engine.prompt_only([[TALK[2]], TALK[:2]])
     assert made[ROW].to_pylist() == [1]
@@ -266,7 +264,7 @@ def test_a_row_that_says_nothing_before_its_answer_is_set_aside(tokenizer_folder
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("padding", ["longest", 16, "max_length"])
-def test_a_batch_of_prompts_is_padded_and_holds_no_labels(tokenizer_folder: Path, side: Any, padding: Any) -> None:
+def test_a_batch_of_prompts_is_padded_and_has_no_labels(tokenizer_folder: Path, side: Any, padding: Any) -> None:
     engine = engine_of(tokenizer_folder, {"format_type": "chat"}, BEGUN)
     prompts = engine.prompt_only([TALK, TALK[1:3], TALK[:2]])
     batch = collate_prompts(prompts, engine.pad_token_id, padding, side, 200)

@@ -1,4 +1,4 @@
-"""Prompts of custom and Jinja templates: a row's text and which of its bytes are trained, against own oracles."""
+"""Prompts of custom and Jinja templates: texts and trained bytes, compared with independent oracles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def render(tokenizer_folder: Path) -> Render:
 
 
 def fill(template: str, row: Mapping[str, str]) -> str:
-    """What a custom template means: one final newline less, doubled braces halved, fields replaced, once each."""
+    """Render a custom template: drop one final newline, halve doubled braces, replace each field once."""
     body = template[:-1] if template.endswith("\n") else template
     return FIELD.sub(lambda found: found[0][0] if found[1] is None else row[found[1]], body)
 
@@ -38,7 +38,7 @@ CUSTOM = "{{ {{x}} }} é\n### Q: {question}\n### C: {{{context}}}\n### A:\n{answ
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, ANSWER), min_size=1, max_size=5), st.sampled_from(["", "\n", "\n\n", " end\n"]))
-def test_custom_template_is_what_format_makes_of_it(
+def test_a_custom_template_renders_as_str_format_does(
     render: Render, values: list[tuple[str, str, str]], ending: str
 ) -> None:
     rows: list[Row] = [dict(zip(("question", "context", "answer"), value, strict=True)) for value in values]
@@ -66,7 +66,7 @@ def test_custom_template_with_the_answer_in_the_middle_trains_answer_and_eos(
         assert [made["text"].encode()[span["start"] : span["end"]] for span in controls] == [b"<s>", b"</s>"]
 
 
-def test_eos_can_be_left_out(render: Render) -> None:
+def test_eos_can_be_omitted(render: Render) -> None:
     out = render([{"q": "a", "answer": "b"}], {"template": "{q}: {answer}", "label_column": "answer", "add_eos": False})
     (made,) = out.table.to_pylist()
     assert made["text"] == "a: b"
@@ -94,9 +94,7 @@ def test_train_on_all_trains_every_byte(render: Render) -> None:
         ({"format_type": "jinja", "template": "<s>{{ q }}: {{ answer }}", "label_column": "answer"}, "<s>a: b</s>"),
     ],
 )
-def test_bos_stands_once_whoever_writes_it(
-    render: Render, bos_tokenizer_folder: Path, prompt: Row, expected: str
-) -> None:
+def test_bos_is_written_once(render: Render, bos_tokenizer_folder: Path, prompt: Row, expected: str) -> None:
     out = render([{"q": "a", "answer": "b"}], prompt, folder=bos_tokenizer_folder)
     assert out.table["text"].to_pylist() == [expected]
 
@@ -150,7 +148,7 @@ def test_jinja_trim_trains_the_trimmed_answer(render: Render, values: list[tuple
 
 @given(st.lists(st.tuples(BLANKS, BLANKS.filter(str.strip)), min_size=1, max_size=6))
 @example([("hi\n", "\nfoo")])
-def test_what_is_trimmed_is_never_mistaken_for_what_is_not(render: Render, values: list[tuple[str, str]]) -> None:
+def test_trimmed_and_untrimmed_values_are_distinguished(render: Render, values: list[tuple[str, str]]) -> None:
     rows = [{"q": question, "answer": answer} for question, answer in values]
     prompt = {"format_type": "jinja", "template": "{{ q | trim }}\n{{ answer }}", "label_column": "answer"}
     out = render(rows, prompt)
@@ -162,7 +160,7 @@ def test_what_is_trimmed_is_never_mistaken_for_what_is_not(render: Render, value
 
 
 @given(st.lists(st.tuples(TEXT, ANSWER), min_size=1, max_size=6))
-def test_jinja_generation_marks_say_what_is_trained(render: Render, values: list[tuple[str, str]]) -> None:
+def test_jinja_generation_marks_decide_what_is_trained(render: Render, values: list[tuple[str, str]]) -> None:
     rows = [{"q": question, "answer": answer} for question, answer in values]
     template = "Q {{ q }}\n{% generation %}A {{ answer }}.{% endgeneration %} end"
     out = render(rows, {"format_type": "jinja", "template": template})
@@ -173,7 +171,7 @@ def test_jinja_generation_marks_say_what_is_trained(render: Render, values: list
         assert trained_parts(made["text"], made["spans"]) == [f"A {row['answer']}.</s>"]
 
 
-def test_a_value_that_the_template_changes_is_rejected_and_others_go_on(render: Render) -> None:
+def test_a_value_that_the_template_changes_is_rejected_alone(render: Render) -> None:
     rows = [{"q": "a", "answer": "SHOUT"}, {"q": "b", "answer": "whisper"}]
     prompt = {"format_type": "jinja", "template": "{{ q }}: {{ answer | upper }}", "label_column": "answer"}
     out = render(rows, prompt)
@@ -203,7 +201,7 @@ def test_a_jinja_syntax_error_names_its_line(tmp_path: Path, broken: str, paddin
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
-def test_any_number_of_fields_is_told_apart_by_what_is_empty(render: Render, count: int) -> None:
+def test_any_number_of_fields_is_distinguished_by_which_are_empty(render: Render, count: int) -> None:
     names = [f"f{index}" for index in range(count)]
     template = "".join(f"{{% if {name} %}}[{{{{ {name} }}}}]{{% endif %}}" for name in names) + "= {{ answer }}"
     rows = [

@@ -1,4 +1,4 @@
-"""`prompt_template.tools`: given to the chat template for rows that describe none, or refused with a reason."""
+"""`prompt_template.tools`: the chat template gets them for rows without tools, or they are refused with a reason."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def config_file(folder: Path, tokenizer: Path, tools: Any, template: str = TOOLS
 
 
 @pytest.mark.parametrize("given", ["file", "text", "list"])
-def test_rows_without_tools_of_their_own_are_given_the_yamls(
-    tmp_path: Path, tokenizer_folder: Path, given: str
-) -> None:
+def test_rows_without_tools_get_the_yamls(tmp_path: Path, tokenizer_folder: Path, given: str) -> None:
     (tmp_path / "tools.json").write_text(json.dumps(WEATHER, indent=2), encoding="utf-8")
     tools: Any = {"file": "tools.json", "text": json.dumps(WEATHER), "list": WEATHER}[given]
     config = PipelineConfig.from_file(config_file(tmp_path, tokenizer_folder, tools))
@@ -50,7 +48,7 @@ def test_rows_without_tools_of_their_own_are_given_the_yamls(
 
 
 @pytest.mark.parametrize("form", ["completion", "preference", "kto"])
-def test_forms_that_hold_no_tools_are_given_the_yamls_too(tokenizer_folder: Path, form: str) -> None:
+def test_forms_without_tools_get_the_yamls(tokenizer_folder: Path, form: str) -> None:
     row: Row = {
         "completion": {"prompt": "q", "completion": "a", "system": ""},
         "preference": {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [said("assistant", "b")]},
@@ -69,14 +67,14 @@ def test_forms_that_hold_no_tools_are_given_the_yamls_too(tokenizer_folder: Path
     ("tools", "message"),
     [
         ("absent.json", r"no such file: absent\.json"),
-        ("broken.json", r"broken\.json is not JSON: Expecting"),
-        ("[{", "the text is not JSON: Expecting"),
+        ("broken.json", r"broken\.json is not valid JSON: Expecting"),
+        ("[{", "the text is not valid JSON: Expecting"),
         ('{"name": "one"}', "expected a list of tool descriptions, found "),
         ([], r"expected a list of tool descriptions, found \[\]"),
         ([{"name": "fine"}, {"function": {"title": "x"}}], "tool 2 has no name: .*; describe it like"),
         ('["weather"]', "tool 1 has no name"),
         ([1], "tool 1 has no name: 1; "),
-        ([{"name": "<|im_end|>"}], r"a tool holds the text of the control token <\|im_end\|>"),
+        ([{"name": "<|im_end|>"}], r"a tool contains the text of the control token <\|im_end\|>"),
     ],
 )
 def test_wrong_tools_are_a_fault_at_their_line(
@@ -89,18 +87,18 @@ def test_wrong_tools_are_a_fault_at_their_line(
         prompts_of("messages", table_of("messages", [{"messages": TALK}]), PipelineConfig.from_file(path))
 
 
-def test_a_template_that_leaves_tools_out_is_refused(tokenizer_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"prompt_template\.tools: the chat template leaves tools out"):
+def test_a_template_that_omits_tools_is_refused(tokenizer_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompt_template\.tools: the chat template omits tools"):
         prompts_of("messages", table_of("messages", []), config_of(tokenizer_folder, {"tools": WEATHER}, CHATML))
 
 
 def test_tools_without_a_chat_template_are_refused(tokenizer_folder: Path) -> None:
     config = config_of(tokenizer_folder, {"format_type": "completion", "tools": WEATHER}, None)
-    with pytest.raises(ConfigError, match=r"prompt_template\.tools: tools are given to a chat template"):
+    with pytest.raises(ConfigError, match=r"prompt_template\.tools: tools need a chat template"):
         prompts_of("completion", table_of("completion", []), config)
 
 
-def test_the_key_of_prompts_holds_what_the_tools_say(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_the_key_of_prompts_covers_the_tools(tmp_path: Path, tokenizer_folder: Path) -> None:
     table = table_of("messages", [{"messages": TALK}])
     store = ArtifactStore(tmp_path / "store")
 

@@ -1,4 +1,4 @@
-"""drop_turns: what is left is what the template makes of the shorter conversation, token for token."""
+"""drop_turns: the result equals the rendered shorter conversation, token for token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.canonical_tables import CHATML, config_of, said
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.assets.columns.forms import MESSAGES
-from tokenloom.assets.prompts.give_up import check_lengths
+from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.sequences.drop_turns import drop_turns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -60,7 +60,7 @@ def plain(talk: list[Row]) -> list[Row]:
 
 
 def shorter(talk: list[Row]) -> list[list[Row]]:
-    """The conversation, and what is left of it without its first turn, without its first two, ..."""
+    """Return the conversation, the conversation without its first turn, without its first two, ..."""
     opening = talk[:1] if talk[0]["role"] == "system" else []
     users = [index for index, message in enumerate(talk) if message["role"] == "user"]
     return [talk, *(opening + talk[index:] for index in users[1:])]
@@ -72,7 +72,7 @@ def reference(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def tokens_of(folder: Path, template: str, talk: list[Row]) -> list[int]:
-    """What `transformers` makes of a conversation."""
+    """Return the ids that `transformers` gives a conversation."""
     made: Any = reference(folder).apply_chat_template(plain(talk), chat_template=template, return_dict=False)
     return made
 
@@ -124,7 +124,7 @@ def kept_of(folder: Path, row: Row, longest: int, prompt: Row | None = None) -> 
     return made, engine.rejects["code"].to_pylist()
 
 
-def test_tool_messages_go_with_their_turn_and_an_unanswered_question_with_the_last(tokenizer_folder: Path) -> None:
+def test_tool_messages_belong_to_their_turn_and_an_open_question_to_the_last(tokenizer_folder: Path) -> None:
     talk = [
         said("system", "s"),
         said("assistant", "greeting"),
@@ -178,7 +178,7 @@ def dataset(folder: Path, tokenizer: Path, template: str, longest: int) -> Pipel
     )
 
 
-def test_a_build_drops_turns_and_knows_what_it_did(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_build_drops_turns_and_reuses_the_result(tokenizer_folder: Path, tmp_path: Path) -> None:
     config = dataset(tmp_path, tokenizer_folder, CHATML, 60)
     store = ArtifactStore(tmp_path / "store")
     *_, report = Build(config, store).run_all()
@@ -205,16 +205,16 @@ def test_stages_of_different_builds_are_refused(tokenizer_folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("form", ["text", "completion", "fields", "kto", "preference", "messages"])
-def test_conversations_alone_have_turns(form: str) -> None:
+def test_drop_turns_is_refused_without_conversations(form: str) -> None:
     config = PipelineConfig.from_mapping({"dataset": {"name": "x"}, "length": {"strategy": "drop_turns"}})
     if form in ("messages", "kto", "preference"):
-        check_lengths(config, {"form": form})
+        check_length_settings(config, {"form": form})
         return
     with pytest.raises(ConfigError, match=f"drop_turns needs conversations.*{form}"):
-        check_lengths(config, {"form": form})
+        check_length_settings(config, {"form": form})
 
 
-def test_shortened_conversations_rely_on_what_their_tokens_do() -> None:
+def test_shortened_conversations_keep_the_engine_of_their_tokens() -> None:
     def encode(rows: pa.Table) -> ChunkOutput:
         ids = [[1] * len(talk) for talk in rows["messages"].to_pylist()]
         table = pa.table({ROW: rows[ROW], "input_ids": pa.array(ids, pa.list_(pa.uint16()))})

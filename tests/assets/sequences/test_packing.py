@@ -1,4 +1,4 @@
-"""Packing and splitting: no token is lost or repeated untold, each is trained once, sequences are as full as can be."""
+"""Packing and splitting: no token is lost or repeated uncounted, each is trained once, and sequences are full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from support.token_documents import Document, documents_of, table_of
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.sequences.packing import best_fit
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -28,7 +28,7 @@ def run(documents: list[Document], longest: int, **length: Any) -> ChunkOutput:
 
 
 def best_fit_decreasing(lengths: list[int], longest: int) -> list[int]:
-    """How much is in each sequence, by the definition: the longest first, each where the least room holds it."""
+    """Return the tokens of each sequence by definition: longest document first, each into the fullest that has room."""
     filled: list[int] = []
     for length in sorted(lengths, reverse=True):
         able = [index for index, held in enumerate(filled) if held + length <= longest]
@@ -40,14 +40,14 @@ def best_fit_decreasing(lengths: list[int], longest: int) -> list[int]:
 
 
 @given(st.integers(1, 60), st.data())
-def test_best_fit_fills_as_best_fit_decreasing_does(longest: int, data: st.DataObject) -> None:
+def test_best_fit_equals_best_fit_decreasing(longest: int, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, longest), max_size=80))
     layout = best_fit(np.array(lengths, np.int64), longest)
     ends = np.cumsum(layout.pieces)
     packs = [found.tolist() for found in np.split(layout.document, ends[:-1])] if lengths else []
     assert sorted(document for pack in packs for document in pack) == list(range(len(lengths)))
     assert layout.length.tolist() == [lengths[document] for document in layout.document]
-    assert layout.begin.tolist() == [sum(lengths[:document]) for document in layout.document]
+    assert layout.start.tolist() == [sum(lengths[:document]) for document in layout.document]
     assert all(pack == sorted(pack) for pack in packs)
     assert [pack[0] for pack in packs] == sorted(pack[0] for pack in packs)
     assert sorted(sum(lengths[document] for document in pack) for pack in packs) == best_fit_decreasing(
@@ -111,7 +111,7 @@ def test_split_trains_every_token_once(documents: list[Document], longest: int, 
     assert (counts["tokens_cut"], counts["tokens_dropped"]) == (0, 0)
 
 
-def test_pieces_that_train_nothing_are_left_out() -> None:
+def test_pieces_without_trained_tokens_are_omitted() -> None:
     (document,) = documents_of([[False] * 10 + [True] * 3])
     out = run([document], 5, strategy="split", stride=2)
     assert out.table["input_ids"].to_pylist() == [[6, 7, 8, 9, 10], [9, 10, 11, 12]]
@@ -132,12 +132,12 @@ def test_pieces_that_train_nothing_are_left_out() -> None:
         ({"strategy": "smart", "give_up": ["a", "b", "a"]}, 64, "length.give_up: a is listed twice"),
     ],
 )
-def test_settings_that_cannot_work_are_told(length: dict[str, Any], longest: int, words: str) -> None:
+def test_settings_that_cannot_work_are_refused(length: dict[str, Any], longest: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         PipelineConfig.from_mapping({"dataset": {"name": "x"}, "tokenizer": {"max_length": longest}, "length": length})
 
 
-def test_alpaca_is_packed_to_the_brim(real_data: Path) -> None:
+def test_alpaca_is_packed_tightly(real_data: Path) -> None:
     tokenizer = Tokenizer.from_file(str(real_data / "tokenizers" / "phi-2" / "tokenizer.json"))
     rows = json.loads((real_data / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))
     texts = ["\n\n".join(row.values()) for row in rows[:18_000]]

@@ -1,4 +1,4 @@
-"""Sequences: truncation and packing against list-based oracles; batches of packed rows keep documents apart."""
+"""Sequences: truncation and packing equal list-based oracles; batches of packed rows keep documents separate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.token_documents import Document, documents_of, table_of
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig
@@ -25,7 +25,7 @@ PAD = 60_000
 
 
 def shortened(tokens: list[Any], longest: int, strategy: str) -> list[Any]:
-    """What a strategy leaves of one row; nothing where the row is dropped."""
+    """Return what a strategy keeps of one row, or None if the row is dropped."""
     if len(tokens) <= longest:
         return tokens
     if strategy == "truncate_right":
@@ -48,7 +48,7 @@ LONGEST = st.integers(1, 16)
 
 
 @given(DOCUMENTS, LONGEST, st.sampled_from(STRATEGIES))
-def test_rows_are_shortened_as_the_strategy_says(documents: list[Document], longest: int, strategy: str) -> None:
+def test_rows_are_truncated_by_the_strategy(documents: list[Document], longest: int, strategy: str) -> None:
     out = run(documents, longest, strategy)
     dropped = [document for document in documents if strategy == "drop" and len(document.tokens) > longest]
     left = [Document(d.row, shortened(d.tokens, longest, strategy)) for d in documents if d not in dropped]
@@ -93,7 +93,7 @@ def test_concat_packing_joins_and_cuts(documents: list[Document], longest: int, 
     assert out.rows_in == out.counts()["rows_out"] + out.rejects.num_rows + out.filtered
 
 
-def test_an_answer_cut_off_is_rejected_and_its_question_does_not_go_on() -> None:
+def test_a_row_whose_answer_is_cut_off_is_rejected() -> None:
     documents = documents_of([[False] * 6 + [True] * 3, [False] * 3 + [True] * 2, [True] * 9])
     out = run(documents, 5, "truncate_right")
     assert out.table["rows"].to_pylist() == [[4], [7]]

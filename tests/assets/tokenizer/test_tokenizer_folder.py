@@ -1,4 +1,4 @@
-"""The tokenizer and chat template in force lie beside the sequences: serving makes the ids that training saw."""
+"""The tokenizer and chat template are published with the sequences: serving gets the same ids as training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHERS = {"bos": "<|endoftext|>", "eos": "<|eot_id|>"}
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize(("template", "tokens"), [(CHATML, {}), (WRITTEN, OTHERS)])
-def test_the_exported_tokenizer_makes_the_stored_ids(
+def test_the_exported_tokenizer_gives_the_stored_ids(
     tokenizer_folder: Path, tmp_path: Path, template: str, tokens: dict[str, str], train: bool
 ) -> None:
     lines = [json.dumps({"messages": talk}, ensure_ascii=False) for talk in TALKS]

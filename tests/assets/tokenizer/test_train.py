@@ -1,4 +1,4 @@
-"""`train:` a byte-level BPE: the same bytes whatever runs it, no control token out of plain text, and freezing it."""
+"""`train:` a byte-level BPE: the same bytes for any engine, no control tokens from plain text, and reuse by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trained(texts: list[str], vocab_size: int = 400, control: tuple[str, ...] = 
     return tokenizer
 
 
-def test_training_gives_the_same_bytes_whatever_runs_it(tmp_path: Path) -> None:
+def test_training_gives_the_same_bytes_with_any_engine(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 600)
     kinds = [(1, "1", "false"), (2, "2", "true"), (4, "4", "true"), (4, "1", "true")]
     runs = []
@@ -82,8 +82,8 @@ def test_no_merge_makes_a_control_token_of_plain_text(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("token", ["a", "Ġthe", "Ċ"])
-def test_a_control_token_that_bytes_are_written_as_is_refused(token: str) -> None:
-    with pytest.raises(TokenizerError, match="what ordinary bytes are written as"):
+def test_a_control_token_that_plain_text_can_produce_is_refused(token: str) -> None:
+    with pytest.raises(TokenizerError, match="is also a token of plain text"):
         trained([" the the the\n" * 50], control=(token,))
 
 
@@ -100,7 +100,7 @@ def test_a_vocabulary_too_small_for_bytes_and_special_tokens_is_refused(vocab_si
         assert trained(["ab " * 50], vocab_size, ("</s>", "<pad>", "<|user|>")).get_vocab_size() <= vocab_size
 
 
-def test_the_vocabulary_reached_is_told(tmp_path: Path) -> None:
+def test_the_vocabulary_size_is_reported(tmp_path: Path) -> None:
     tokenizer = {**TOKENIZER, "train": {"vocab_size": 50_000, "min_frequency": 3}}
     report = build(write_dataset(tmp_path, 200, tokenizer=tokenizer), tmp_path / "store")["tokenizer"]
     facts = ArtifactStore(tmp_path / "store").manifest("small", "tokenizer").facts

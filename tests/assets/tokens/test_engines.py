@@ -1,4 +1,4 @@
-"""gigatoken beside `tokenizers`: the same ids on any text, what is disputed, and what a wrong one costs."""
+"""gigatoken and `tokenizers`: the same ids for any text, disputed characters, and recovery from a wrong engine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from support.datasets_on_disk import write_dataset
 from support.real_texts import texts_of
 from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.tokens import engine_certificate, fast
+from tokenloom.assets.tokens import engine_certificate, gigatoken_encoder
 from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
-from tokenloom.assets.tokens.fast import code_points
+from tokenloom.assets.tokens.gigatoken_encoder import code_points
 from tokenloom.assets.tokens.stage import ENGINE
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.config import PipelineConfig
@@ -44,7 +44,7 @@ def certificates(folder: Path) -> CertificateStore:
 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory) -> Kit:
-    """A tokenizer that joins LATE with punctuation, as `tokenizers` takes it for no letter."""
+    """Return a tokenizer that joins LATE with punctuation, because `tokenizers` does not know it as a letter."""
     folder = tmp_path_factory.mktemp("late")
     made("llama-3", [*LINES, *[f"{LATE}. {LATE}! {LATE}."] * 9]).save(str(folder / "tokenizer.json"))
     return kit_of(folder / "tokenizer.json", certificates(folder))
@@ -54,7 +54,7 @@ def ids_of(kit: Kit, texts: list[str]) -> list[list[int]]:
     return [kit.transformers.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
 
 
-def test_the_engines_read_a_late_letter_differently(late: Kit) -> None:
+def test_the_engines_tokenize_a_late_letter_differently(late: Kit) -> None:
     texts = pa.array([f"so {LATE}. now", "so a. now"])
     content = late.content.decode()
     assert unequal(Gigatoken(content).ids(texts), Reference(content, True).ids(texts)).tolist() == [True, False]
@@ -75,7 +75,7 @@ def test_ids_equal_transformers_where_the_engines_differ(late: Kit, texts: list[
 
 
 @pytest.mark.parametrize("name", FAST)
-def test_gigatoken_is_used_for_tokenizers_that_it_knows(name: str, tmp_path: Path, request: Any) -> None:
+def test_gigatoken_is_used_for_tokenizers_that_it_supports(name: str, tmp_path: Path, request: Any) -> None:
     file = tmp_path / "tokenizer.json"
     if name == "phi-2":
         file = request.getfixturevalue("real_data") / "tokenizers" / name / "tokenizer.json"
@@ -109,14 +109,14 @@ def changed(**changes: Any) -> dict[str, Any]:
         {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}]}},
     ],
 )
-def test_what_gigatoken_would_read_over_keeps_it_from_being_used(changes: dict[str, Any]) -> None:
+def test_tokenizers_with_options_that_gigatoken_ignores_are_refused(changes: dict[str, Any]) -> None:
     assert refusal(changed()) == ""
     assert refusal(changed(**changes))
 
 
 @pytest.fixture(scope="module")
 def digits_apart() -> dict[str, Any]:
-    """A tokenizer whose pattern has `{1,3}+`: possessive for one engine, any number of digits for the other."""
+    """Return a tokenizer whose pattern has `{1,3}+`: possessive in one engine, repeated in the other."""
     pattern = (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
         r"|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -126,14 +126,14 @@ def digits_apart() -> dict[str, Any]:
     return {**parsed, "added_tokens": []}
 
 
-def test_characters_that_the_engines_cut_differently_are_disputed(digits_apart: dict[str, Any], tmp_path: Path) -> None:
+def test_characters_that_the_engines_split_differently(digits_apart: dict[str, Any], tmp_path: Path) -> None:
     found = EngineCertificate(digits_apart, "", certificates(tmp_path))
     digits = found.disputed(np.frombuffer(b"0123456789", np.uint8))
     assert digits.all() and not found.refused
     assert not found.disputed(np.frombuffer(b"abc XYZ.", np.uint8)).any()
 
 
-def test_runs_that_the_engines_cut_differently_refuse_the_tokenizer(
+def test_runs_that_the_engines_split_differently_refuse_the_tokenizer(
     digits_apart: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_certificate, "NEIGHBOURS", "A.")
@@ -201,7 +201,7 @@ def test_certificates_merge_in_any_order_and_never_lose_a_dispute(found: list[Ce
     assert set(from_ranges(only.agreed).tolist()) == agreed - disputed
 
 
-def test_what_two_builds_find_at_the_same_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_concurrent_builds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = certificates(tmp_path), certificates(tmp_path)
     one.add("key", Certificate(agreed=((0, 9),)))
     seen = one._facts("key")
@@ -211,7 +211,7 @@ def test_what_two_builds_find_at_the_same_time_is_kept(tmp_path: Path, monkeypat
     assert other.read("key") == Certificate(((0, 4), (6, 9), (20, 29)), ((5, 5),))
 
 
-def test_a_damaged_certificate_is_no_knowledge(tmp_path: Path) -> None:
+def test_a_damaged_certificate_is_ignored(tmp_path: Path) -> None:
     store = certificates(tmp_path)
     store.add("key", Certificate(agreed=((0, 9),)))
     (path,) = (tmp_path / "certificates" / "key").iterdir()
@@ -219,7 +219,7 @@ def test_a_damaged_certificate_is_no_knowledge(tmp_path: Path) -> None:
     assert store.read("key") == Certificate()
 
 
-def test_tokenizers_is_given_bounded_batches(tmp_path: Path) -> None:
+def test_tokenizers_gets_bounded_batches(tmp_path: Path) -> None:
     reference = Reference(made("bpe").to_str(), True)
     texts = ["ab " * 1000] * (BATCH_BYTES // 2000) + ["", "x y" * (BATCH_BYTES // 2), ""]
     ids, offsets = reference.ids(pa.array(texts))
@@ -230,9 +230,7 @@ def test_tokenizers_is_given_bounded_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_neither_engine_nor_workers_change_a_byte(
-    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_and_workers_change_no_byte(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write_dataset(tmp_path)
     found = []
     for engine in ("tokenizers", "gigatoken"):
@@ -246,7 +244,7 @@ def test_neither_engine_nor_workers_change_a_byte(
 
 
 class Wrong(Gigatoken):
-    """Right about its first chunk; then it turns the ids of every text around, whose lengths still add up."""
+    """Correct for its first chunk, then it reverses the ids of every text, so that the lengths still add up."""
 
     calls = 0
 
@@ -259,11 +257,11 @@ class Wrong(Gigatoken):
         return ids, offsets
 
 
-def test_a_wrong_sample_makes_all_of_that_engine_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_sample_recomputes_everything_from_that_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_dataset(tmp_path)
     right = build(path, tmp_path / "right")
     monkeypatch.setenv(ENGINE, "gigatoken")
-    monkeypatch.setattr(fast, "Gigatoken", Wrong)
+    monkeypatch.setattr(gigatoken_encoder, "Gigatoken", Wrong)
     store, config = ArtifactStore(tmp_path / "store"), PipelineConfig.from_file(path)
     put, engines = store.put_action, []
 
@@ -291,7 +289,7 @@ def real(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pyte
 
 
 def rows_of(texts: list[str], draw: random.Random) -> list[list[Piece]]:
-    """Each text cut into up to three spans, some of them trained."""
+    """Return each text cut into up to three spans, some of them trained."""
     rows = []
     for text in texts:
         cuts = sorted({0, *draw.choices(range(len(text)), k=2), len(text)})
@@ -299,8 +297,8 @@ def rows_of(texts: list[str], draw: random.Random) -> list[list[Piece]]:
     return rows
 
 
-def test_real_texts_are_read_as_transformers_does(real: Kit, real_data: Path) -> None:
-    """Every row in the soak, of each file some otherwise."""
+def test_real_texts_are_tokenized_as_in_transformers(real: Kit, real_data: Path) -> None:
+    """All rows in the soak, else some rows of each file."""
     draw = random.Random(3)
     for name, texts in texts_of(real_data).items():
         some = texts if SOAK else draw.sample(texts, min(150, len(texts)))

@@ -88,7 +88,7 @@ def test_a_token_that_overlaps_a_trained_byte_is_trained(kit: Kit, data: st.Data
     assert out.counters["straddles"] == sum(straddles for _, _, straddles in reference)
 
 
-def test_rows_are_tokenized_alike_alone_and_together(bpe: Kit) -> None:
+def test_rows_are_tokenized_the_same_alone_and_together(bpe: Kit) -> None:
     rows = [[(word, index % 2 == 0, False), ("</s>", True, True)] for index, word in enumerate(WORDS)]
     together = bpe.run(rows).table.drop_columns([ROW]).to_pylist()
     alone = [bpe.run([pieces]).table.drop_columns([ROW]).to_pylist()[0] for pieces in rows]
@@ -102,7 +102,7 @@ STRAY: list[list[Piece]] = [
 ]
 
 
-def test_split_makes_control_strings_of_content_plain_text(bpe: Kit) -> None:
+def test_split_treats_control_tokens_in_content_as_plain_text(bpe: Kit) -> None:
     out = bpe.run(STRAY, "split")
     stop = Tokenizer.from_str(bpe.content.decode()).token_to_id("</s>")
     assert [row.count(stop) for row in out.table["input_ids"].to_pylist()] == [1, 1, 1]
@@ -110,7 +110,7 @@ def test_split_makes_control_strings_of_content_plain_text(bpe: Kit) -> None:
     assert bpe.transformers.decode(out.table["input_ids"][0].as_py()[:-1], clean_up_tokenization_spaces=False) == text
 
 
-def test_reject_sets_rows_with_control_strings_in_content_aside(bpe: Kit) -> None:
+def test_reject_rejects_rows_with_control_tokens_in_content(bpe: Kit) -> None:
     out = bpe.run(STRAY, "reject")
     assert out.table[ROW].to_pylist() == [1]
     assert out.table["input_ids"].to_pylist() == bpe.run([STRAY[1]]).table["input_ids"].to_pylist()
@@ -119,7 +119,7 @@ def test_reject_sets_rows_with_control_strings_in_content_aside(bpe: Kit) -> Non
     assert out.rows_in == 3
 
 
-def test_keep_makes_control_strings_of_content_control_tokens(bpe: Kit) -> None:
+def test_keep_keeps_control_tokens_in_content(bpe: Kit) -> None:
     out = bpe.run(STRAY, "keep")
     whole = ["".join(text for text, _, _ in pieces) for pieces in STRAY]
     assert out.table["input_ids"].to_pylist() == [
@@ -129,7 +129,7 @@ def test_keep_makes_control_strings_of_content_control_tokens(bpe: Kit) -> None:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_split_holds_for_control_tokens_that_the_yaml_adds(tmp_path: Path, special: bool) -> None:
+def test_split_covers_control_tokens_that_the_yaml_adds(tmp_path: Path, special: bool) -> None:
     tokenizer = made("bpe")
     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(["<|turn|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -176,7 +176,7 @@ pipeline.build().unwrap()
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path]) -> tuple[Path, list[Path]]:
-    """A YAML that trains a tokenizer, and the stores of two processes that built it."""
+    """Return a YAML that trains a tokenizer, and the stores of two processes that built it."""
     folder = tmp_path_factory.mktemp("trained")
     talk = [
         [{"role": "user", "content": line}, {"role": "assistant", "content": f"{n} {line[::-1]}"}]
@@ -211,7 +211,7 @@ def test_training_gives_the_same_bytes_in_two_processes(trained: tuple[Path, lis
     assert digests[0] == digests[1]
 
 
-def test_a_trained_tokenizer_begins_with_its_control_tokens_and_learns_none_of_them(
+def test_a_trained_tokenizer_starts_with_its_control_tokens_and_learns_none(
     trained: tuple[Path, list[Path]],
 ) -> None:
     _, (store, _) = trained

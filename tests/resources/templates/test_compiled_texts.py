@@ -1,4 +1,4 @@
-"""Templates that compile write what plain Jinja writes, byte for byte, over whole data sets: all rows in the soak."""
+"""Compiled templates write the same bytes as plain Jinja, over whole datasets: all rows in the soak."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DATE = "26 Jul 2024"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 OPAQUE = {"think-last", "line-ends-replaced", "upper-cased"}
 CALLING = {"tool_calls", "tool_calls_ignored", "tools_ignored"}
-"""Codes of conversations whose tools or calls of them cannot be followed."""
+"""Reject codes of conversations whose tools or tool calls are not supported."""
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` as a block like any other."""
+    """`{% generation %}` as an ordinary block."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -49,7 +49,7 @@ class Generation(jinja2.ext.Extension):
 
 
 def plain_jinja(source: str) -> jinja2.Template:
-    """A template as `transformers` compiles it, today's date aside."""
+    """Return a template as `transformers` compiles it, except for today's date."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
@@ -74,7 +74,7 @@ def asked(row: Row) -> list[Row]:
 
 
 def spoken(row: Row) -> list[Row]:
-    """A conversation in ShareGPT's layout, function calls as messages with tool calls."""
+    """Return a conversation from ShareGPT's layout, with function calls as tool calls."""
     roles = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
     talk = []
     for turn in row["conversations"]:

@@ -1,4 +1,4 @@
-"""The sandbox of templates: what is hostile is refused soon and alike, what is not is rendered as Jinja renders it."""
+"""The sandbox: hostile templates are refused quickly and reproducibly, others render as in plain Jinja."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VARIABLES = {"messages": TALK, "tools": [{"name": "f", "parameters": {"type": "o
 
 
 @pytest.mark.parametrize("template", ESCAPES + EXHAUSTING)
-def test_hostile_templates_are_refused_soon_and_always_alike(template: str) -> None:
+def test_hostile_templates_are_refused_quickly_and_reproducibly(template: str) -> None:
     started = time.process_time()
     refused = []
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_hostile_templates_are_refused_soon_and_always_alike(template: str) -> N
 
 
 @pytest.mark.parametrize("template", UNAVAILABLE)
-def test_what_templates_have_no_use_for_is_told_when_they_are_read(template: str) -> None:
+def test_unsupported_tags_are_refused_at_compile_time(template: str) -> None:
     with pytest.raises(TemplateError, match=r"^template, line 2: "):
         JinjaTemplate("\n" + template)
 
@@ -63,7 +63,7 @@ def test_a_template_that_python_cannot_compile_is_a_template_error(number: str) 
         JinjaTemplate("{{ " + number + " }}")
 
 
-def test_loops_within_loops_in_the_source_are_a_template_error() -> None:
+def test_deeply_nested_loops_are_a_template_error() -> None:
     with pytest.raises(TemplateError, match="nested too deeply"):
         JinjaTemplate("{% for a in x %}" * 30 + "{% endfor %}" * 30)
 
@@ -81,7 +81,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def plain(source: str) -> jinja2.Template:
-    """The template in Jinja's own sandbox, set up as `transformers` does."""
+    """Return the template in Jinja's own sandbox, set up as in `transformers`."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -158,7 +158,7 @@ messages[0].content.index('absent')
 
 
 def same(source: str) -> None:
-    """Render as Jinja's own sandbox does, or refuse where that fails."""
+    """Check that a template renders as in Jinja's own sandbox, or is refused if that fails."""
     try:
         expected = plain(source).render(VARIABLES)
     except Exception:
@@ -170,7 +170,7 @@ def same(source: str) -> None:
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_is_what_jinja_makes_of_it(expression: str) -> None:
+def test_an_expression_evaluates_as_in_jinja(expression: str) -> None:
     macro, loop = "{% macro f(x, y='') %}<{{ x }}{{ y }}>{% endmacro %}", "{% for m in messages if m.role %}"
     same(macro + loop + "{{ " + expression + " }};{% endfor %}")
     same(macro + loop + "{% if " + expression + " %}a{% else %}b{% endif %}{% endfor %}")
@@ -215,16 +215,14 @@ def long_talk(turns: int, characters: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("turns", "characters"), [(2, 1_000_000), (10_000, 100), (10_000, 0)])
-def test_no_real_template_is_too_much_for_long_messages_and_long_talks(
-    real_data: Path, turns: int, characters: int
-) -> None:
+def test_real_templates_render_long_messages_and_conversations(real_data: Path, turns: int, characters: int) -> None:
     variables = {**VARIABLES, "tools": None, "messages": long_talk(turns, characters), "add_generation_prompt": False}
     for path in sorted((real_data / "chat_templates").glob("*")):
         source = path.read_text(encoding="utf-8")
         assert JinjaTemplate(source).render(variables) == plain(source).render(variables), path.name
 
 
-def test_what_may_be_done_grows_with_the_data_alone() -> None:
+def test_the_work_allowance_grows_with_the_data() -> None:
     every_pair = JinjaTemplate("{% for m in messages %}{% for n in messages %}{{ n.role }}{% endfor %}{% endfor %}")
     cubed = JinjaTemplate("{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}")
     assert len(every_pair.render({"messages": long_talk(300, 10)})) == 300 * 300 * 6.5
@@ -239,13 +237,13 @@ INERT = st.sampled_from(
 
 
 @given(st.lists(st.one_of(INERT, st.text(max_size=9)), min_size=2, max_size=4))
-def test_data_is_text_whatever_it_says(contents: list[str]) -> None:
+def test_template_syntax_in_data_is_plain_text(contents: list[str]) -> None:
     talk = [{"role": "user", "content": content, "name": content} for content in contents]
     source = "{% for m in messages %}{{ m.content ~ m.name }}{{ m.content }}{{ m.content + '' }}{% endfor %}"
     assert JinjaTemplate(source).render({"messages": talk}) == "".join(content * 4 for content in contents)
 
 
-def test_rows_cannot_bring_templates(tokenizer_folder: Path) -> None:
+def test_rows_cannot_contain_templates(tokenizer_folder: Path) -> None:
     render: Render = renders(tokenizer_folder)
     rows = [
         {"prompt": "{{ 7 * 7 }}", "completion": "{% raise %}"},
@@ -265,7 +263,7 @@ def test_rows_cannot_bring_templates(tokenizer_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["items", "update", "get", "keys", "__class__", "format", "__init__", "_x", "pop"])
-def test_fields_named_as_methods_are_read_by_index_and_run_nothing(name: str) -> None:
+def test_fields_named_like_methods_are_read_by_index(name: str) -> None:
     tools = {"tools": [{name: "{{ 7 * 7 }}"}]}
     assert JinjaTemplate("{{ tools[0]['" + name + "'] }}").render(tools) == "{{ 7 * 7 }}"
     assert JinjaTemplate("{{ tools | tojson }}").render(tools) == json.dumps([{name: "{{ 7 * 7 }}"}])
@@ -292,7 +290,7 @@ def test_fields_named_as_methods_are_read_by_index_and_run_nothing(name: str) ->
         (2, "\n{{ {} | dictsort(by='z') }}"),
     ],
 )
-def test_whatever_a_template_raises_tells_its_line(line: int, template: str) -> None:
+def test_every_error_of_a_template_names_its_line(line: int, template: str) -> None:
     with pytest.raises(TemplateError, match=f"^template, line {line}: ") as caught:
         JinjaTemplate(template).render({})
     assert caught.value.line == line
@@ -304,7 +302,7 @@ def test_a_template_survives_pickling() -> None:
 
 
 def chat_config(folder: Path, tokenizer: Path, template: str) -> PipelineConfig:
-    """A config whose chat template begins on line 5 of the file."""
+    """Return a config whose chat template starts on line 5 of the file."""
     text = f"dataset: {{name: x.jsonl}}\ntokenizer:\n  name_or_path: {tokenizer}\n  chat_template: "
     block = template if "{" not in template else "|\n    " + template.replace("\n", "\n    ")
     (folder / "data.yaml").write_text(text + block + "\nprompt_template: {format_type: chat}\n", encoding="utf-8")
@@ -312,7 +310,7 @@ def chat_config(folder: Path, tokenizer: Path, template: str) -> PipelineConfig:
 
 
 def fault_of(config: PipelineConfig) -> str:
-    from tokenloom.assets.prompts.stage import renderer
+    from tokenloom.assets.prompts.render import renderer
     from tokenloom.resources.tokenizers import resolve_tokenizer
 
     with pytest.raises(ConfigError) as caught:
@@ -349,7 +347,7 @@ def test_a_fields_template_that_is_hostile_is_a_fault_of_the_config(tokenizer_fo
         renders(tokenizer_folder)([{"q": "x", "a": "y"}], prompt)
 
 
-def test_what_a_template_says_of_a_row_rejects_that_row_with_its_line(tokenizer_folder: Path) -> None:
+def test_an_error_of_a_template_rejects_the_row_with_its_line(tokenizer_folder: Path) -> None:
     template = (
         "{% for m in messages %}\n{% if m.content == 'bad' %}\n{{ raise_exception('no bad words') }}{% endif %}\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenloom.assets.building.build import StageReport
-from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, fill
+from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill
 from tokenloom.resources.store.manifest import TRAINED
 
 _LOSSES = {

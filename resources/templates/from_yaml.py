@@ -1,4 +1,4 @@
-"""Jinja templates that a YAML names: what they read, tried once, and their faults told at their place."""
+"""The Jinja templates that a YAML names: compiled, tried on small inputs, with errors located in the YAML."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from tokenloom.resources.templates.jinja import JinjaTemplate
 TEMPLATE = "prompt_template.template"
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
-_ASKED = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": "Answer"}]
-_TALKS = (_ASKED, [{"role": "system", "content": "Rule"}, *_ASKED, *_ASKED])
+_SHORT_CHAT = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": "Answer"}]
+_TRIAL_CHATS = (_SHORT_CHAT, [{"role": "system", "content": "Rule"}, *_SHORT_CHAT, *_SHORT_CHAT])
 
 
 def undeclared(config: PipelineConfig) -> dict[str, int]:
-    """Variables that the YAML's jinja template reads, each with its first line within the template, counted from 0.
+    """Return the variables that the YAML's Jinja template reads, each with its first line, counted from 0.
 
     Raises:
-        ConfigError: the template's syntax is wrong.
+        ConfigError: the template has a syntax error.
     """
     template = _compiled(config, TEMPLATE, without_final_newline(config.prompt_template.template or ""))
     return {name: line - 1 for name, line in template.undeclared().items()}
 
 
 def fields_template(config: PipelineConfig, fields: Iterable[str], tokens: Mapping[str, str]) -> JinjaTemplate:
-    """The YAML's jinja template over columns.
+    """Compile the YAML's Jinja template over columns.
 
     Raises:
-        ConfigError: its syntax is wrong, or the sandbox refuses it.
+        ConfigError: the template has a syntax error, or the sandbox refuses it.
     """
     template = _compiled(config, TEMPLATE, without_final_newline(config.prompt_template.template or ""))
     _try(config, TEMPLATE, template, [{**tokens, **dict.fromkeys(fields, "text")}])
@@ -39,14 +39,14 @@ def fields_template(config: PipelineConfig, fields: Iterable[str], tokens: Mappi
 
 
 def chat_template(config: PipelineConfig, source: str, tokens: Mapping[str, str]) -> JinjaTemplate:
-    """A chat template: the YAML's, or the tokenizer's own.
+    """Compile a chat template, from the YAML or from the tokenizer.
 
     Raises:
-        ConfigError: its syntax is wrong, or the sandbox refuses it.
+        ConfigError: the template has a syntax error, or the sandbox refuses it.
     """
     template = _compiled(config, CHAT_TEMPLATE, source)
     common = {**tokens, "tools": None, "documents": None, "add_generation_prompt": False}
-    _try(config, CHAT_TEMPLATE, template, [{**common, "messages": talk} for talk in _TALKS])
+    _try(config, CHAT_TEMPLATE, template, [{**common, "messages": messages} for messages in _TRIAL_CHATS])
     return template
 
 
@@ -58,7 +58,10 @@ def _compiled(config: PipelineConfig, setting: str, source: str) -> JinjaTemplat
 
 
 def _try(config: PipelineConfig, setting: str, template: JinjaTemplate, trials: Iterable[Mapping[str, Any]]) -> None:
-    """Render small inputs: what the sandbox refuses then is the template's fault; what the template refuses is not."""
+    """Render small inputs, so that the sandbox's refusals are found before any row is rendered.
+
+    Errors that the template raises itself are ignored here: it can refuse these inputs and accept the rows.
+    """
     for variables in trials:
         try:
             template.render(variables)
@@ -69,9 +72,9 @@ def _try(config: PipelineConfig, setting: str, template: JinjaTemplate, trials: 
 
 
 def _fault(config: PipelineConfig, setting: str, error: TemplateError) -> ConfigError:
-    """The error at its line in the YAML, or with the file that holds the template."""
+    """Return the error with its line in the YAML, or with the name of the file that contains the template."""
     given = config.tokenizer.chat_template if setting == CHAT_TEMPLATE else config.prompt_template.template
     inline = given is not None and (setting == TEMPLATE or "{{" in given or "{%" in given)
-    whose = "template" if inline else given or "the tokenizer's own template"
-    message = f"{setting}: {whose}{str(error).removeprefix('template')}"
+    origin = "template" if inline else given or "the tokenizer's own template"
+    message = f"{origin}{str(error).removeprefix('template')}"
     return config.fault(setting, message, error.line - 1 if inline and error.line else None)

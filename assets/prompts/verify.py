@@ -1,9 +1,9 @@
-"""Renders rows as Jinja would and proves where each value went.
+"""Renders rows exactly as Jinja does, and verifies where each value is in the text.
 
-Rows of one shape (the same roles, the same values empty) share a layout, found by probing the template: where it puts
-each value, and whether it trims it. Of a template whose syntax shows that it does no more than that, the layout of
-every row is filled by Arrow's kernels, and a sample of each shape is compared with what Jinja makes of it, byte for
-byte; of any other template every row is. Markers inside the data are never searched for.
+Rows of one shape (the same roles, the same values empty) share a layout. Probing the template finds it: where each
+value is placed, and whether it is trimmed. Arrow's kernels then fill the layout for all rows of the shape, and the
+texts are compared with Jinja's, byte for byte: a sample of each shape if the template's syntax shows that it only
+places values, else every row. Answers are never found by searching for markers in the text.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tokenloom.resources.tables.ragged import text_parts
 from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
 
 SAMPLED = 16
-"""Rows of each shape of a chunk that are compared with Jinja at least."""
+"""Smallest number of rows of each shape of a chunk that are compared with Jinja."""
 
-_MARKS_BEGIN = MARKS[0].encode()[:2]
+_MARKS_PREFIX = MARKS[0].encode()[:2]
 _MAY_BE_SPACE = np.zeros(256, bool)
 _MAY_BE_SPACE[[char.encode()[0] for char in WHITE_SPACE]] = True
 
 Problem = tuple[str, str]
-"""Code and message of what is wrong with a row."""
-_PRIVATE_USE: Problem = "private_use", "a value holds private-use characters U+E0D0 to U+E0D3"
+"""Reject code and message of a row."""
+_PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
-"""From a template's slots to its pieces, and to the pieces with BOS and EOS added."""
+"""Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
 
 
 class ShapeError(TemplateError):
-    """The rows of a shape cannot be used; `code` says why."""
+    """The rows of a shape cannot be used; `code` is their reject code."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -51,12 +51,12 @@ class Shape:
     """Rows that share a layout.
 
     Args:
-        rows: int32 row positions.
-        values: one string array for each value that the template places.
-        empty: which of the values are empty, in all rows.
-        variables: the template's variables for one row's values; may raise a `ShapeError`.
-        layout: makes pieces of the template's slots; a piece's column is its slot's. May raise a `ShapeError`.
-        optional: values that the template may leave out.
+        rows: int32 [rows], row positions.
+        values: one string array [rows] for each value that the template places.
+        empty: for each value, whether it is empty (in all rows).
+        variables: returns the template's variables for one row's values; can raise a `ShapeError`.
+        layout: converts slots to pieces, each with its slot's column; can raise a `ShapeError`.
+        optional: indices of values that the template can omit.
     """
 
     rows: pa.Array
@@ -68,10 +68,10 @@ class Shape:
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
-    """Texts and spans of all rows whose spans could be verified; the others are rejected.
+    """Render all rows and verify their spans; reject rows whose spans cannot be verified.
 
     Args:
-        places_only: whether the template's syntax shows that it only places values: a sample is compared then.
+        places_only: whether the template's syntax shows that it only places values, so that a sample is enough.
     """
     tables, rejects = [pa.schema([(ROW, pa.int32()), ("text", pa.string()), ("spans", SPANS)]).empty_table()], []
     for shape in shapes:
@@ -95,21 +95,21 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     except TemplateError as error:
         code = "unverified_spans" if isinstance(error, SpansError) else "template_refused"
         code = error.code if isinstance(error, ShapeError) else code
-        return _nothing(), [refuse(np.arange(count), code, str(error))]
+        return _no_rows(), [refuse(np.arange(count), code, str(error))]
     placed = {slot.value for slot in slots}
     placed.update(shape.optional)
-    lost = [index for index, nothing in enumerate(shape.empty) if not nothing and index not in placed]
-    if lost:
-        return _nothing(), [refuse(np.arange(count), "content_dropped", f"the template leaves out value {lost[0]}")]
+    omitted = [index for index, empty in enumerate(shape.empty) if not empty and index not in placed]
+    if omitted:
+        return _no_rows(), [refuse(np.arange(count), "content_dropped", f"the template omits value {omitted[0]}")]
     columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
     marked = _marked_rows(shape)
-    odd = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
-    compared = np.flatnonzero(odd | _evenly_spaced(count))
+    doubtful = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
+    compared = np.flatnonzero(doubtful | _evenly_spaced(count))
     bare = assemble(shape.rows, pieces, columns)
     text = bare["text"]
     problems = _compare(template, shape, compared, text, marked)
-    if any(problem and not odd[row] for row, problem in zip(compared, problems, strict=True)):
-        compared = np.arange(count)  # the template does more than its syntax showed
+    if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
+        compared = np.arange(count)  # the template does more than its syntax shows
         problems = _compare(template, shape, compared, text, marked)
     refused_rows: dict[Problem, list[int]] = {}
     for row, problem in zip(compared.tolist(), problems, strict=True):
@@ -125,17 +125,17 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
 
 
 def _evenly_spaced(count: int) -> np.ndarray:
-    """bool [count]: some rows of a shape."""
+    """Return bool [count]: `SAMPLED` rows of a shape, evenly spaced."""
     chosen = np.zeros(count, bool)
     chosen[np.linspace(0, count - 1, min(count, SAMPLED)).astype(np.int64)] = True
     return chosen
 
 
 def _blank_rows(shape: Shape) -> np.ndarray:
-    """bool [rows]: those with a value of white space only: its place does not tell all."""
+    """Return bool [rows]: whether a value is white space only, so that the template can treat it as empty."""
     blank = np.zeros(len(shape.rows), bool)
-    for value, nothing in zip(shape.values, shape.empty, strict=True):
-        if nothing:
+    for value, empty in zip(shape.values, shape.empty, strict=True):
+        if empty:
             continue
         offsets, data = text_parts(value)
         spaced = np.flatnonzero(_MAY_BE_SPACE[data[offsets[:-1]]])
@@ -145,31 +145,31 @@ def _blank_rows(shape: Shape) -> np.ndarray:
 
 
 def _marked_rows(shape: Shape) -> np.ndarray:
-    """bool [rows]: those with a mark in a value."""
+    """Return bool [rows]: whether a value contains a character of `MARKS`."""
     marked = np.zeros(len(shape.rows), bool)
     for value in shape.values:
-        if _MARKS_BEGIN in text_parts(value)[1].tobytes():
-            found = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
-            marked |= np.asarray(found.to_numpy(zero_copy_only=False), bool)
+        if _MARKS_PREFIX in text_parts(value)[1].tobytes():
+            matches = pc.match_substring_regex(value, f"[{''.join(MARKS)}]")
+            marked |= np.asarray(matches.to_numpy(zero_copy_only=False), bool)
     return marked
 
 
 def _compare(
     template: JinjaTemplate, shape: Shape, rows: np.ndarray, texts: pa.ChunkedArray, marked: np.ndarray
 ) -> list[Problem | None]:
-    """For each of some rows what is wrong with it, or None."""
+    """Return the problem of each of some rows, or None; `rows` is int64, indices into the shape's rows."""
     index = pa.array(rows)
     taken = [value.take(index).to_pylist() for value in shape.values]
     values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
     expected = texts.take(index).to_pylist()
     return [
-        _PRIVATE_USE if private else _verify(template, shape, found, text)
-        for found, text, private in zip(values, expected, marked[rows].tolist(), strict=True)
+        _PRIVATE_USE if private else _verify(template, shape, row_values, text)
+        for row_values, text, private in zip(values, expected, marked[rows].tolist(), strict=True)
     ]
 
 
 def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> Problem | None:
-    """Compare one row with Jinja."""
+    """Compare one row's text with Jinja's, and return the problem, or None."""
     try:
         if template.render(shape.variables(values)) == expected:
             return None
@@ -178,5 +178,5 @@ def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expect
     return "unverified_spans", "the template changes a value by more than trimming it"
 
 
-def _nothing() -> pa.Table:
+def _no_rows() -> pa.Table:
     return assemble(pa.array([], pa.int32()), [], [])

@@ -1,4 +1,4 @@
-"""Histograms of lengths, before and after length management: counted a chunk, shown as bars."""
+"""Histograms of lengths before and after truncation and packing: counted per chunk, shown as bars."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many lengths are at most each bound and above the one before it.
+    """A histogram of lengths.
 
     Args:
-        bounds: sixteenths of max_length, then its double and fourfold; the last bucket is open.
-        counts: one more than there are bounds.
+        bounds: inclusive upper bounds of the buckets: sixteenths of max_length, then 2 and 4 times max_length.
+        counts: the number of lengths in each bucket; the additional last bucket has no upper bound.
     """
 
     bounds: tuple[int, ...]
@@ -33,23 +33,24 @@ class Histogram:
 
     @classmethod
     def of(cls, counters: Mapping[str, int], name: str, max_length: int) -> Histogram:
-        """The histogram that a stage's counters hold."""
+        """Return the histogram in a stage's counters."""
         bounds = length_bounds(max_length)
         return cls(bounds, tuple(counters.get(f"{name}/{bound}", 0) for bound in (*bounds, MORE)))
 
     def bars(self) -> str:
-        """One character a bucket; a bucket that is not empty is never blank."""
+        """Return one character per bucket; only empty buckets are blank."""
         most = max(self.counts) or 1
         return "".join(_BARS[-(-8 * count // most)] for count in self.counts)
 
 
 def length_bounds(max_length: int) -> tuple[int, ...]:
+    """Return the bounds of a histogram."""
     within = {-(-max_length * part // _BUCKETS) for part in range(1, _BUCKETS + 1)}
     return (*sorted(within), 2 * max_length, 4 * max_length)
 
 
 def count_lengths(name: str, table: pa.Table, max_length: int) -> dict[str, int]:
-    """Counters of the lengths of a table's `input_ids`, both sides of pairs; empty buckets have none."""
+    """Return counters of the lengths of a table's `input_ids`, for pairs of both sides, without empty buckets."""
     lengths: list[Ints] = [np.diff(list_parts(side["input_ids"])[0]) for side in sides(table).values()]
     bounds = length_bounds(max_length)
     counts = np.bincount(np.searchsorted(bounds, np.concatenate(lengths)), minlength=len(bounds) + 1).tolist()
@@ -57,13 +58,13 @@ def count_lengths(name: str, table: pa.Table, max_length: int) -> dict[str, int]
 
 
 def fill(counters: Mapping[str, int], tokens: int, max_length: int) -> float:
-    """Packing efficiency: the share of the sequences' room, `max_length` each, that tokens take; 0 without any."""
+    """Return the packing efficiency: tokens divided by sequences times `max_length`; 0 without sequences."""
     sequences = sum(Histogram.of(counters, AFTER, max_length).counts)
     return tokens / (sequences * max_length) if sequences else 0.0
 
 
 def histogram_png(before: Histogram, after: Histogram, width: int = 304, height: int = 60) -> bytes:
-    """A PNG of two rows of bars, grey and green, each with a line where max_length is."""
+    """Return a PNG with two rows of bars, grey and green, each with a line at max_length; sizes in pixels."""
     picture = np.zeros((2 * height + 4, width), np.uint8)
     step = width // len(before.counts)
     for row, (found, colour) in enumerate(((before, 2), (after, 3))):
@@ -73,7 +74,7 @@ def histogram_png(before: Histogram, after: Histogram, width: int = 304, height:
             tall = -(-(height - 2) * count // most)
             picture[top + height - tall : top + height, place * step + 1 : (place + 1) * step - 1] = colour
         picture[top + height - 1, : step * len(found.counts)] = 1
-    lines = np.pad(picture, ((0, 0), (1, 0))).tobytes()  # each line begins with its filter: none
+    lines = np.pad(picture, ((0, 0), (1, 0))).tobytes()  # each line starts with its PNG filter type, 0
     palette = bytes.fromhex("ffffff 6b7280 9ca3af 10b981")
     header = struct.pack(">IIBBBBB", width, len(picture), 8, 3, 0, 0, 0)
     blocks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\0"), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))

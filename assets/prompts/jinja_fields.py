@@ -1,4 +1,4 @@
-"""Rows of fields through the YAML's own Jinja template."""
+"""Renders rows of columns through the YAML's Jinja template."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.verified import Shape, render_verified
+from tokenloom.assets.prompts.verify import Shape, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import one_array
-from tokenloom.resources.templates.analysis import Kind
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.static_analysis import Kind
 
 
 @dataclass(frozen=True)
 class FieldsFormat:
-    """A Jinja template over columns.
+    """A Jinja template over columns, and what of its text is trained.
 
     Args:
         template: the compiled template.
-        fields: names of the columns it reads.
-        label: the column that is trained on, where the template marks no generation.
-        train_all: train every byte.
+        fields: names of the columns that it reads.
+        label: the column that is trained if the template has no `{% generation %}` blocks, or None.
+        train_all: whether every byte is trained.
         tokens, control, bos, eos: as in `ChatFormat`.
     """
 
@@ -47,7 +47,7 @@ class FieldsFormat:
 
     @cached_property
     def opacity(self) -> str | None:
-        """Why the template does not only place columns, or None where it does."""
+        """The reason why the template does more than place columns, or None if it only places them."""
         return self.template.opacity(dict.fromkeys(self.fields, Kind.CONTENT))
 
     def _shapes(self, table: pa.Table) -> Iterator[Shape]:

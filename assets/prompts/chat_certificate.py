@@ -1,4 +1,4 @@
-"""What a chat template does with a few conversations made to ask it, each finding with its evidence."""
+"""The certificate of a chat template: what it does with a few test conversations, each finding with its evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "",
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of a template with a tokenizer: what was found, and the text or the reason that shows it."""
+    """One property of a chat template with a tokenizer.
+
+    Args:
+        found: the result.
+        evidence: the rendered text, or the reason for a rejection.
+    """
 
     name: str
     found: str
@@ -30,7 +35,7 @@ class Finding:
 
 
 def certificate(chat: ChatFormat) -> list[dict[str, str]]:
-    """The findings about a chat template as it is used here, as JSON."""
+    """Return the findings about a chat template with the dataset's settings, as JSON."""
     return [asdict(finding) for finding in _findings(chat)]
 
 
@@ -46,25 +51,25 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     yield _prefixes(chat, user, answer)
     yield _generation_prompt(chat, user, answer)
     text, _, reason, _ = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
-    held = "kept" if RULED in text else "left out" if text else "refused"
-    yield Finding("system message", held, text or reason)
+    system = "kept" if RULED in text else "omitted" if text else "refused"
+    yield Finding("system message", system, text or reason)
     text, _, reason, code = _rendered(chat, [user, answer], TOOLS)
-    told = "kept" if text else "left out" if code == "tools_ignored" else "refused"
-    yield Finding("tools", told, text or reason)
-    talk = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
-    text, trained, reason, code = _rendered(chat, talk, TOOLS if told == "kept" else "")
-    called = "trained" if "lookup" in trained else "rendered, not trained" if text else "refused"
-    yield Finding("tool calls", "left out" if code == "tool_calls_ignored" else called, text or reason)
+    tools = "kept" if text else "omitted" if code == "tools_ignored" else "refused"
+    yield Finding("tools", tools, text or reason)
+    messages = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
+    text, trained, reason, code = _rendered(chat, messages, TOOLS if tools == "kept" else "")
+    calls = "trained" if "lookup" in trained else "rendered, not trained" if text else "refused"
+    yield Finding("tool calls", "omitted" if code == "tool_calls_ignored" else calls, text or reason)
     yield _reasoning(chat, user)
     yield _spaces(chat)
-    yield _nothing(chat, user)
+    yield _none_content(chat, user)
     dated = chat.template.reads("strftime_now") or chat.template.reads("date_string")
     frozen = f"frozen as {chat.prompt.date_string}" if chat.prompt.date_string else "not frozen"
     yield Finding("date", f"read, {frozen}" if dated else "not read", "strftime_now or date_string" if dated else "")
 
 
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str, str]:
-    """Text and trained text of a conversation, or empty ones, and why it is rejected and with what code."""
+    """Return a conversation's text, trained text, reject message and reject code; each is "" if there is none."""
     table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:
@@ -86,18 +91,18 @@ def _bos(chat: ChatFormat, text: str) -> Finding:
     token = chat.tokens.get("bos_token")
     if not token or token not in text:
         return Finding("BOS", "none", text[:40])
-    whose = "the template's" if chat.template.reads("bos_token") else "the tokenizer's"
-    begun = "" if text.startswith(token) else ", behind other text"
-    return Finding("BOS", f"{text.count(token)} times" if text.count(token) > 1 else whose + begun, text[:40])
+    origin = "the template's" if chat.template.reads("bos_token") else "the tokenizer's"
+    position = "" if text.startswith(token) else ", after other text"
+    return Finding("BOS", f"{text.count(token)} times" if text.count(token) > 1 else origin + position, text[:40])
 
 
 def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
     whole, _, reason, _ = _rendered(chat, [user, answer, user, answer])
-    begun, _, _, _ = _rendered(chat, [user, answer])
+    prefix, _, _, _ = _rendered(chat, [user, answer])
     if not whole:
         return Finding("conversation begun", "refused", reason)
-    stable = whole.startswith(begun.rstrip()) if begun else False
-    return Finding("conversation begun", "is how it goes on" if stable else "is changed by what follows", whole)
+    stable = whole.startswith(prefix.rstrip()) if prefix else False
+    return Finding("conversation begun", "not changed by later turns" if stable else "changed by later turns", whole)
 
 
 def _spaces(chat: ChatFormat) -> Finding:
@@ -106,35 +111,35 @@ def _spaces(chat: ChatFormat) -> Finding:
     if not text:
         return Finding("white space around contents", "refused", reason)
     kept = [f" \n{ASKED}\n " in text, f" \n{SAID}\n " in text]
-    told = {(True, True): "kept", (False, False): "trimmed", (True, False): "of answers trimmed"}
-    return Finding("white space around contents", told.get((kept[0], kept[1]), "of questions trimmed"), text)
+    found = {(True, True): "kept", (False, False): "trimmed", (True, False): "trimmed in answers"}
+    return Finding("white space around contents", found.get((kept[0], kept[1]), "trimmed in questions"), text)
 
 
 def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
     said = [{"role": "assistant", "content": SAID, "reasoning": thought} for thought in THOUGHTS]
     text, trained, reason, code = _rendered(chat, [user, said[0], user, said[1]])
     if not text:
-        return Finding("reasoning", "left out" if code == "reasoning_ignored" else "refused", reason)
-    which = "kept" if THOUGHTS[0] in text else "kept in the last answer, left out before"
+        return Finding("reasoning", "omitted" if code == "reasoning_ignored" else "refused", reason)
+    which = "kept" if THOUGHTS[0] in text else "kept in the last answer, omitted before"
     return Finding("reasoning", which if THOUGHTS[1] in trained else f"{which}, not trained", text)
 
 
 def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
     try:
-        told, asked = (chat.written([user], asked) for asked in (False, True))
+        without, prompted = (chat.written([user], prompted) for prompted in (False, True))
         whole = chat.written([user, answer], False)
     except TemplateError as error:
         return Finding("generation prompt", "refused", str(error))
-    if asked == told:
-        return Finding("generation prompt", "none", asked)
-    prompt = asked.removeprefix(told) if asked.startswith(told) else asked
-    begins = "an answer begins with it" if whole.startswith(asked) else "an answer does not begin with it"
-    return Finding("generation prompt", begins, prompt)
+    if prompted == without:
+        return Finding("generation prompt", "none", prompted)
+    prompt = prompted.removeprefix(without) if prompted.startswith(without) else prompted
+    starts = "answers start with it" if whole.startswith(prompted) else "answers do not start with it"
+    return Finding("generation prompt", starts, prompt)
 
 
-def _nothing(chat: ChatFormat, user: dict[str, str]) -> Finding:
+def _none_content(chat: ChatFormat, user: dict[str, str]) -> Finding:
     try:
         text = chat.written([user, {"role": "assistant", "content": None}], False)
     except TemplateError as error:
         return Finding("content None", "refused", str(error))
-    return Finding("content None", "written as None" if "None" in text else "written as nothing", text)
+    return Finding("content None", "written as None" if "None" in text else "written as empty", text)

@@ -1,4 +1,4 @@
-"""A fixed file of few-shot examples, brought into the data's canonical form by the data's mapping."""
+"""Reads the file of few-shot examples, and converts its rows to canonical form with the dataset's column mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ROLES, ColumnMapping, resolve
 from tokenloom.assets.columns.source_expressions import paths_of
-from tokenloom.assets.prompts.few_shot.examples import SETTING
+from tokenloom.assets.prompts.few_shot.draw import SETTING
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.stage.rejects import ROW
@@ -22,14 +22,14 @@ Fault = Callable[[str], ConfigError]
 
 
 def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Table | None:
-    """The examples of `few_shot.source` in the data's form, or None where examples come from the rows themselves.
+    """Return the examples of `few_shot.source` in the dataset's form, or None if examples come from the rows.
 
     Args:
-        mapping: the data's resolved mapping, as JSON.
+        mapping: the dataset's resolved column mapping, as JSON.
 
     Raises:
-        ConfigError: no such file, one that lacks the data's columns or holds a row that cannot be used, or too few.
-        SourceError: it cannot be read.
+        ConfigError: the file does not exist, lacks a column, contains an unusable row or has too few examples.
+        SourceError: the file cannot be read.
     """
     few_shot = config.prompt_template.few_shot
     if not few_shot.count or few_shot.source is None:
@@ -37,7 +37,7 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
     name = few_shot.source
 
     def fault(message: str) -> ConfigError:
-        return config.fault(f"{SETTING}.source", f"{SETTING}.source: {message}")
+        return config.fault(f"{SETTING}.source", message)
 
     tables = _read(config, name, fault)
     resolved = _mapping(config, mapping, tables, fault)
@@ -46,22 +46,27 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
     for role in needed:
         for path in paths_of(resolved.sources()[role]):
             if path.column not in columns:
-                found = ", ".join(columns)
-                raise fault(f"{name} has no column {path.column}, of which the data's {role} is made; it has {found}")
-    made = []
+                listed = ", ".join(columns)
+                raise fault(f"{name} has no column {path.column}, which the dataset's {role} uses; it has {listed}")
+    canonical = []
     for table in tables:
         output = to_canonical(table, resolved)
         if output.rejects.num_rows:
-            raise fault(f"{name}, {_first(output.rejects)}; examples have the data's form, {resolved.form}")
-        made.append(output.table)
-    examples = pa.concat_tables(made).combine_chunks()
+            first = _first(output.rejects)
+            raise fault(f"{name}, {first}; examples must have the dataset's form, {resolved.form}")
+        canonical.append(output.table)
+    examples = pa.concat_tables(canonical).combine_chunks()
     if examples.num_rows < few_shot.count:
-        raise fault(f"{name} holds {examples.num_rows} examples, count: {few_shot.count} asks for more; add some")
+        raise fault(f"{name} has {examples.num_rows} examples, count: {few_shot.count} needs more; add some")
     return examples
 
 
 def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
-    """The rows of the file, as found, in chunks."""
+    """Return the rows of the file as they are, in chunks, numbered through the file.
+
+    Raises:
+        ConfigError: the file does not exist, is empty, or contains a row that cannot be parsed.
+    """
     source = config.model_copy(update={"dataset": DatasetConfig(name=name)})
     try:
         found = locate(source)
@@ -75,7 +80,7 @@ def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
         if output.rejects.num_rows:
             raise fault(f"{name}, {_first(output.rejects)}")
     if not any(output.table.num_rows for output in outputs):
-        raise fault(f"{name} holds no example")
+        raise fault(f"{name} has no examples")
     tables, before = [], 0
     for table in (output.table for output in outputs):
         numbered = pa.array(range(before, before + table.num_rows), pa.int32())
@@ -87,7 +92,11 @@ def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
 def _mapping(
     config: PipelineConfig, mapping: Mapping[str, Any], tables: Sequence[pa.Table], fault: Fault
 ) -> ColumnMapping:
-    """The data's mapping; where only its form is known, what the file's columns come to, of the same form."""
+    """Return the dataset's column mapping; if only its form is known, resolve the mapping from the file's columns.
+
+    Raises:
+        ConfigError: the file's columns fit no form, or another one than the dataset's.
+    """
     if "roles" in mapping:
         return ColumnMapping.from_json(mapping)
     try:
@@ -95,11 +104,11 @@ def _mapping(
     except ConfigError as error:
         raise fault(error.faults[0].message) from error
     if found.form != mapping["form"] and not {found.form, mapping["form"]} <= {"messages", "completion"}:
-        raise fault(f"its rows are {found.form}, the data's are {mapping['form']}")
+        raise fault(f"its rows have the form {found.form}, the dataset has {mapping['form']}")
     return found
 
 
 def _first(rejects: pa.Table) -> str:
-    """The number of the first row rejected, counted from 1, and why."""
+    """Return the number of the first rejected row, counted from 1, and the reason."""
     reject = rejects.slice(0, 1).to_pylist()[0]
     return f"example {reject[ROW] + 1}: {reject['message']}"

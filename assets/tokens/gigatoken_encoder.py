@@ -1,6 +1,7 @@
-"""Reads a whole chunk with gigatoken, and finds the segments that it may have read otherwise than `tokenizers` does:
-those with a disputed code point or changed by the normalizer, and those that hold a control string. The last show in
-the result, as ids that do not add up to the text.
+"""Tokenizes a whole chunk with gigatoken, and finds the segments where `tokenizers` can give other ids.
+
+These are the segments with a disputed code point, those that the normalizer changes, and those that contain a control
+token's text. The latter show in the result: the lengths of their tokens do not add up to the text.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, text_parts
 
 SAMPLE, SAMPLE_BYTES, LONGEST_SAMPLE = 16, 4 << 10, 64 << 10
-"""How many segments of a chunk are compared with `tokenizers`, and how long they may be; where all are longer, the
-shortest is compared, up to the last length."""
+"""Number of segments of a chunk that are compared with `tokenizers`, and their largest size in bytes. If all segments
+are larger, the shortest one is compared, up to `LONGEST_SAMPLE`."""
 
-Read = tuple[Ids, Ints, TokenBytes, npt.NDArray[np.bool_]]
+Tokenized = tuple[Ids, Ints, TokenBytes, npt.NDArray[np.bool_]]
 """ids, offsets, bytes and exact, as in `Encoded`."""
 
 
-class FastEncoder:
-    """gigatoken with a certificate.
+class GigatokenEncoder:
+    """A gigatoken tokenizer with its certificate.
 
     Args:
-        content: tokenizer.json, with control tokens marked special.
+        content: tokenizer.json, with control tokens marked as special.
         parsed: the same, parsed.
-        control: ids of the control tokens.
-        keep_control: whether control strings in content are control tokens.
-        vocabulary: what ids stand for.
+        control: the ids of the control tokens.
+        keep_control: whether the text of control tokens in content becomes control tokens.
+        vocabulary: the bytes that ids stand for.
         reference: the same tokenizer in `tokenizers`.
-        certificates: where what is known of gigatoken is kept.
+        certificates: the store's certificates.
     """
 
     def __init__(
@@ -63,45 +64,47 @@ class FastEncoder:
         try:
             self._certificate = EngineCertificate(bare, digest_bytes(content.encode()), certificates)
             self.refused = self._certificate.refused
-            known = {token["content"] for token in added}
-            further = [_special(token, index) for token, index in control.items() if token not in known]
-            if further:
-                content = json.dumps({**parsed, "added_tokens": [*added, *further]})
+            listed = {token["content"] for token in added}
+            unlisted = [_special(token, index) for token, index in control.items() if token not in listed]
+            if unlisted:
+                content = json.dumps({**parsed, "added_tokens": [*added, *unlisted]})
             if not self.refused:
                 self._engine = Gigatoken(content)
         except (ImportError, RuntimeError) as error:
             self.refused = str(error)
-        routed = [token["id"] for token in added if token not in plain]
-        self._vocabulary = vocabulary.without([*routed, *control.values()])
+        not_plain = [token["id"] for token in added if token not in plain]
+        self._vocabulary = vocabulary.without([*not_plain, *control.values()])
 
     @property
     def key(self) -> str:
         """The certificate's key."""
         return self._certificate.key
 
-    def encode(self, found: Segments, control: Ids) -> Read | None:
-        """The tokens of segments; those of segments that are not exact do not count. None: not to be relied on.
+    def encode(self, cut: Segments, control: Ids) -> Tokenized | None:
+        """Tokenize segments; the tokens of segments that are not exact must be ignored.
 
         Args:
-            control: the ids of the control segments.
+            control: uint32 [control segments], their ids.
+
+        Returns:
+            the tokens, or None if gigatoken cannot be trusted with this chunk.
         """
-        ids, offsets = self._engine.ids(found.text)
+        ids, offsets = self._engine.ids(cut.text)
         tokens = pa.array(ids)
-        sums = self._vocabulary.bytes_of(tokens)
-        exact = self._vocabulary.adds_up(sums, offsets, found.text)
-        exact &= ~self._doubtful(found.text)
+        lengths = self._vocabulary.bytes_of(tokens)
+        exact = self._vocabulary.adds_up(lengths, offsets, cut.text)
+        exact &= ~self._doubtful(cut.text)
         if not self._vocabulary.certain:
-            exact &= self._vocabulary.spelled(tokens, offsets, found.text)
-        named = np.flatnonzero(found.control)
-        exact[named] = np.diff(offsets)[named] == 1
-        if not (
-            exact[named].all() and (ids[offsets[named]] == control).all() and self._holds(found, exact, ids, offsets)
-        ):
+            exact &= self._vocabulary.spelled(tokens, offsets, cut.text)
+        at_control = np.flatnonzero(cut.control)
+        exact[at_control] = np.diff(offsets)[at_control] == 1
+        control_right = exact[at_control].all() and (ids[offsets[at_control]] == control).all()
+        if not (control_right and self._sample_agrees(cut, exact, ids, offsets)):
             return None
-        return ids, offsets, sums, exact
+        return ids, offsets, lengths, exact
 
     def _doubtful(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """bool [texts]: which of them the engines may read differently."""
+        """Return bool [texts]: whether the engines can tokenize the text differently."""
         bounds, data = text_parts(texts)
         doubtful = np.zeros(len(texts), bool)
         places, points = code_points(data)
@@ -114,27 +117,27 @@ class FastEncoder:
             doubtful |= ~np.asarray(pc.equal(pc.utf8_normalize(texts, self._form), texts))
         return doubtful
 
-    def _holds(self, found: Segments, exact: npt.NDArray[np.bool_], ids: Ids, offsets: Ints) -> bool:
-        """Whether a sample of what was read is what `tokenizers` reads; if not, the certificate is void."""
-        lengths = found.end - found.start
-        read = np.flatnonzero(exact & ~found.control & (lengths > 0))
-        limit = np.clip(lengths[read].min(initial=LONGEST_SAMPLE), SAMPLE_BYTES, LONGEST_SAMPLE)
-        eligible = read[lengths[read] <= limit]
+    def _sample_agrees(self, cut: Segments, exact: npt.NDArray[np.bool_], ids: Ids, offsets: Ints) -> bool:
+        """Return whether `tokenizers` gives the same ids for a sample of the segments; if not, void the certificate."""
+        lengths = cut.end - cut.start
+        used = np.flatnonzero(exact & ~cut.control & (lengths > 0))
+        limit = np.clip(lengths[used].min(initial=LONGEST_SAMPLE), SAMPLE_BYTES, LONGEST_SAMPLE)
+        eligible = used[lengths[used] <= limit]
         if not len(eligible):
             return True
         spread = eligible[np.linspace(0, len(eligible) - 1, min(SAMPLE, len(eligible))).astype(np.int64)]
         picked = pa.array(np.unique(np.append(spread, eligible[np.argmax(lengths[eligible])])))
-        texts = found.text.take(picked)
+        texts = cut.text.take(picked)
         cuts, values = list_parts(list_array(offsets, ids).take(picked))
         wrong = unequal((values.to_numpy(), cuts), self._reference.ids(texts))
         if wrong.any():
-            self._certificate.void(f"read differently: {texts.filter(pa.array(wrong))[0].as_py()[:200]!r}")
+            self._certificate.void(f"tokenized differently: {texts.filter(pa.array(wrong))[0].as_py()[:200]!r}")
             self.refused = self._certificate.refused
         return not self._certificate.refused
 
 
 def code_points(data: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.int64]]:
-    """Where the characters beyond ASCII begin in UTF-8, and their code points."""
+    """Return the byte positions and the code points of the non-ASCII characters in UTF-8 data."""
     places = np.flatnonzero(data >= 0xC0)
     lead = data[places].astype(np.int64)
     points = (lead & 0x1F) << 6 | (data[places + 1] & 0x3F)
@@ -146,15 +149,15 @@ def code_points(data: npt.NDArray[np.uint8]) -> tuple[Ints, npt.NDArray[np.int64
 
 
 def _is_plain(token: dict[str, Any], certain: bool) -> bool:
-    """Whether an added token is found by both engines in the same way, wherever its text stands."""
+    """Return whether both engines find an added token in the same way, wherever its text is."""
     flags = ("special", "single_word", "lstrip", "rstrip")
     return not any(token[flag] for flag in flags) and (certain or (not token["normalized"]))
 
 
 def _refusal(added: list[dict[str, Any]], form: str | None) -> str:
-    """Why added tokens keep gigatoken from being used, or ""."""
+    """Return why added tokens rule gigatoken out, or ""."""
     hidden = (token["normalized"] and (form is None or (form and not token["content"].isascii())) for token in added)
-    return "added tokens are looked for in normalized text" if any(hidden) else ""
+    return "added tokens are matched in normalized text" if any(hidden) else ""
 
 
 def _special(content: str, index: int) -> dict[str, Any]:

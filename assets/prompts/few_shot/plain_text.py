@@ -1,4 +1,5 @@
-"""Examples in front of plain texts: each rendered as a row is, a blank line behind it, none of it trained."""
+"""Few-shot examples for rows without a chat template: each is rendered like a row, ends with a blank line, and is not
+trained."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.few_shot.examples import draw_for
+from tokenloom.assets.prompts.few_shot.draw import draw_for
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
@@ -31,16 +32,16 @@ ANSWER, INPUT = ROLES.index("answer"), ROLES.index("input")
 
 
 @dataclass(frozen=True)
-class TextShots:
-    """Renders rows behind examples.
+class PlainTextFewShot:
+    """Renders rows with examples before them.
 
     Args:
-        render: renders rows as they are to stand last, without an added BOS.
-        bare: renders rows as examples, without an added BOS or EOS.
+        render: renders rows without an added BOS.
+        bare: renders examples, without an added BOS or EOS.
         settings: the YAML's few_shot section.
-        fixed: a file's examples, rendered by `bare`; None: the chunk's own rows.
-        bos: the token to put in front where the template writes none, or None.
-        own_bos: the tokenizer's BOS: where the template begins with it, that is written once, in front.
+        fixed: the file's examples, rendered by `bare`; None: examples are the chunk's other rows.
+        bos: the token to add at the start of the text if the template writes none, or None.
+        own_bos: the tokenizer's BOS; if the template starts with it, it is written only once, at the start.
     """
 
     render: Callable[[pa.Table], ChunkOutput]
@@ -54,7 +55,7 @@ class TextShots:
         """Render a chunk.
 
         Args:
-            usable: bool [rows], which rows may be examples; default: all.
+            usable: bool [rows], which rows can be examples; default: all.
         """
         bare = self.bare(table)
         place = pa.array(np.searchsorted(table[ROW].to_numpy(), bare.table[ROW].to_numpy()))
@@ -65,12 +66,12 @@ class TextShots:
         lengths = np.diff(text_parts(offered["text"])[0])
         drawn = draw_for(self.settings, kept, asked(bare.table), asked(offered), lengths, shown)
         out = self.render(drawn.table)
-        found = np.isin(drawn.table[ROW].to_numpy(), out.table[ROW].to_numpy())
-        made = self._joined(out.table, offered, drawn.picks[found])
-        return ChunkOutput(made, table.num_rows, join_rejects([bare.rejects, drawn.rejects, out.rejects]))
+        rendered = np.isin(drawn.table[ROW].to_numpy(), out.table[ROW].to_numpy())
+        joined = self._joined(out.table, offered, drawn.picks[rendered])
+        return ChunkOutput(joined, table.num_rows, join_rejects([bare.rejects, drawn.rejects, out.rejects]))
 
     def _joined(self, rows: pa.Table, offered: pa.Table, picks: Ints) -> pa.Table:
-        """Each row's text behind its examples, and the spans of both."""
+        """Return each row's text after its examples, and the spans of both."""
         own, examples = _without_bos(rows, self.own_bos), _without_bos(offered, self.own_bos)
         literals = [SEPARATOR, self.bos or self.own_bos or "", ""]
         separator, bos, nothing = len(own.text) + len(examples.text) + np.arange(3)
@@ -89,7 +90,7 @@ class TextShots:
 
 
 def asked(table: pa.Table) -> Hashes:
-    """uint64 [rows]: a hash of all of each text that is no answer."""
+    """Return uint64 [rows]: a hash of each text without its answer."""
     bounds, data = text_parts(table["text"])
     spans = flat_spans(table["spans"])
     kept = np.flatnonzero(spans.role != ANSWER)
@@ -109,7 +110,7 @@ class _Texts:
 
 
 def _without_bos(table: pa.Table, bos: str | None) -> _Texts:
-    """The texts without the BOS that they begin with, white space before it included."""
+    """Return the texts without a leading BOS and the white space before it."""
     text, spans = one_array(table["text"]), flat_spans(table["spans"])
     had = np.zeros(len(text), bool)
     if bos is None or not len(text):
@@ -134,13 +135,13 @@ def _without_bos(table: pa.Table, bos: str | None) -> _Texts:
 
 
 def _as_examples(spans: FlatSpans) -> FlatSpans:
-    """The spans, untrained: an example's answer is input."""
+    """Return the spans of examples: weight 0, and answers become input."""
     role = np.where(spans.role == ANSWER, INPUT, spans.role).astype(np.uint8)
     return replace(spans, role=role, weight=np.zeros_like(spans.weight))
 
 
 def _literal_spans(texts: list[str]) -> FlatSpans:
-    """One span for each of the separator, BOS and nothing."""
+    """Return one span for each non-empty text; the second one is a control token."""
     lengths = np.array([len(text.encode()) for text in texts], np.int64)
     solid = lengths > 0
     zeros = np.zeros(int(solid.sum()), np.int64)
@@ -160,18 +161,19 @@ _COLUMNS = ("start", "end", "role", "message", "weight", "control")
 
 
 def _joined_spans(parts: list[FlatSpans]) -> FlatSpans:
-    """The spans of several lists of texts, one list after the other."""
+    """Concatenate the spans of several lists of texts."""
     counts = np.concatenate([part.counts for part in parts])
     columns = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS)
     return FlatSpans(offsets_of(counts), *columns)
 
 
 def _gathered(spans: FlatSpans, parts: Ints, before: Ints) -> pa.Array:
-    """The spans of texts made of parts.
+    """Return the spans of rows that are joined from parts.
 
     Args:
-        parts: int64 [rows, parts], which text each part is.
-        before: int64 [rows, parts], bytes of the row before it.
+        spans: the spans of all parts.
+        parts: int64 [rows, parts], the index of each part.
+        before: int64 [rows, parts], the bytes of the row before each part.
     """
     counts = spans.counts[parts]
     taken = ranges(spans.offsets[:-1][parts].ravel(), counts.ravel())

@@ -1,4 +1,4 @@
-"""Makes sequences of a chunk of tokens: shortens, divides or drops rows that are too long, then packs them."""
+"""Converts a chunk of tokens to sequences: truncates, splits or drops long rows, then packs them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.give_up import GiveUp
 from tokenloom.assets.prompts.spans import flat_spans
+from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.documents import Documents, row_lengths
 from tokenloom.assets.sequences.packing import Layout, best_fit, concat, single
-from tokenloom.assets.sequences.smart import give_up_tokens
+from tokenloom.assets.sequences.smart_truncation import truncate_by_part
 from tokenloom.assets.sequences.split import overlapping
 from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -20,11 +20,15 @@ from tokenloom.config import LengthConfig
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
-def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None = None) -> ChunkOutput:
-    """Shorten, divide or drop over-long rows of a chunk of tokens, then pack them if asked to.
+def to_sequences(
+    table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None = None
+) -> ChunkOutput:
+    """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
     Args:
-        order: which parts give up tokens first; `smart` needs it.
+        length: the YAML's `length` section.
+        max_length: in tokens.
+        order: the truncation order, for `strategy: smart` only.
     """
     whole = Documents.of(table)
     short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
@@ -39,15 +43,15 @@ def to_sequences(table: pa.Table, length: LengthConfig, max_length: int, order: 
         counters |= more
     layout = LAYOUTS[length.packing](kept.lengths, max_length)
     counters["sequences"] = len(layout.pieces)
-    made = _table(kept, layout, list_parts(table["input_ids"])[1].type)
-    return ChunkOutput(made, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
+    sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
+    return ChunkOutput(sequences, table.num_rows, rejects, filtered, rows_out, len(kept.ids), counters)
 
 
 LONGEST = "longest"
 
 
 def with_pair_lengths(table: pa.Table) -> pa.Table:
-    """The table with a column `longest`, int64: the tokens of each row, of the longer side of a pair."""
+    """Add a column `longest`, int64: the number of tokens of each row; for pairs, of the longer side."""
     return table.append_column(LONGEST, pa.array(row_lengths(table)))
 
 
@@ -59,17 +63,18 @@ LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
 
 
 def _shorten(
-    documents: Documents, table: pa.Table, length: LengthConfig, max_length: int, order: GiveUp | None
+    documents: Documents, table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None
 ) -> tuple[Documents, np.ndarray]:
-    """The documents within max_length, and whether each came within it.
+    """Return the documents, truncated to max_length, and bool [documents], whether each fits.
 
-    `concat` and `split` cut between sequences instead; after `drop` and `drop_turns` nothing is too long.
+    Other strategies than truncation return them as they are: `concat` and `split` cut between sequences, and after
+    `drop` and `drop_turns` no document is too long.
     """
     fit = np.ones(len(documents.rows), bool)
     if order is not None:
         longest = table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
-        found = give_up_tokens(flat_spans(table["spans"]), documents.lengths, longest, max_length, order)
-        return documents.take(found.index, found.lengths, documents.rows), found.fits
+        kept = truncate_by_part(flat_spans(table["spans"]), documents.lengths, longest, max_length, order)
+        return documents.take(kept.index, kept.lengths, documents.rows), kept.fits
     if length.packing == "concat" or (documents.lengths <= max_length).all():
         return documents, fit
     if length.strategy in ("truncate_right", "truncate_left", "truncate_middle"):
@@ -79,10 +84,10 @@ def _shorten(
 
 
 def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Documents, pa.Table, int]:
-    """The documents that fit and have a trained token; rejects for the others, and the tokens in them."""
+    """Return the documents that fit and have a trained token, rejects for the others, and the others' token count."""
     useless = fits & ~documents.are_trained()
     reasons = (
-        (~fits, f"what may not be given up fills max_length {max_length}: no room is left for the answer"),
+        (~fits, f"parts that must not be truncated fill max_length {max_length}: no room is left for the answer"),
         (useless, f"no trained token is left within max_length {max_length}"),
     )
     rejects = [no_rejects()]
@@ -94,9 +99,9 @@ def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Do
 
 
 def _split(documents: Documents, max_length: int, stride: int) -> tuple[Documents, dict[str, int]]:
-    """The pieces of the documents that train anything."""
-    row, begin, size, overlap = overlapping(documents.lengths, max_length, stride)
-    starts = offsets_of(documents.lengths)[:-1][row] + begin
+    """Split documents; return the pieces that have a trained token, and counters."""
+    row, start, size, overlap = overlapping(documents.lengths, max_length, stride)
+    starts = offsets_of(documents.lengths)[:-1][row] + start
     pieces = documents.take(ranges(starts, size), size, documents.rows[row])
     pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
     useful = pieces.are_trained()
@@ -109,16 +114,17 @@ def _split(documents: Documents, max_length: int, stride: int) -> tuple[Document
 
 
 def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
-    of_pieces = offsets_of(layout.pieces)
-    offsets = offsets_of(sum_rows(layout.length, of_pieces))
-    together = np.array_equal(layout.begin, offsets_of(layout.length)[:-1])
-    tokens = slice(None) if together else ranges(layout.begin, layout.length)
+    """Return the sequences of a layout, in the columns that the stage stores; `kind` is the type of ids."""
+    piece_offsets = offsets_of(layout.pieces)
+    offsets = offsets_of(sum_rows(layout.length, piece_offsets))
+    in_order = np.array_equal(layout.start, offsets_of(layout.length)[:-1])
+    tokens = slice(None) if in_order else ranges(layout.start, layout.length)
     weights = documents.weights
     columns = {
         "input_ids": list_array(offsets, pa.array(documents.ids[tokens], kind)),
         "trained": list_array(offsets, pa.array((weights > 0).view(np.uint8)[tokens])),
-        "rows": list_array(of_pieces, pa.array(documents.rows[layout.document], pa.int32())),
-        "document_lengths": list_array(of_pieces, pa.array(layout.length, pa.int32())),
+        "rows": list_array(piece_offsets, pa.array(documents.rows[layout.document], pa.int32())),
+        "document_lengths": list_array(piece_offsets, pa.array(layout.length, pa.int32())),
     }
     if ((weights != 0) & (weights != 1)).any():
         columns["weights"] = list_array(offsets, pa.array(weights[tokens]))

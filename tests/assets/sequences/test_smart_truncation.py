@@ -1,4 +1,4 @@
-"""smart: parts give up tokens in the declared order, the answer last, its stop and the template's text never."""
+"""smart: parts are truncated in the declared order, the answer last, its stop and the template's text never."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from support.canonical_tables import config_of, said
 from tokenloom.assets.building.prompt_engine import PromptEngine
-from tokenloom.assets.prompts.give_up import SPOKEN, GiveUp, check_lengths, give_up_order
 from tokenloom.assets.prompts.spans import ROLES, SPANS
-from tokenloom.assets.sequences.from_tokens import to_sequences
+from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder, check_length_settings, truncation_order
+from tokenloom.assets.sequences.fit_and_pack import to_sequences
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import LengthConfig, PipelineConfig
 from tokenloom.errors import ConfigError
@@ -26,7 +26,7 @@ SMART = LengthConfig(strategy="smart")
 
 @dataclass
 class Part:
-    """A span of a row, token by token: whose it is, and how many of its tokens it keeps in any case."""
+    """A span of a row with its tokens, and the number of tokens that are never removed."""
 
     role: str
     message: int
@@ -38,7 +38,7 @@ class Part:
 
 
 def cut(parts: list[Part], longest: int) -> list[int] | None:
-    """The row's tokens without one token after the other, or None where no more may go."""
+    """Remove tokens one by one until the row fits; return its tokens, or None if no more can be removed."""
     while sum(len(part.tokens) for part in parts) > longest:
         able = [part for part in parts if part.turn >= 0 and len(part.tokens) > part.kept]
         if not able:
@@ -69,7 +69,7 @@ def table_of(rows: list[list[Part]]) -> pa.Table:
 
 
 def filled(sizes: list[tuple[str, int, bool, bool, int]], number: int) -> list[Part]:
-    """Parts of these roles, messages and sizes, without those of no token; ids differ within a row."""
+    """Return parts of these roles, messages and sizes, without empty ones; ids differ within a row."""
     parts = []
     for role, message, control, trained, size in sizes:
         if size:
@@ -79,7 +79,7 @@ def filled(sizes: list[tuple[str, int, bool, bool, int]], number: int) -> list[P
 
 
 def with_turns(parts: list[Part], turn_of: dict[Any, int], last: int) -> list[Part]:
-    """Parts with their turns: by column, or by role with `earlier` for user messages before the last one."""
+    """Return parts with their ranks: by column, or by role with `earlier` for user messages before the last one."""
     users = [part.message for part in parts if part.role == "user" and not part.control]
     for place, part in enumerate(parts):
         follower = parts[place + 1] if place + 1 < len(parts) else None
@@ -102,7 +102,7 @@ COLUMNS = st.lists(st.tuples(sizes, sizes, sizes, sizes, sizes, st.booleans()), 
 
 
 @given(COLUMNS, st.permutations([0, 1, 2]), st.integers(0, 3), st.integers(1, 24))
-def test_columns_give_up_tokens_in_order(rows: list[Any], names: list[int], named: int, longest: int) -> None:
+def test_columns_are_truncated_in_order(rows: list[Any], names: list[int], named: int, longest: int) -> None:
     turn_of = {column: turn for turn, column in enumerate(names[:named])}
     drawn = [
         filled(
@@ -120,7 +120,7 @@ def test_columns_give_up_tokens_in_order(rows: list[Any], names: list[int], name
         )
         for number, (first, text, second, third, answer, stop) in enumerate(rows)
     ]
-    order = GiveUp((*(turn_of.get(column, -1) for column in range(3)), -1), True, False, named)
+    order = TruncationOrder((*(turn_of.get(column, -1) for column in range(3)), -1), True, False, named)
     check(drawn, turn_of, named, order, longest)
 
 
@@ -132,7 +132,7 @@ TALKS = st.lists(
 
 
 @given(TALKS, st.permutations(SPOKEN), st.integers(0, 5), st.integers(4, 40))
-def test_conversations_give_up_tokens_in_order(rows: list[Any], names: list[str], named: int, longest: int) -> None:
+def test_conversations_are_truncated_in_order(rows: list[Any], names: list[str], named: int, longest: int) -> None:
     turn_of = {part: turn for turn, part in enumerate(names[:named])}
     drawn = []
     for number, (system, turns, text_stops) in enumerate(rows):
@@ -148,11 +148,11 @@ def test_conversations_give_up_tokens_in_order(rows: list[Any], names: list[str]
             if trained:
                 parts.append(("assistant", message + 2, not text_stops, True, 1))
         drawn.append(filled(parts, 200 * number))
-    order = GiveUp(tuple(turn_of.get(part, -1) for part in SPOKEN), False, False, named)
+    order = TruncationOrder(tuple(turn_of.get(part, -1) for part in SPOKEN), False, False, named)
     check(drawn, turn_of, named, order, longest)
 
 
-def check(drawn: list[list[Part]], turn_of: dict[Any, int], last: int, order: GiveUp, longest: int) -> None:
+def check(drawn: list[list[Part]], turn_of: dict[Any, int], last: int, order: TruncationOrder, longest: int) -> None:
     table = table_of(drawn)
     out = to_sequences(table, SMART, longest, order)
     expected = {}
@@ -254,7 +254,7 @@ def fault(**changes: Any) -> str:
     prompt = changes.get("prompt", {"format_type": "custom", "template": TEMPLATE, "label_column": "reply"})
     config = PipelineConfig.from_mapping({"dataset": {"name": "x"}, "prompt_template": prompt, "length": length})
     with pytest.raises(ConfigError) as caught:
-        check_lengths(config, mapping)
+        check_length_settings(config, mapping)
     return str(caught.value)
 
 
@@ -268,18 +268,18 @@ CHAT = {"form": "messages", "roles": {"messages": "messages"}}
         (["pasage"], FIELDS, None, "did you mean passage?"),
         (["reply"], FIELDS, None, "reply is the answer"),
         (["answer"], FIELDS, None, "answer is the answer"),
-        (["xyzzy"], FIELDS, None, "there are context, question, system, hint, passage"),
+        (["xyzzy"], FIELDS, None, "the parts are context, question, system, hint, passage"),
         (["systen"], CHAT, {"format_type": "chat"}, "did you mean system?"),
         (["passage"], CHAT, {"format_type": "chat"}, "no part of the rows is named passage"),
     ],
 )
-def test_a_wrong_name_is_told(names: list[str], mapping: dict[str, Any], prompt: Any, words: str) -> None:
+def test_a_wrong_name_is_refused(names: list[str], mapping: dict[str, Any], prompt: Any, words: str) -> None:
     length = {"strategy": "smart", "give_up": names}
     changes = {"prompt": prompt} if prompt else {}
     assert words in fault(length=length, mapping=mapping, **changes)
 
 
-def test_the_default_order_suits_any_columns() -> None:
+def test_the_default_order_fits_any_columns() -> None:
     columns = {"instruction": "a", "input": "b", "system_prompt": "c", "output": "d"}
     prompt = {"format_type": "custom", "template": "{system_prompt}{instruction}{input}{output}"}
     config = PipelineConfig.from_mapping(
@@ -289,7 +289,7 @@ def test_the_default_order_suits_any_columns() -> None:
             "length": {"strategy": "smart"},
         }
     )
-    order = give_up_order(config, {"form": "fields", "roles": columns})
+    order = truncation_order(config, {"form": "fields", "roles": columns})
     assert dict(zip(sorted(columns), order.ranks, strict=True)) == {
         "input": 0,
         "instruction": 1,

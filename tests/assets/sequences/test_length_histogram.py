@@ -1,4 +1,4 @@
-"""What the sequences stage reports: every token accounted for, lengths before and after, packing efficiency."""
+"""Counters of the sequences stage: every token is accounted for, lengths before and after, packing efficiency."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.token_documents import documents_of, table_of
-from tokenloom.assets.sequences.histogram import AFTER, BEFORE, Histogram, count_lengths, fill, histogram_png
+from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, count_lengths, fill, histogram_png
 from tokenloom.assets.sequences.stage import sequencer
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -36,7 +36,7 @@ def lengths_of(table: pa.Table) -> list[int]:
 
 
 def balance(counters: dict[str, int]) -> int:
-    """Tokens that came and are not told of."""
+    """Return the number of input tokens that no counter accounts for."""
     gone = ("tokens_cut", "tokens_dropped", "tokens_rejected", "tokens_left_out")
     return counters["tokens_in"] + counters.get("tokens_repeated", 0) - sum(counters.get(name, 0) for name in gone)
 
@@ -102,7 +102,7 @@ def test_the_picture_is_a_png_with_bars_as_tall_as_the_counts() -> None:
 
 @pytest.mark.parametrize("form", ["preference", "kto"])
 @pytest.mark.parametrize("length", [{"strategy": "split"}, {"packing": "best_fit"}])
-def test_answers_are_not_parted_from_their_prompts(form: str, length: dict[str, str]) -> None:
+def test_answers_are_not_separated_from_their_prompts(form: str, length: dict[str, str]) -> None:
     (setting,) = length
     with pytest.raises(ConfigError, match=f"length.{setting}: .*{form}"):
         made(table_of([]), 8, form, **length)

@@ -1,7 +1,7 @@
-"""Turns under templates without generation marks: what is trained is what follows the generation prompt, to the stop.
+"""Turns in templates without generation marks: everything from the generation prompt to the stop is trained.
 
-Expected texts come from `transformers`, as differences of renderings, or are written by hand beside their templates
-(tests/chat_templates).
+Expected texts are differences of what `transformers` renders, or are written by hand next to their templates
+(support/chat_templates).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def render(template: str, rows: list[Row], **options: Any) -> ChunkOutput:
 
 
 def parts(template: str, talk: list[Row], tools: str = "", **options: Any) -> list[str] | str:
-    """The trained parts of a conversation, or why it is rejected."""
+    """Return the trained parts of a conversation, or its reject code."""
     out = render(template, [{"messages": talk, "tools": tools}], **options)
     if out.rejects.num_rows:
         return out.rejects["code"][0].as_py()
@@ -63,7 +63,7 @@ def call(name: str = "weather", arguments: str = '{"in": "Rome"}', identity: str
 
 
 def as_read(talk: list[Row]) -> list[Row]:
-    """Messages as a caller of `transformers` gives them."""
+    """Return messages as a caller of `transformers` passes them."""
     messages = []
     for turn in talk:
         message = {"role": turn["role"], "content": turn["content"]}
@@ -83,7 +83,7 @@ def transformers_text(template: str, messages: list[Row], tools: str, prompt: bo
 
 
 def expected_parts(template: str, talk: list[Row], tools: str) -> list[str]:
-    """For each answer the difference of what `transformers` makes of the messages before it and with it."""
+    """Return for each answer the text that it adds to what `transformers` renders for the messages before it."""
     messages = as_read(talk)
     whole, found = transformers_text(template, messages, tools), []
     for index, turn in enumerate(talk):
@@ -117,7 +117,7 @@ def test_real_tool_conversations_train_what_follows_the_generation_prompt(real_d
 
 
 def hermes(talk: list[Row], weights: list[float]) -> tuple[str, list[tuple[str, float]]]:
-    """What tests/chat_templates/hermes.jinja makes of answers, questions and results, and its weighted parts."""
+    """Return what support/chat_templates/hermes.jinja renders for a conversation, and its weighted parts."""
     text, found = "", []
     for index, (turn, weight) in enumerate(zip(talk, weights, strict=True)):
         head, body, tail = f"<|im_start|>{turn['role']}\n", turn["content"], "<|im_end|>"
@@ -158,7 +158,7 @@ talks = st.builds(
 
 
 @given(st.lists(talks, max_size=4), st.sampled_from(["completions", "last", ["user"]]))
-def test_calls_contents_and_stops_count_as_their_messages_say(talks: list[list[Row]], train_on: Any) -> None:
+def test_calls_contents_and_stops_get_their_messages_weight(talks: list[list[Row]], train_on: Any) -> None:
     out = render("hermes", [{"messages": talk} for talk in talks], train_on=train_on)
     assert out.table[ROW].to_pylist() == list(range(len(talks)))
     for talk, made in zip(talks, out.table.to_pylist(), strict=True):
@@ -174,7 +174,7 @@ def test_calls_contents_and_stops_count_as_their_messages_say(talks: list[list[R
 
 
 @given(talks)
-def test_masked_turns_are_masked_where_all_is_trained(talk: list[Row]) -> None:
+def test_masked_turns_stay_masked_with_train_on_all(talk: list[Row]) -> None:
     (made,) = render("hermes", [{"messages": talk}], train_on="all").table.to_pylist()
     text, masked = hermes(talk, [float(turn["weight"] == 0.0) for turn in talk])
     assert made["text"] == text
@@ -256,7 +256,7 @@ UNTOLD = {
 
 
 @pytest.mark.parametrize("reason", UNTOLD)
-def test_calls_that_cannot_be_told_from_the_templates_own_text_are_set_aside(reason: str) -> None:
+def test_calls_with_unknown_boundaries_are_rejected(reason: str) -> None:
     template, odd = (
         UNTOLD[reason],
         said("assistant", tool_calls=[call('"' if reason == "names changed" else "weather")]),
@@ -271,8 +271,8 @@ def test_calls_that_cannot_be_told_from_the_templates_own_text_are_set_aside(rea
     )
 
 
-def test_a_template_without_generation_prompt_that_takes_calls_alone_is_not_trusted() -> None:
-    """Where no plain answer shows what stands before one, nothing tells what of a turn is its header."""
+def test_a_template_without_generation_prompt_for_calls_only_is_rejected() -> None:
+    """Without a plain answer to compare with, the header of a turn cannot be determined."""
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('calls only') }}"
         "{% endif %}{{ '<|im_start|>' + m.role + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
@@ -288,7 +288,7 @@ def test_a_name_that_the_template_escapes_moves_nothing_else() -> None:
     assert part in (f"A1{IM}", f"{EMPTY}A1{IM}")
 
 
-def test_reasoning_that_cannot_be_told_from_the_templates_own_text_is_set_aside() -> None:
+def test_reasoning_with_unknown_boundaries_is_rejected() -> None:
     template = "{{ messages | length }}" + TEMPLATES["thinking"]
     assert parts(template, [Q1, THOUGHT1]) == "reasoning"
     assert parts(template, [Q1, {**THOUGHT1, "weight": 0.0}]) == []
@@ -304,13 +304,13 @@ MERGES = (
 )
 
 
-def test_answers_that_a_template_merges_are_trained_only_where_their_ends_are_told() -> None:
+def test_merged_answers_are_trained_only_if_their_ends_are_known() -> None:
     assert parts(MERGES, [Q1, C1]) == ["<call>weather</call><|im_end|>"]
     assert parts(MERGES, [Q1, A1, C1]) == "tool_calls"
     assert parts(MERGES, [Q1, C1, A1]) == "tool_calls"
 
 
-def test_control_tokens_of_a_call_are_control_and_belong_to_its_message() -> None:
+def test_control_tokens_of_a_call_belong_to_its_message() -> None:
     (made,) = render("hermes", [{"messages": [Q1, C1, R1, A1]}]).table.to_pylist()
     data = made["text"].encode()
     mine = [span for span in made["spans"] if span["message"] == 1]
@@ -331,14 +331,14 @@ BARE = (
     ("stop", "ended"),
     [("''", "</s>"), ("'<|im_end|>'", "<|im_end|>"), ("'\n####'", "\n####"), ("eos_token", "</s>")],
 )
-def test_eos_follows_a_last_call_only_where_the_template_puts_no_stop(stop: str, ended: str) -> None:
+def test_eos_follows_a_last_call_only_if_the_template_writes_no_stop(stop: str, ended: str) -> None:
     template = BARE.replace("STOP", stop)
     for talk in ([Q1, C1], [Q1, A1, Q2, C1], [Q1, C1, R1]):
         assert parts(template, talk, eos="</s>")[-1] == "{weather}" + ended
     assert parts(template, [Q1, {**C1, "weight": 0.0}], eos="</s>") == []
 
 
-def test_eos_is_not_put_behind_a_marked_call_that_ends() -> None:
+def test_eos_is_not_added_after_a_marked_call_with_a_stop() -> None:
     marked = HERMES.replace("{{- '<|im_start|>assistant\\n' + message.content }}", (
         "{{- '<|im_start|>assistant\\n' }}{% generation %}{{ message.content }}")).replace(
         "{{- '<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", (
@@ -348,7 +348,7 @@ def test_eos_is_not_put_behind_a_marked_call_that_ends() -> None:
     assert parts(unstopped, [Q1, C1], eos="</s>") == [CALLED + "</s>"]
 
 
-def test_the_next_speaker_stops_answers_and_calls_alike_where_turns_have_no_end() -> None:
+def test_without_stops_the_next_speaker_ends_answers_and_calls() -> None:
     template = (
         "{% for m in messages %}{{ {'tool': '<|observation|>', 'user': '<|user|>'}.get(m.role, '<|start|>') }}"
         "{{ m.content }}{% for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function.name + '</tool_call>' }}"
@@ -359,7 +359,7 @@ def test_the_next_speaker_stops_answers_and_calls_alike_where_turns_have_no_end(
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_tools_that_a_template_leaves_out_are_told(template: str) -> None:
+def test_omitted_tools_are_rejected(template: str) -> None:
     assert isinstance(parts(template, [Q1, A1], WEATHER), list)
     deaf = TEMPLATES[template].replace("if tools", "if nothing")
     assert parts(deaf, [Q1, A1], WEATHER) == "tools_ignored"
@@ -381,7 +381,7 @@ EMPTY_QUESTION, EMPTY_ANSWER = said("user"), said("assistant")
         ([EMPTY_QUESTION, A1], "completions", [f"A1{IM}"]),
     ],
 )
-def test_the_stop_behind_an_empty_message_counts_as_the_message(talk: Any, train_on: Any, expected: list[str]) -> None:
+def test_the_stop_of_an_empty_message_has_its_weight(talk: Any, train_on: Any, expected: list[str]) -> None:
     assert parts("hermes", talk, train_on=train_on, eos="</s>") == expected
 
 
@@ -391,7 +391,7 @@ def test_an_empty_message_that_leaves_no_trace_has_no_stop() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Co"])), min_size=1, max_size=5))
-def test_results_written_as_json_are_followed(results: list[str]) -> None:
+def test_results_written_as_json_are_rendered(results: list[str]) -> None:
     rows = [{"messages": [Q1, C1, said("tool", text), A1]} for text in results]
     out = render("headers", rows)
     for made in out.table.to_pylist():
@@ -413,10 +413,10 @@ def test_results_written_as_json_are_followed(results: list[str]) -> None:
         ("thinking", "<think> never ends", [f"{EMPTY}<think> never ends{IM}"]),
     ],
 )
-def test_thoughts_within_a_content_are_followed_where_the_template_leaves_them_there(
+def test_thoughts_within_a_content_are_rendered_if_the_template_keeps_them(
     template: str, content: str, expected: Any
 ) -> None:
-    """A template that takes a content apart is not followed: the same thoughts in a field of their own are."""
+    """A template that splits a content is rejected; the same thoughts in their own field are rendered."""
     assert parts(template, [Q1, said("assistant", content)]) == expected
 
 
@@ -430,7 +430,7 @@ def test_reasoning_is_placed_as_the_template_does(said_so: list[tuple[str, str |
         assert trained_parts(made["text"], made["spans"]) == [f"<think>\n{stripped}\n</think>\n\nA{text}{IM}"]
 
 
-def test_templates_are_given_reasoning_under_every_usual_name() -> None:
+def test_templates_get_reasoning_under_every_usual_name() -> None:
     for name in ("reasoning_content", "reasoning", "thinking"):
         turn = "{{ m.role }}:{% if m.NAME %}[{{ m.NAME }}]{% endif %}{{ m.content }}</s>".replace("NAME", name)
         out = render("{% for m in messages %}" + turn + "{% endfor %}", [{"messages": [Q1, THOUGHT1]}], train_on="all")

@@ -1,4 +1,4 @@
-"""Templates that only place contents: what they make by Arrow's kernels is what Jinja makes; all others are told."""
+"""Templates that only place contents: Arrow's kernels write the same texts as Jinja; all others are recognized."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.small_tokenizers import CONTROL
 from support.template_grammar import templates
 from tokenloom.assets.columns.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.fields import FieldsFormat
-from tokenloom.assets.prompts.verified import SAMPLED
+from tokenloom.assets.prompts.jinja_fields import FieldsFormat
+from tokenloom.assets.prompts.verify import SAMPLED
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
-from tokenloom.resources.templates.analysis import Kind
 from tokenloom.resources.templates.jinja import WHITE_SPACE, JinjaTemplate
+from tokenloom.resources.templates.static_analysis import Kind
 
 Row = dict[str, Any]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", "unk_token": "<unk>"}
@@ -40,7 +40,7 @@ def chat_format(template: str, train_on: str = "completions") -> ChatFormat:
 
 
 def told(form: Any, opacity: str | None) -> Any:
-    """The same format, its template's opacity given instead of found out."""
+    """Return the same format with a given opacity."""
     made = replace(form)
     made.__dict__["opacity"] = opacity
     return made
@@ -102,7 +102,7 @@ CONTENTS = [
 
 
 def generated_talks() -> tuple[list[list[Row]], list[str]]:
-    """Every content in every place of conversations of many shapes; each shape in more rows than a sample holds."""
+    """Return conversations of many shapes with each content in each place; each shape has more rows than a sample."""
     call = {"id": None, "name": "search", "arguments": '{"q": "x"}'}
     talks, tools = [], []
     for index in range(3 * len(CONTENTS)):
@@ -120,7 +120,7 @@ def generated_talks() -> tuple[list[list[Row]], list[str]]:
 
 
 def assert_the_same(form: Any, table: pa.Table) -> None:
-    """What a sample's comparison gives is byte for byte what the comparison of every row gives."""
+    """Check that comparing a sample gives the same bytes as comparing every row."""
     assert form.opacity is None, form.opacity
     made, every = form.render(table), told(form, "every row is compared").render(table)
     assert made.table.num_rows > table.num_rows // 2
@@ -129,14 +129,14 @@ def assert_the_same(form: Any, table: pa.Table) -> None:
 
 
 TWICE = {"one side", "namespace"}
-"""Templates that write an answer twice: one that is trained is refused then."""
+"""Templates that write an answer twice, which is refused if the answer is trained."""
 
 
 @pytest.mark.parametrize(
     ("name", "train_on"),
     [*((name, "completions") for name in PLACING if name not in TWICE), *((name, "all") for name in PLACING)],
 )
-def test_own_template_compiles_to_what_every_row_compared_gives(name: str, train_on: str) -> None:
+def test_own_templates_compile_to_the_compared_texts(name: str, train_on: str) -> None:
     talks, _ = generated_talks()
     assert_the_same(chat_format(PLACING[name], train_on), conversation_table(talks))
 
@@ -146,7 +146,7 @@ def real_templates(real_data: Path) -> dict[str, str]:
 
 
 def real_talks(real_data: Path) -> list[list[Row]]:
-    """The chat files' conversations and a slice of Alpaca."""
+    """Return the conversations of the chat files, and a slice of Alpaca."""
     chat, talks = real_data / "chat", []
     lines = [line for path in sorted(chat.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
     read = [json.loads(line) for line in lines if line.strip()]
@@ -162,7 +162,7 @@ def real_talks(real_data: Path) -> list[list[Row]]:
     return [talk for talk in talks if talk]
 
 
-def test_real_templates_compile_to_what_every_row_compared_gives(real_data: Path) -> None:
+def test_real_templates_compile_to_the_compared_texts(real_data: Path) -> None:
     templates, read = real_templates(real_data), conversation_table(real_talks(real_data))
     talks, tools = generated_talks()
     assert len(templates) == 9
@@ -174,7 +174,7 @@ def test_real_templates_compile_to_what_every_row_compared_gives(real_data: Path
         assert_the_same(chat_format(template), read)
 
 
-def test_fields_compile_to_what_every_row_compared_gives() -> None:
+def test_fields_compile_to_the_compared_texts() -> None:
     source = "Q: {{ question | trim }}\n{% if hint %}Hint: {{ hint }}\n{% endif %}A: {{ (' ' + answer).strip('\\n') }}"
     form = FieldsFormat(
         JinjaTemplate(source), ("question", "hint", "answer"), "answer", False, TOKENS, CONTROL, "<s>", "</s>"
@@ -343,7 +343,7 @@ OPAQUE = [
 
 
 @pytest.mark.parametrize("template", OPAQUE)
-def test_a_template_that_looks_into_contents_is_opaque_and_its_line_told(template: str) -> None:
+def test_a_template_that_looks_into_contents_is_opaque_with_its_line(template: str) -> None:
     said = opacity("{{ bos_token }}\n\n" + template)
     assert said is not None
     assert said.startswith("line 3: ")
@@ -357,14 +357,14 @@ def test_reasoning_is_a_content(field: str) -> None:
 
 @pytest.mark.parametrize("word", ["break", "continue"])
 def test_a_break_that_cannot_leave_its_loop_is_refused(word: str) -> None:
-    with pytest.raises(TemplateError, match="must stand in a loop"):
+    with pytest.raises(TemplateError, match="must be in a loop"):
         JinjaTemplate(
             "{% for m in messages %}{% generation %}{% WORD %}{% endgeneration %}{% endfor %}".replace("WORD", word)
         )
 
 
 @pytest.mark.parametrize("name", ["loop", "namespace", "raise_exception"])
-def test_a_column_named_as_a_part_of_jinja_is_opaque(name: str) -> None:
+def test_a_column_named_like_a_part_of_jinja_is_opaque(name: str) -> None:
     assert JinjaTemplate("{{ x }}").opacity({name: Kind.CONTENT, "x": Kind.CONTENT}) is not None
 
 
@@ -373,7 +373,7 @@ SOLID_TEXT = st.text("aAb\n\r\t \x00\x1c\x85\u00a0\u2003\u200b\ufeff<&'{%é👩"
 
 @st.composite
 def alike_talks(draw: st.DrawFn) -> list[list[Row]]:
-    """Conversations of one shape."""
+    """Return conversations of one shape."""
     roles = draw(st.sampled_from((("user",), ("user", "assistant"), ("system", "user", "assistant"))))
     empty = [draw(st.integers(0, 4)) == 0 for _ in roles]
     return [
@@ -386,7 +386,7 @@ def alike_talks(draw: st.DrawFn) -> list[list[Row]]:
 
 
 @given(templates(), alike_talks())
-def test_what_compiles_is_what_jinja_renders(template: str, talks: list[list[Row]]) -> None:
+def test_compiled_templates_render_as_in_jinja(template: str, talks: list[list[Row]]) -> None:
     try:
         form = replace(chat_format(template, "all"), bos=None, eos=None)
     except TemplateError:  # a break within a block
@@ -395,7 +395,7 @@ def test_what_compiles_is_what_jinja_renders(template: str, talks: list[list[Row
     if form.opacity is not None:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenloom.assets.prompts.verified.SAMPLED", 0)
+        patch.setattr("tokenloom.assets.prompts.verify.SAMPLED", 0)
         out = form.render(conversation_table(talks))
     event(f"{out.table.num_rows} of {len(talks)} rows made")
     for made in out.table.to_pylist():

@@ -1,4 +1,4 @@
-"""Certificates: what is found of a chat template is what it was written to do."""
+"""Certificates: the findings about a chat template are what the template was written to do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from support.paths import CHAT_TEMPLATES
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.dagster.checks import check_template
 from tokenloom.assets.dagster.store_resource import StoreResource
-from tokenloom.assets.prompts.certificate import certificate
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.chat_certificate import certificate
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
@@ -28,29 +28,29 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
             "rendered": "by Arrow's kernels",
             "stop": "trained",
             "BOS": "none",
-            "conversation begun": "is how it goes on",
+            "conversation begun": "not changed by later turns",
             "system message": "kept",
             "generation prompt": "none",
-            "tools": "left out",
-            "tool calls": "left out",
-            "reasoning": "left out",
+            "tools": "omitted",
+            "tool calls": "omitted",
+            "reasoning": "omitted",
             "white space around contents": "kept",
             "content None": "refused",
             "date": "not read",
         },
     ),
     "bos": ("{{ bos_token }}" + CHATML, {"BOS": "the template's"}),
-    "bos behind": ("\n{{ bos_token }}" + CHATML, {"BOS": "the template's, behind other text"}),
+    "bos behind": ("\n{{ bos_token }}" + CHATML, {"BOS": "the template's, after other text"}),
     "bos twice": ("{{ bos_token }}{{ bos_token }}" + CHATML, {"BOS": "2 times"}),
     "trimmed": (TRIMMED, {"white space around contents": "trimmed", "rendered": "by Arrow's kernels"}),
     "answers trimmed": (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content.strip() + eos_token }}"
         "{% else %}{{ m.content }}{% endif %}{% endfor %}",
-        {"white space around contents": "of answers trimmed", "stop": "trained"},
+        {"white space around contents": "trimmed in answers", "stop": "trained"},
     ),
     "last only": (
         "{% for m in messages %}{% if loop.last %}{{ '<s>' }}{% endif %}" + TURN + "{% endfor %}",
-        {"conversation begun": "is changed by what follows"},
+        {"conversation begun": "changed by later turns"},
     ),
     "no system": (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML,
@@ -66,11 +66,11 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "asks": (
         CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
-        {"generation prompt": "an answer begins with it"},
+        {"generation prompt": "answers start with it"},
     ),
     "asks otherwise": (
         CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>model\\n' }}{% endif %}",
-        {"generation prompt": "an answer does not begin with it"},
+        {"generation prompt": "answers do not start with it"},
     ),
     "refuses to ask": (
         "{% if add_generation_prompt %}{{ raise_exception('no') }}{% endif %}" + CHATML,
@@ -81,21 +81,21 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         {
             "tools": "kept",
             "tool calls": "trained",
-            "reasoning": "left out",
-            "generation prompt": "an answer begins with it",
+            "reasoning": "omitted",
+            "generation prompt": "answers start with it",
         },
     ),
     "untold calls": (
         CHATML.replace("+ '<|im_end|>", "+ ((m.tool_calls or '') | tojson) + '<|im_end|>"),
-        {"tools": "left out", "tool calls": "refused"},
+        {"tools": "omitted", "tool calls": "refused"},
     ),
     "no tools": (
         "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + CHATML,
-        {"tools": "refused", "tool calls": "left out"},
+        {"tools": "refused", "tool calls": "omitted"},
     ),
     "thinking": (
         (CHAT_TEMPLATES / "thinking.jinja").read_text(),
-        {"reasoning": "kept in the last answer, left out before", "stop": "trained"},
+        {"reasoning": "kept in the last answer, omitted before", "stop": "trained"},
     ),
     "thinking aloud": (
         CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         {"reasoning": "kept"},
     ),
     "dated": ("{{ strftime_now('%Y') }}" + CHATML, {"date": "read, not frozen", "stop": "refused"}),
-    "none": (CHATML.replace("m.content", "(m.content or '')"), {"content None": "written as nothing"}),
+    "none": (CHATML.replace("m.content", "(m.content or '')"), {"content None": "written as empty"}),
 }
 
 
@@ -116,13 +116,13 @@ def found_of(template: str, **prompt: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_template_is_found_to_do_what_it_does(name: str) -> None:
+def test_the_findings_about_a_template_are_right(name: str) -> None:
     template, expected = CASES[name]
     found = found_of(template)
     assert {key: found[key] for key in expected} == expected
 
 
-def test_a_frozen_date_is_told() -> None:
+def test_a_frozen_date_is_reported() -> None:
     assert found_of(CASES["dated"][0], date_string="2024")["date"] == "read, frozen as 2024"
 
 
@@ -133,7 +133,7 @@ def test_a_frozen_date_is_told() -> None:
         ("{% for m in messages %}{{ m.content }}{% endfor %}", False, "not trained"),
     ],
 )
-def test_the_check_in_dagster_tells_whether_answers_end(
+def test_the_dagster_check_reports_whether_stops_are_trained(
     tmp_path: Path, tokenizer_folder: Path, template: str, passed: bool, told: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")

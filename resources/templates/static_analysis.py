@@ -1,8 +1,8 @@
-"""Tells by a template's syntax whether it only places contents: writes them, trims them, joins them to other text.
+"""Decides from a template's syntax whether it only places contents: writes, trims and joins them with other text.
 
-What such a template makes of values follows from their places alone, whatever the values say, as long as none of them
-is white space only: it may ask whether a content is empty, but looks no further into it. Every expression has a kind;
-one that looks into a content, or that this analysis does not know, makes the template opaque.
+The output of such a template follows from where it places each content, for any text, as long as no content is white
+space only. The template can test whether a content is empty, but cannot look further into it. Every expression gets a
+kind; an expression that looks into a content, or that this analysis does not know, makes the template opaque.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tokenloom.errors import TemplateError
 
 
 class Kind(IntEnum):
-    """What an expression may hold, each kind more than the one before."""
+    """What an expression can contain, in increasing order."""
 
     PLAIN = 0
-    """Nothing of a content: literals, roles, names, tools, counters."""
+    """No content: literals, roles, names, tools, counters."""
     CONTENT = 1
-    """One content, perhaps trimmed."""
+    """One content, possibly trimmed."""
     TEXT = 2
     """Contents joined with each other or with other text."""
     MESSAGE = 3
     """A message of a conversation."""
     MESSAGES = 4
-    """Messages."""
+    """A list of messages."""
 
 
 class Opaque(TemplateError):
-    """A template does with contents what their places do not tell; the message says what, and the line."""
+    """The template does more with contents than place them; the message names the line and the expression."""
 
 
 TRIMS = ("strip", "lstrip", "rstrip")
@@ -45,15 +45,15 @@ _MESSAGE_FILTERS = {
 }
 _SELECTING = ("selectattr", "rejectattr")
 _CONSTANTS = ("role", "name", "tool_calls")
-"""Fields of messages by which they may be chosen."""
+"""Message fields by which a template can select messages."""
 _VALUES = ("content", "reasoning_content", "reasoning", "thinking")
-"""Fields of messages that hold a content."""
+"""Message fields that are contents."""
 _FILTERS = frozenset(
     "abs batch capitalize center count d default dictsort first float format indent int items join last length list "  # noqa: SIM905
     "lower map max min reject rejectattr replace reverse round select selectattr slice sort string sum title tojson "
     "trim truncate unique upper urlencode wordcount wordwrap".split()
 )
-"""Filters that give the same for the same, and no text that escapes what is joined to it."""
+"""Deterministic filters whose result does not escape text that is joined to it."""
 _LOOP = ("index", "index0", "revindex", "revindex0", "first", "last", "length", "depth", "depth0", "cycle", "changed")
 _RESERVED = ("loop", "namespace", "raise_exception", "lipsum", "caller", "_marks_generation")
 _CONTENT_TESTS = ("string", "defined", "undefined", "none", "mapping", "iterable", "sequence", "number", "boolean")
@@ -61,20 +61,20 @@ _PASSES = 8
 
 
 def check_places_only(tree: n.Template, kinds: Mapping[str, Kind]) -> None:
-    """Hold a parsed template against the rule.
+    """Check that a parsed template only places contents.
 
     Args:
-        kinds: what its variables hold; those not named hold nothing of a content.
+        kinds: the kinds of its variables; default for each: `Kind.PLAIN`.
 
     Raises:
-        Opaque: it does something else with a content.
+        Opaque: the template does something else with a content.
     """
     _Analysis(dict(kinds)).run(tree)
 
 
 @dataclass
 class _Analysis:
-    """Kinds of variables, joined over all assignments wherever they stand: what holds then, holds in any order."""
+    """The kind of each variable: the largest over all its assignments, so that it holds in any order of execution."""
 
     variables: dict[str, Kind]
     macros: dict[str, n.Macro] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class _Analysis:
         for macro in tree.find_all(n.Macro):
             if macro.name in (*self.macros, *_RESERVED):
                 self.refuse(macro, f"{macro.name} has several meanings")
-            self.unmarked(macro)
+            self.check_unmarked(macro)
             self.macros[macro.name] = macro
-        self.namespaces |= {made[0] for node in tree.find_all(n.Assign) if (made := _made_namespace(node))}
+        self.namespaces |= {created[0] for node in tree.find_all(n.Assign) if (created := _new_namespace(node))}
         for node in tree.find_all(n.Filter):
             if node.name not in _FILTERS or (node.name == "map" and (node.args or node.dyn_args)):
-                self.refuse(node, f"the filter {node.name} is not followed")
+                self.refuse(node, f"the filter {node.name} is not supported")
         for name, kind in list(self.variables.items()):
             self.assign(n.Name(name, "store"), kind)
         for _ in range(_PASSES):
@@ -98,13 +98,13 @@ class _Analysis:
             self.body(tree.body)
             if self.variables == before:
                 return
-        raise Opaque("its variables cannot be followed")
+        raise Opaque("its variables cannot be analyzed")
 
     def body(self, nodes: Iterable[n.Node]) -> Kind:
         return max((self.statement(node) for node in nodes), default=Kind.PLAIN)
 
     def statement(self, node: n.Node) -> Kind:
-        """The kind of what a statement writes."""
+        """Return the kind of the text that a statement writes."""
         match node:
             case n.Output():
                 return self.written(node.nodes)
@@ -116,17 +116,17 @@ class _Analysis:
             case n.For() if not node.recursive:
                 return self.loop(node)
             case n.Assign():
-                if made := _made_namespace(node):
-                    self.namespace(*made)
+                if created := _new_namespace(node):
+                    self.namespace(*created)
                 else:
                     self.assign(node.target, self.kind(node.node))
                 return Kind.PLAIN
             case n.AssignBlock():
-                self.unmarked(node)
-                held = self.body(node.body)
-                if held and node.filter is not None:
+                self.check_unmarked(node)
+                block = self.body(node.body)
+                if block and node.filter is not None:
                     self.refuse(node, "a block with content is filtered")
-                self.assign(node.target, Kind.TEXT if held else Kind.PLAIN)
+                self.assign(node.target, Kind.TEXT if block else Kind.PLAIN)
                 return Kind.PLAIN
             case n.CallBlock() if isinstance(node.call.node, n.ExtensionAttribute):
                 return self.body(node.body)
@@ -141,16 +141,16 @@ class _Analysis:
                 for target, value in zip(node.targets, node.values, strict=True):
                     self.assign(target, self.kind(value))
                 return self.body(node.body)
-        return self.refuse(node, f"{type(node).__name__.lower()} is not followed")
+        return self.refuse(node, f"{type(node).__name__.lower()} is not supported")
 
     def written(self, nodes: Iterable[n.Node]) -> Kind:
-        found = Kind.PLAIN
+        largest = Kind.PLAIN
         for node in nodes:
             kind = Kind.PLAIN if isinstance(node, n.TemplateData) else self.kind(node)
             if kind >= Kind.MESSAGE:
                 self.refuse(node, "a whole message is written")
-            found = max(found, kind)
-        return found
+            largest = max(largest, kind)
+        return largest
 
     def loop(self, node: n.For) -> Kind:
         over = self.kind(node.iter)
@@ -158,28 +158,28 @@ class _Analysis:
             self.refuse(node, "a content or message is looped over")
         each = Kind.MESSAGE if over == Kind.MESSAGES else Kind.PLAIN
         self.assign(node.target, each)
-        self.hold(node, "loop.item", each)
+        self.set_kind(node, "loop.item", each)
         if node.test is not None:
             self.condition(node.test)
         return max(self.body(node.body), self.body(node.else_))
 
-    def unmarked(self, node: n.Node) -> None:
-        """A text that may be looked at before it is written: marks of generated parts in it would change it."""
+    def check_unmarked(self, node: n.Node) -> None:
+        """Refuse generation marks in text that the template stores, because it could read the marks as text."""
         if node.find(n.CallBlock) is not None:
-            self.refuse(node, "a text that is written later holds generation marks")
+            self.refuse(node, "text that is stored before it is written contains generation marks")
 
-    def namespace(self, name: str, made: n.Call) -> None:
-        if made.args or made.dyn_args or made.dyn_kwargs:
-            self.refuse(made, "a namespace is made of more than named values")
-        for keyword in made.kwargs:
-            self.hold(made, f"{name}.{keyword.key}", self.kind(keyword.value))
+    def namespace(self, name: str, call: n.Call) -> None:
+        if call.args or call.dyn_args or call.dyn_kwargs:
+            self.refuse(call, "a namespace takes more than named values")
+        for keyword in call.kwargs:
+            self.set_kind(call, f"{name}.{keyword.key}", self.kind(keyword.value))
 
     def assign(self, target: n.Node, kind: Kind) -> None:
         match target:
             case n.Name(name=name) if name not in (*_RESERVED, *self.macros, *self.namespaces):
-                self.hold(target, name, kind)
+                self.set_kind(target, name, kind)
             case n.NSRef(name=space, attr=attribute) if space in self.namespaces:
-                self.hold(target, f"{space}.{attribute}", kind)
+                self.set_kind(target, f"{space}.{attribute}", kind)
             case n.Name() | n.NSRef():
                 self.refuse(target, f"{target.name} has several meanings")
             case n.Tuple() if not kind:
@@ -188,14 +188,14 @@ class _Analysis:
             case _:
                 self.refuse(target, "several variables are assigned at once")
 
-    def hold(self, node: n.Node, name: str, kind: Kind) -> None:
-        held = self.variables.get(name, Kind.PLAIN)
-        if held != kind and max(held, kind) >= Kind.MESSAGE and min(held, kind) != Kind.PLAIN:
-            self.refuse(node, f"{name} holds now a text, now a message")
-        self.variables[name] = max(held, kind)
+    def set_kind(self, node: n.Node, name: str, kind: Kind) -> None:
+        known = self.variables.get(name, Kind.PLAIN)
+        if known != kind and max(known, kind) >= Kind.MESSAGE and min(known, kind) != Kind.PLAIN:
+            self.refuse(node, f"{name} is sometimes a text, sometimes a message")
+        self.variables[name] = max(known, kind)
 
     def condition(self, node: n.Node) -> None:
-        """An expression of which only whether it is true counts."""
+        """Check an expression that is only used as true or false."""
         match node:
             case n.And() | n.Or():
                 self.condition(node.left)
@@ -209,18 +209,18 @@ class _Analysis:
         return max((self.kind(node) for node in nodes if node is not None), default=Kind.PLAIN)
 
     def kind(self, node: n.Node) -> Kind:
-        """The kind of an expression."""
+        """Return the kind of an expression."""
         match node:
             case n.Const() | n.TemplateData():
                 return Kind.PLAIN
             case n.Name(name=name):
                 if name in (*_RESERVED, *self.macros, *self.namespaces):
-                    return self.refuse(node, f"{name} itself is a value")
+                    return self.refuse(node, f"{name} is used as a value")
                 return self.variables.get(name, Kind.PLAIN)
-            case n.Getattr(node=held, attr=key):
-                return self.member(node, held, key)
-            case n.Getitem(node=held, arg=n.Const(value=str(key))):
-                return self.member(node, held, key)
+            case n.Getattr(node=owner, attr=key):
+                return self.member(node, owner, key)
+            case n.Getitem(node=owner, arg=n.Const(value=str(key))):
+                return self.member(node, owner, key)
             case n.Getitem():
                 return self.item(node)
             case n.Filter():
@@ -244,22 +244,22 @@ class _Analysis:
             case n.Add():
                 both = self.kind(node.left), self.kind(node.right)
                 if max(both) == Kind.MESSAGES:
-                    return self.refuse(node, "lists of messages are put together")
+                    return self.refuse(node, "lists of messages are concatenated")
                 return self.text(node, [node.left, node.right])
             case n.List() | n.Tuple() | n.Dict() | n.Pair() | n.Slice() | n.Neg() | n.Pos() | n.BinExpr():
                 if any(self.kind(inner) for inner in node.iter_child_nodes()):
-                    return self.refuse(node, f"a content stands in a {type(node).__name__.lower()}")
+                    return self.refuse(node, f"a content is used in a {type(node).__name__.lower()}")
                 return Kind.PLAIN
-        return self.refuse(node, f"{type(node).__name__.lower()} is not followed")
+        return self.refuse(node, f"{type(node).__name__.lower()} is not supported")
 
-    def member(self, node: n.Node, held: n.Node, key: str) -> Kind:
-        if isinstance(held, n.Name) and held.name in self.namespaces:
-            return self.variables.get(f"{held.name}.{key}", Kind.PLAIN)
-        if isinstance(held, n.Name) and held.name == "loop":
+    def member(self, node: n.Node, owner: n.Node, key: str) -> Kind:
+        if isinstance(owner, n.Name) and owner.name in self.namespaces:
+            return self.variables.get(f"{owner.name}.{key}", Kind.PLAIN)
+        if isinstance(owner, n.Name) and owner.name == "loop":
             if key in ("previtem", "nextitem"):
                 return self.variables.get("loop.item", Kind.PLAIN)
-            return Kind.PLAIN if key in _LOOP else self.refuse(node, f"loop.{key} is not followed")
-        of = self.kind(held)
+            return Kind.PLAIN if key in _LOOP else self.refuse(node, f"loop.{key} is not supported")
+        of = self.kind(owner)
         if of == Kind.MESSAGE and not hasattr(dict, key):
             return Kind.CONTENT if key in _VALUES else Kind.PLAIN
         return self.refuse(node, f"{key} of a content or message is read") if of else Kind.PLAIN
@@ -267,14 +267,14 @@ class _Analysis:
     def item(self, node: n.Getitem) -> Kind:
         of = self.kind(node.node)
         if self.kinds(node.arg.iter_child_nodes() if isinstance(node.arg, n.Slice) else [node.arg]):
-            return self.refuse(node, "a content is an index")
+            return self.refuse(node, "a content is used as an index")
         if of == Kind.MESSAGES:
             return Kind.MESSAGES if isinstance(node.arg, n.Slice) else Kind.MESSAGE
         return self.refuse(node, "a part of a content is read") if of else Kind.PLAIN
 
     def filtered(self, node: n.Filter) -> Kind:
         if node.node is None:
-            return self.refuse(node, "a filter block is not followed")
+            return self.refuse(node, "filter blocks are not supported")
         of, name = self.kind(node.node), node.name
         if self.kinds(self.arguments(node)):
             return self.refuse(node, f"a content is an argument of {name}")
@@ -283,13 +283,13 @@ class _Analysis:
         if of == Kind.MESSAGES and (name in _MESSAGE_FILTERS or name in _SELECTING):
             attribute = node.args[0] if node.args else None
             if name in _SELECTING and (not isinstance(attribute, n.Const) or attribute.value not in _CONSTANTS):
-                return self.refuse(node, "messages are chosen by more than role, name or tool calls")
+                return self.refuse(node, "messages are selected by more than role, name or tool calls")
             return _MESSAGE_FILTERS.get(name, Kind.MESSAGES)
         if of in (Kind.CONTENT, Kind.TEXT) and name == "trim" and self.trims_space(node):
             return of
         if of in (Kind.CONTENT, Kind.TEXT) and name in ("string", "default", "d"):
             return of
-        return self.refuse(node, f"the filter {name} is put on a content")
+        return self.refuse(node, f"the filter {name} is applied to a content")
 
     def called(self, node: n.Call) -> Kind:
         arguments = self.kinds(self.arguments(node))
@@ -298,8 +298,8 @@ class _Analysis:
                 return Kind.PLAIN
             case n.Name(name=name) if name in self.macros:
                 return self.macro(node, self.macros[name])
-            case n.Getattr(node=held, attr=key) if key in TRIMS and self.trims_space(node):
-                of = self.kind(held)
+            case n.Getattr(node=owner, attr=key) if key in TRIMS and self.trims_space(node):
+                of = self.kind(owner)
                 if of in (Kind.CONTENT, Kind.TEXT):
                     return of
         if arguments or self.kind(node.node):
@@ -310,7 +310,7 @@ class _Analysis:
         names, keywords = [name.name for name in macro.args], [keyword.key for keyword in node.kwargs]
         extra = len(node.args) > len(names) or not set(keywords) <= set(names) or node.dyn_args or node.dyn_kwargs
         if extra or macro.name in self.calling:
-            return self.refuse(node, f"the macro {macro.name} takes further arguments, or calls itself")
+            return self.refuse(node, f"the macro {macro.name} takes other arguments, or calls itself")
         given = [*zip(names, node.args, strict=False), *((keyword.key, keyword.value) for keyword in node.kwargs)]
         given += zip(names[len(names) - len(macro.defaults) :], macro.defaults, strict=True)
         for name in names:
@@ -339,17 +339,17 @@ class _Analysis:
         return Kind.PLAIN
 
     def joined(self, node: n.Node, nodes: Sequence[n.Node]) -> Kind:
-        """One of several values."""
-        found = [self.kind(inner) for inner in nodes]
-        if max(found) >= Kind.MESSAGE and min(found) != max(found):
-            return self.refuse(node, "either a message or something else is taken")
-        return max(found)
+        """Return the kind of an expression that is one of several values."""
+        kinds = [self.kind(inner) for inner in nodes]
+        if max(kinds) >= Kind.MESSAGE and min(kinds) != max(kinds):
+            return self.refuse(node, "an expression is either a message or something else")
+        return max(kinds)
 
     def text(self, node: n.Node, nodes: Sequence[n.Node]) -> Kind:
-        found = self.kinds(nodes)
-        if found >= Kind.MESSAGE:
-            return self.refuse(node, "a whole message is put into a text")
-        return Kind.TEXT if found else Kind.PLAIN
+        largest = self.kinds(nodes)
+        if largest >= Kind.MESSAGE:
+            return self.refuse(node, "a whole message is joined with text")
+        return Kind.TEXT if largest else Kind.PLAIN
 
     def arguments(self, node: n.Filter | n.Call | n.Test) -> Iterator[n.Node | None]:
         yield from node.args
@@ -357,18 +357,18 @@ class _Analysis:
         yield from (node.dyn_args, node.dyn_kwargs)
 
     def trims_space(self, node: n.Filter | n.Call) -> bool:
-        """Whether a trim takes away white space alone: all of it, or newlines."""
-        one = node.args[0] if len(node.args) == 1 else None
-        alone = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
-        return alone and (not node.args or (isinstance(one, n.Const) and one.value in (None, "\n")))
+        """Return whether a trim removes only white space: all of it, or newlines."""
+        chars = node.args[0] if len(node.args) == 1 else None
+        at_most_one = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
+        return at_most_one and (not node.args or (isinstance(chars, n.Const) and chars.value in (None, "\n")))
 
     def refuse(self, node: n.Node, reason: str) -> Kind:
         raise Opaque(f"line {node.lineno}: {reason}" if node.lineno else reason)
 
 
-def _made_namespace(node: n.Assign) -> tuple[str, n.Call] | None:
-    """The name of the namespace that is set here, and how it is made."""
+def _new_namespace(node: n.Assign) -> tuple[str, n.Call] | None:
+    """Return the name and the `namespace(...)` call of an assignment that creates a namespace, else None."""
     match node:
-        case n.Assign(target=n.Name(name=name), node=n.Call(node=n.Name(name="namespace")) as made):
-            return name, made
+        case n.Assign(target=n.Name(name=name), node=n.Call(node=n.Name(name="namespace")) as call):
+            return name, call
     return None

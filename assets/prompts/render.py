@@ -1,0 +1,229 @@
+"""Builds the function that renders a chunk: from rows in canonical form to texts with spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.layout import custom_layout, with_bos
+from tokenloom.assets.prompts.spans import Piece, assemble
+from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
+from tokenloom.assets.prompts.truncation_order import check_length_settings
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.pairs import in_pairs
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import PipelineConfig
+from tokenloom.resources.tables.preference_pairs import SIDES
+from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tokenizers import TokenizerSpec
+
+if TYPE_CHECKING:
+    from tokenloom.assets.prompts.chat import ChatFormat
+
+Render = Callable[[pa.Table], ChunkOutput]
+"""Renders a chunk of rows in canonical form; a pure function of the chunk."""
+
+
+def renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
+    """Return the function that renders a chunk of a dataset.
+
+    Args:
+        mapping: the dataset's resolved column mapping, as JSON.
+        examples: the examples of `few_shot.source`; default: they are read from the file.
+
+    Raises:
+        ConfigError: the template, the tokenizer and the form of the rows do not fit together.
+    """
+    prompt, form = config.prompt_template, mapping["form"]
+    if prompt.add_eos and spec.eos is None:
+        message = "the tokenizer has no EOS token; set special_tokens.eos, or prompt_template.add_eos: false"
+        raise config.fault("tokenizer.special_tokens", message)
+    if prompt.add_bos is True and spec.bos is None:
+        raise config.fault("prompt_template.add_bos", "the tokenizer has no BOS token; set special_tokens.bos")
+    bos, eos = added_tokens(config, spec)
+    check_length_settings(config, mapping)
+    if is_chat(config, mapping, spec):
+        return conversation_renderer(config, mapping, spec, examples)
+    refuse_tools(config)
+    if form == "messages":
+        message = "the rows are conversations, but the tokenizer has no chat template; set one"
+        raise config.fault("tokenizer.chat_template", message)
+    if not prompt.few_shot.count:
+        return _text_renderer(config, mapping, spec, bos, eos)
+    if form == "text":
+        message = "plain text has no prompts to add examples to; set count: 0"
+        raise config.fault("prompt_template.few_shot.count", message)
+    from tokenloom.assets.prompts.few_shot.plain_text import PlainTextFewShot
+
+    render, bare = (_text_renderer(config, mapping, spec, None, end) for end in (eos, None))
+    examples = examples if examples is not None else fixed_examples(config, mapping)
+    fixed = None if examples is None else _all_rendered(config, bare(examples))
+    return PlainTextFewShot(render, bare, prompt.few_shot, fixed, bos, spec.bos)
+
+
+def conversation_renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
+    """Return `renderer` for rows that go through the chat template."""
+    pairs = mapping["form"] in ("preference", "kto")
+    config = trained_in_pairs(config, spec) if pairs else config
+    render: Render = chat_format(config, spec).render
+    if tools := declared_tools(config):
+        check_tools(config, chat_format(config, spec), tools)
+        render = WithTools(render, tools)
+    render = Pairs(render) if pairs else render
+    if not config.prompt_template.few_shot.count:
+        return render
+    from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
+
+    examples = examples if examples is not None else fixed_examples(config, mapping)
+    if examples is not None:
+        _all_rendered(config, render(examples))
+    return ChatFewShot(render, config.prompt_template, examples)
+
+
+def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
+    """Return whether rows go through the chat template.
+
+    They do if the YAML asks for it, for preference data, and for conversations or completions without a template of
+    the YAML's own if the tokenizer has a chat template.
+
+    Raises:
+        ConfigError: the YAML asks for a chat template, but there is none.
+    """
+    prompt = config.prompt_template
+    if mapping["form"] in ("preference", "kto"):
+        return True
+    if prompt.format_type == "chat" and not spec.chat_template:
+        message = "`chat` needs a chat template; set tokenizer.chat_template"
+        raise config.fault("prompt_template.format_type", message)
+    free = prompt.format_type == "custom" and mapping["form"] in ("messages", "completion")
+    return prompt.format_type == "chat" or (free and bool(spec.chat_template))
+
+
+def chat_format(config: PipelineConfig, spec: TokenizerSpec) -> ChatFormat:
+    """Return the chat template with the settings that decide what is trained.
+
+    Raises:
+        ConfigError: the template has a syntax error, or the sandbox refuses it.
+    """
+    from tokenloom.assets.prompts.chat import ChatFormat
+    from tokenloom.resources.templates.from_yaml import chat_template
+
+    prompt = config.prompt_template
+    template = chat_template(config, spec.chat_template or "", spec.tokens())
+    return ChatFormat(template, prompt, spec.tokens(), spec.control, *added_tokens(config, spec))
+
+
+def added_tokens(config: PipelineConfig, spec: TokenizerSpec) -> tuple[str | None, str | None]:
+    """Return the BOS and EOS to add if a template does not write them, or None."""
+    prompt = config.prompt_template
+    bos = spec.bos if prompt.add_bos is True or (prompt.add_bos == "auto" and spec.adds_bos) else None
+    return bos, spec.eos if prompt.add_eos else None
+
+
+def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineConfig:
+    """Return the config for prompts with completions in messages: only completions are trained.
+
+    Raises:
+        ConfigError: there is no chat template.
+    """
+    if not spec.chat_template:
+        message = "preference data are conversations, but the tokenizer has no chat template; set one"
+        raise config.fault("tokenizer.chat_template", message)
+    prompt = config.prompt_template
+    if prompt.train_on != "all":
+        return config
+    every = {"train_on": ("system", "user", "assistant", "tool")}  # all of a completion, no template text
+    return config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
+
+
+def renders_in_python(render: Render) -> bool:
+    """Return whether Jinja renders every row, one at a time, so that threads would not speed it up."""
+    while (inner := getattr(render, "render", None)) is not None:
+        render = inner
+    return getattr(getattr(render, "__self__", None), "opacity", None) is not None
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """Renders rows that share one layout, without Jinja.
+
+    Args:
+        pieces: the layout.
+        fields: the columns that the pieces refer to by number.
+    """
+
+    pieces: tuple[Piece, ...]
+    fields: tuple[str, ...]
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        columns = [one_array(table[name]) for name in self.fields]
+        return ChunkOutput(assemble(one_array(table[ROW]), self.pieces, columns), table.num_rows)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Renders prompts with completions; chosen and rejected completions stay in pairs."""
+
+    render: Render
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        names = {side: f"{side}_completion" for side in SIDES}
+        return in_pairs(self.render)(table.rename_columns([names.get(name, name) for name in table.column_names]))
+
+
+def _text_renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, bos: str | None, eos: str | None
+) -> Render:
+    """Return the function that renders rows through the YAML's own template, or through none."""
+    prompt, form = config.prompt_template, mapping["form"]
+    if form == "fields":
+        fields = list(mapping["roles"])
+        if prompt.format_type == "custom":
+            return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos)), tuple(fields))
+        return _jinja_renderer(config, fields, spec, bos, eos)
+    if form == "text":
+        pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
+    else:
+        prompt_weight = float(prompt.train_on == "all")
+        pieces = [Piece(None, 0, "input", 0, prompt_weight), Piece(None, 1, "answer", 1, 1.0)]
+        fields = ["prompt", "completion"]
+    end = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
+    return Assembled(tuple(with_bos([*pieces, *end], bos)), tuple(fields))
+
+
+def _jinja_renderer(
+    config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None
+) -> Render:
+    from tokenloom.assets.prompts.jinja_fields import FieldsFormat
+    from tokenloom.resources.templates.from_yaml import fields_template
+
+    prompt = config.prompt_template
+    template = fields_template(config, fields, spec.tokens())
+    train_all = prompt.train_on == "all"
+    if not (template.marks_generation or prompt.label_column or train_all):
+        message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
+        raise config.fault("prompt_template.template", message)
+    return FieldsFormat(
+        template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos
+    ).render
+
+
+def _all_rendered(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:
+    """Return the rendered examples of a file.
+
+    Raises:
+        ConfigError: an example could not be rendered.
+    """
+    if rendered.rejects.num_rows:
+        reject, name = rendered.rejects.slice(0, 1).to_pylist()[0], config.prompt_template.few_shot.source
+        message = f"{name}, example {reject[ROW] + 1}: {reject['message']}"
+        raise config.fault("prompt_template.few_shot.source", message)
+    return rendered.table

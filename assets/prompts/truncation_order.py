@@ -1,0 +1,116 @@
+"""The order in which `length.strategy: smart` truncates the parts of a row, and checks of the length settings.
+
+Both depend only on the YAML and the column mapping, so they run before any row is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import did_you_mean
+
+SPOKEN = ("system", "earlier", "question", "tool", "assistant")
+"""Parts of a conversation other than its answers: `question` is the last user message, `earlier` those before it."""
+
+_OF_CONVERSATIONS: Mapping[str, tuple[str, ...]] = {
+    "context": ("earlier", "tool", "assistant"),
+    "question": ("question",),
+    "system": ("system",),
+    "user": ("earlier", "question"),
+    "prompt": ("earlier", "question"),
+    "tool": ("tool",),
+    "assistant": ("assistant",),
+}
+_MEANINGS = ("context", "question", "system")
+_LEAST_LIKENESS = 0.6
+_ANSWER = "answer"
+
+
+@dataclass(frozen=True)
+class TruncationOrder:
+    """The order in which the parts of a row are truncated.
+
+    Args:
+        ranks: the rank of each part, from 0 for the part that is truncated first; -1 for parts that are never
+            truncated. Parts are the template's columns, by their number in spans, or those of `SPOKEN`.
+        columns: whether parts are columns.
+        by_role: whether answers are recognized by their role, because everything is trained; else by their weight.
+        last: the rank of the answer.
+    """
+
+    ranks: tuple[int, ...]
+    columns: bool
+    by_role: bool
+    last: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
+    """Check that the length settings fit the form of the rows.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    length, form = config.length, mapping["form"]
+    if form in ("preference", "kto"):
+        if length.packing != "none":
+            raise config.fault("length.packing", f"{form} data cannot be packed; set packing: none")
+        if length.strategy == "split":
+            message = f"split would separate {form} answers from their prompts; use smart, drop_turns or drop"
+            raise config.fault("length.strategy", message)
+    if length.strategy == "drop_turns" and form not in ("messages", "preference", "kto"):
+        message = f"drop_turns needs conversations, but these rows have the form {form}; use smart"
+        raise config.fault("length.strategy", message)
+    if length.strategy == "drop_turns" and config.prompt_template.few_shot.count:
+        message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"
+        raise config.fault("length.strategy", message)
+    if length.strategy == "smart":
+        truncation_order(config, mapping)
+
+
+def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> TruncationOrder:
+    """Return the truncation order that `length.give_up` declares for this dataset.
+
+    A name in `give_up` is a column of the template, or a role of the conversation. `context`, `system` and `question`
+    also stand for columns, if none has that name: the columns whose names look like context or system, and all others.
+
+    Raises:
+        ConfigError: a name is unknown, or is the answer.
+    """
+    form, label = mapping["form"], config.prompt_template.label_column
+    parts: list[str] = sorted(mapping["roles"]) if form == "fields" else list(SPOKEN)
+    named = _of_columns(parts, label) if form == "fields" else _OF_CONVERSATIONS
+    answers = {label} if form == "fields" else {"completion", "chosen", "rejected"}
+    ranks = [-1] * len(parts)
+    for rank, name in enumerate(config.length.give_up):
+        if name in answers or (name == _ANSWER and name not in named):
+            message = f"{name} is the answer, which is always truncated last; remove it from the list"
+            raise config.fault("length.give_up", message)
+        if name not in named:
+            hint = did_you_mean(name, named) or f"; the parts are {', '.join(named)}"
+            raise config.fault("length.give_up", f"no part of the rows is named {name}{hint}")
+        for part in named[name]:
+            place = parts.index(part)
+            ranks[place] = rank if ranks[place] < 0 else ranks[place]
+    return TruncationOrder(
+        tuple(ranks), form == "fields", config.prompt_template.train_on == "all", len(config.length.give_up)
+    )
+
+
+def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that each name in `give_up` stands for."""
+    from tokenloom.assets.schema.name_similarity import ALIASES, likeness
+
+    def meaning(column: str) -> str:
+        scores = {name: likeness(column, ALIASES[name]).score for name in ("context", "system")}
+        best = max(scores, key=lambda name: scores[name])
+        return best if scores[best] >= _LEAST_LIKENESS else "question"
+
+    others = [column for column in columns if column != label]
+    by_meaning = {name: tuple(column for column in others if meaning(column) == name) for name in _MEANINGS}
+    return by_meaning | {column: (column,) for column in others}

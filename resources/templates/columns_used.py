@@ -1,0 +1,52 @@
+"""The columns that the YAML's template uses, checked against `label_column` and `input_columns`."""
+
+from __future__ import annotations
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError
+from tokenloom.resources.templates.custom import parse_custom
+
+
+def columns_used(config: PipelineConfig) -> dict[str, int]:
+    """Return the columns that the template names, each with its first line in the template, counted from 0.
+
+    Raises:
+        ConfigError: the template cannot be parsed, or `label_column` or `input_columns` do not match it.
+    """
+    prompt = config.prompt_template
+    if prompt.format_type == "custom":
+        columns: dict[str, int] = {}
+        fields = [part for part in parse_custom(config) if part.is_field]
+        for field in fields:
+            columns.setdefault(field.text, field.line)
+        count = sum(field.text == prompt.label_column for field in fields)
+        if prompt.label_column and count != 1:
+            message = f"the template must contain {{{prompt.label_column}}} exactly once, found {count}"
+            raise config.fault("prompt_template.label_column", message)
+    else:
+        from tokenloom.resources.templates.from_yaml import undeclared  # keeps jinja2 out of this module's import
+
+        columns = undeclared(config)
+        if prompt.label_column and prompt.label_column not in columns:
+            message = f"the template does not use {prompt.label_column}"
+            raise config.fault("prompt_template.label_column", message)
+    _check_input_columns(config, columns)
+    return columns
+
+
+def _check_input_columns(config: PipelineConfig, columns: dict[str, int]) -> None:
+    """
+    Raises:
+        ConfigError: `input_columns` lists other columns than the template uses.
+    """
+    prompt = config.prompt_template
+    if prompt.input_columns is None:
+        return
+    unused = [name for name in prompt.input_columns if name not in columns]
+    setting = "prompt_template.input_columns"
+    faults = [config.fault(setting, f"the template does not use {name}") for name in unused]
+    for name, line in columns.items():
+        if name not in prompt.input_columns and name != prompt.label_column:
+            faults.append(config.fault("prompt_template.template", f"{name} is not among input_columns", line))
+    if faults:
+        raise ConfigError([fault.faults[0] for fault in faults])
