@@ -9,4 +9,5 @@ In the order in which a row meets them:
 - `engine_certificate`: tests code point by code point where the two libraries agree.
 - `vocabulary`: the bytes that each id stands for. `token_bytes` sums the lengths of tokens.
 - `loss_mask`: assigns each token to a span, which decides whether it is trained.
+- `contract`: the columns of a stored chunk, and what every chunk obeys.
 """
