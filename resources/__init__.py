@@ -1,4 +1,4 @@
-"""What stages and loaders are built on.
+"""The foundation of stages and loaders.
 
 Each module or folder imports only from those before it:
 

@@ -170,7 +170,7 @@ class Ok(Generic[T]):
         return self.value
 
     def unwrap_err(self) -> NoReturn:
-        """Raise ValueError: there is no error."""
+        """Raise ValueError, because a success has no error."""
         raise ValueError(f"unwrap_err on a success: {self.value!r}")
 
     def unwrap_or(self, default: Any) -> T:

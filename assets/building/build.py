@@ -91,7 +91,7 @@ class Build:
         return self._manifests[stage]
 
     def latest_manifest(self, stage: str) -> Manifest | None:
-        """Return the stage's latest manifest in the store, or None if there is none or it cannot be read."""
+        """Return the stage's latest manifest in the store, or None if it does not exist or cannot be read."""
         try:
             return self.store.manifest(self.name, stage)
         except StoreUnavailableError:
@@ -101,7 +101,7 @@ class Build:
 
     @property
     def tokenizer(self) -> TokenizerSpec:
-        """The tokenizer that the config names or trains; of one to be trained, only what the settings say."""
+        """The tokenizer that the config names or trains; before it is trained, only what the settings determine."""
         if self._tokenizer is None:
             self._tokenizer = resolve_tokenizer(self.config)
         return self._tokenizer
@@ -195,7 +195,7 @@ class Build:
         return action is not None
 
     def _is_droppable(self, stage: Stage) -> bool:
-        """Whether `gc` may drop the stage's outputs."""
+        """Whether `gc` is allowed to drop the stage's outputs."""
         return stage.droppable and self.config.keep == "sequences"
 
     def _publish(self, manifest: Manifest) -> None:

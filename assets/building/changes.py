@@ -37,7 +37,7 @@ def reasons(
     chunks: Sequence[ManifestChunk],
     states: Sequence[ChunkState],
 ) -> list[str]:
-    """Return sentences that say why chunks of a stage are computed or reused; none if nothing changed.
+    """Explain in sentences why chunks of a stage are computed or reused. Returns an empty list if nothing changed.
 
     Args:
         previous: the stage's manifest from the previous build.

@@ -33,7 +33,7 @@ class StageExplanation:
         chunks: all chunks: hits + misses + waits.
         hits: chunks whose output is in the store.
         misses: chunks that will be computed.
-        waits: chunks whose input or settings depend on output that a stage above must still compute. They turn out
+        waits: chunks whose input or settings depend on output that an upstream stage must still compute. They turn out
             to be hits or misses then.
         reasons: sentences.
     """
@@ -63,7 +63,7 @@ def explain(build: Build) -> list[StageExplanation]:
 
 
 class _Certainty(IntEnum):
-    """What is known of a stage's facts: nothing, those of the last build, or those of the next build."""
+    """How much is known about a stage's facts: nothing, those of the last build, or those of the next build."""
 
     UNKNOWN = 0
     ASSUMED = 1
@@ -71,7 +71,7 @@ class _Certainty(IntEnum):
 
 
 class _UnknownFactError(Exception):
-    """A fact was read that a stage above must still compute."""
+    """A fact was read that an upstream stage must still compute."""
 
 
 class _NoFacts(dict[str, Any]):
@@ -81,7 +81,7 @@ class _NoFacts(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _PredictedChunk(InputChunk):
-    """An output chunk of a stage above, as input.
+    """An output chunk of an upstream stage, as input.
 
     Args:
         awaited: whether its content is still unknown.
@@ -108,7 +108,7 @@ class _Forecast:
         """Stages whose chunks the current stage takes as input."""
 
     def explain(self, stage: Stage) -> StageExplanation:
-        """Predict one stage; the stages above must have been predicted before."""
+        """Predict one stage; its upstream stages must have been predicted before."""
         self._read, self._consumed = set(), set()
         previous = before = self.build.latest_manifest(stage.name)
         context = self._context(stage, previous)
@@ -124,7 +124,7 @@ class _Forecast:
         lines = reasons(self._config, before, parts, manifest.chunks, states)
         lines += self._waiting(stage, waits, len(states)) if waits else []
         lines += [
-            f"assumes that {name} finds what it found in the last build" for name in STAGES if self._assumes(name)
+            f"assumes that {name} finds the same as in the last build" for name in STAGES if self._assumes(name)
         ]
         self._predict(stage, context, manifest, previous)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
@@ -186,14 +186,14 @@ class _Forecast:
         return Manifest(self.build.name, stage.name, tuple(chunks), counters=dict(counters)), states
 
     def _waiting(self, stage: Stage, waits: int, count: int) -> list[str]:
-        """Say which stages the chunks of a stage wait for."""
+        """Return a sentence that names the stages that the chunks of a stage wait for."""
         unknown = {name for name in self._read if not self._certainty[name]}
         incomplete = {name for name in self._consumed or self._read if not self._is_complete(name)}
         above = [name for name in STAGES if name in unknown | incomplete] or [*stage.upstream]
         return [f"waits for {' and '.join(above)}: up to {count_of(waits, count)}"]
 
     def _predict(self, stage: Stage, context: Context, manifest: Manifest, previous: Manifest | None) -> None:
-        """Record the stage's manifest for the stages below, as far as it is known."""
+        """Record what is known of the stage's manifest, for downstream stages."""
         self._manifests[stage.name] = manifest
         self._read = {stage.name}
         self._certainty[stage.name] = _Certainty.CERTAIN

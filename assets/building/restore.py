@@ -1,6 +1,6 @@
 """Recomputes intermediate outputs that `gc` dropped (`keep: sequences`), if something must be computed from them.
 
-Exactly the missing chunks are recomputed, after the missing chunks of the stages above that they need; the source is
+Exactly the missing chunks are recomputed, after the missing chunks of upstream stages that they need; the source is
 read in one pass. Every chunk must come out with the digest it had.
 """
 
@@ -48,7 +48,7 @@ def restore(
         on_progress: called after every chunk.
 
     Raises:
-        StoreError: an output cannot be reproduced: its source, its settings or the stages above changed.
+        StoreError: an output cannot be reproduced: its source, its settings or an upstream stage changed.
     """
     missing = {digest for digest in digests if context.store.objects.renew(digest) is None}
     if not missing:
@@ -70,7 +70,7 @@ def restore(
         first = next(chunk for chunk in manifest.chunks if chunk.output in pending)
         before = KeyParts.from_json(manifest.parts)
         changes = list(differences(context.config, before, parts)) if before else []
-        reason = "; ".join(changes) or "its source or the stages above changed"
+        reason = "; ".join(changes) or "its source or an upstream stage changed"
         raise StoreError(
             f"{stage.name}: gc dropped the output of {first.place(0)}, which is needed now, and it cannot be "
             f"reproduced: {reason}; build the dataset from {stage.name} on"

@@ -149,7 +149,7 @@ class DatasetTarget(BuildTarget):
 
 
 class MixtureTarget(BuildTarget):
-    """A mixture. Datasets that only the store holds are used as they are. See `open_target` for the arguments.
+    """A mixture. Does not build datasets that are only in the store. See `open_target` for the arguments.
 
     Raises:
         ConfigError: as in `find_members`.

@@ -26,8 +26,8 @@ MESSAGE = pa.struct(
 
 - role: system, user, assistant or tool.
 - content: text, never null.
-- name: of a speaker or tool; null if there is none.
-- tool_calls, reasoning: null if there are none.
+- name: of a speaker or tool; can be null.
+- tool_calls, reasoning: null if the message has none.
 - weight: the loss weight of its trained tokens that the data declares (`train: false` is 0); null if
   `prompt_template.train_on` decides.
 """
@@ -41,5 +41,5 @@ FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
     "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES},
     "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_()},
 }
-"""The columns of each form besides the row's position; none is null. The form `fields` has instead one string column
-per field of the YAML's template. `tools` is JSON text, empty if a row has no tools."""
+"""The columns of each form, in addition to the row's position; none is null. The form `fields` instead has one string
+column per field of the YAML's template. `tools` is JSON text, empty if a row has no tools."""

@@ -84,7 +84,7 @@ def _conversation(
 
 
 def _prompt(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
-    """Return the row's own prompt without an empty assistant message at its end; empty if there is no prompt."""
+    """Return the row's own prompt without an empty assistant message at its end; empty for rows without a prompt."""
     if "prompt" not in sources:
         return no_messages(table.num_rows), []
     prompt, problems = _conversation(table, sources, "prompt", "user")

@@ -86,7 +86,7 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
 
 
 def _laid_out(array: pa.Array, style: str) -> tuple[pa.Array, Flags]:
-    """Return text as it is and lists of texts one item per line, and which values are neither."""
+    """Return texts, with lists of texts joined one item per line, and which values are neither."""
     if not pa.types.is_list(array.type):
         text, not_text = as_text(array)
         return text, not_text | (flags_of(array.is_valid()) if style == "letters" else False)

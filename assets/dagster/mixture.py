@@ -22,7 +22,7 @@ from tokenloom.resources.store.manifest import MIXTURE
 def mixture_definitions(config: MixtureConfig) -> dg.Definitions:
     """Return the asset `<name>/mixture`, a job that builds it and everything upstream, and a schedule. Reads no data.
 
-    The asset needs a resource `store`, a `StoreResource`. It mixes the datasets as they are in the store.
+    The asset needs a resource `store`, a `StoreResource`. It mixes the datasets in their stored versions.
 
     Raises:
         ConfigError: the YAMLs show that the datasets do not fit together, or Dagster does not accept the schedule.

@@ -69,7 +69,7 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
 
 
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str, str]:
-    """Return a conversation's text, trained text, reject message and reject code; each is "" if there is none."""
+    """Return a conversation's text, trained text, reject message and reject code; "" for those it does not have."""
     table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:

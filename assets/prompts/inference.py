@@ -1,4 +1,4 @@
-"""Prompts for inference: the text before a row's answer, exactly as it is in the row's training text.
+"""Prompts for inference: the text before a row's answer, identical to that in the row's training text.
 
 Rows without a chat template are cut where the answer starts. Conversations end with the template's generation prompt,
 which is compared with the training text: it is an error if a template prompts the model with other text than it was
@@ -70,7 +70,7 @@ def prompt_renderer(
     render = renderer(config, mapping, spec)
     marks = prompt.format_type == "jinja" and JinjaTemplate(prompt.template or "").marks_generation
     if form == "text" or (form == "fields" and not (prompt.label_column or marks)):
-        message = "without it the answer's position is unknown, so there is no prompt; set label_column"
+        message = "without it the answer's position is unknown, and so is where the prompt ends; set label_column"
         raise config.fault("prompt_template.label_column", message)
     answer = prompt.label_column if form == "fields" else "completion"
     return TextPrompts(render, answer)
@@ -191,7 +191,7 @@ class ChatPrompts:
 
 
 def _without_prompt(rows: pa.Array | pa.ChunkedArray, shown: pa.Array | pa.ChunkedArray) -> pa.Table:
-    message = "there is no text before the answer"
+    message = "no text comes before the answer"
     return reject_rows(one_array(rows), "prompts", "no_prompt", "", message, one_array(shown))
 
 

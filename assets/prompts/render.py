@@ -91,11 +91,11 @@ def conversation_renderer(
 def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Return whether rows go through the chat template.
 
-    They do if the YAML asks for it, for preference data, and for conversations or completions without a template of
-    the YAML's own if the tokenizer has a chat template.
+    They do if the YAML asks for it, and for preference data. Conversations and completions also do if the YAML has no
+    template and the tokenizer has a chat template.
 
     Raises:
-        ConfigError: the YAML asks for a chat template, but there is none.
+        ConfigError: the YAML asks for a chat template, but the tokenizer has none.
     """
     prompt = config.prompt_template
     if mapping["form"] in ("preference", "kto"):
@@ -132,7 +132,7 @@ def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineCon
     """Return the config for prompts with completions in messages: only completions are trained.
 
     Raises:
-        ConfigError: there is no chat template.
+        ConfigError: the tokenizer has no chat template.
     """
     if not spec.chat_template:
         message = "preference data are conversations, but the tokenizer has no chat template; set one"

@@ -1,4 +1,4 @@
-"""The YAML's tools, which the chat template gets for every row without tools of its own."""
+"""The YAML's tools, which the chat template gets for every row that declares none."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
     """Return the truncation order that `length.give_up` declares for this dataset.
 
     A name in `give_up` is a column of the template, or a role of the conversation. `context`, `system` and `question`
-    also stand for columns, if none has that name: the columns whose names look like context or system, and all others.
+    can also refer to columns, if none has that name: the columns whose names look like context or system, and all
+    others.
 
     Raises:
         ConfigError: a name is unknown, or is the answer.
@@ -103,7 +104,7 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
 
 
 def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:
-    """Return the columns that each name in `give_up` stands for."""
+    """Return the columns that each name in `give_up` refers to."""
     from tokenloom.assets.schema.name_similarity import ALIASES, likeness
 
     def meaning(column: str) -> str:

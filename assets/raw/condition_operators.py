@@ -63,7 +63,7 @@ def as_number(value: Value) -> Value:
 
 
 def parse_number(value: Value) -> Value:
-    """Return a number as it is, and text as the number that it contains, ignoring white space around it.
+    """Return numbers unchanged, and text as the number that it contains, ignoring white space around it.
 
     Text that is not a number is null.
     """

@@ -34,7 +34,8 @@ def choose(candidates: Sequence[FormatCandidate]) -> FormatCandidate | Ambiguity
     """Return the most likely candidate if it is certain, else an `Ambiguity`.
 
     It is certain with a confidence of at least `MIN_CONFIDENCE` and a lead of at least `MIN_LEAD` over all others. The
-    confidence of the others is taken without their doubts, because a doubt about one is no evidence for another.
+    confidence of the others is taken without their doubts, because a doubt about one candidate is not evidence for
+    another.
 
     Args:
         candidates: as `format_candidates` returns them, in any order.

@@ -67,7 +67,7 @@ def _shorten(
 ) -> tuple[Documents, np.ndarray]:
     """Return the documents, truncated to max_length, and bool [documents], whether each fits.
 
-    Other strategies than truncation return them as they are: `concat` and `split` cut between sequences, and after
+    Strategies other than truncation return them unchanged: `concat` and `split` cut between sequences, and after
     `drop` and `drop_turns` no document is too long.
     """
     fit = np.ones(len(documents.rows), bool)

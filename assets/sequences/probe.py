@@ -24,7 +24,7 @@ def probe() -> list[pa.Table]:
 
 
 def _tokens() -> pa.Table:
-    """Return rows of an input and an answer, with lengths of which some are equal."""
+    """Return rows of an input and an answer. Some lengths are equal."""
     number = np.arange(ROWS)
     lengths = np.stack([1 + number * 7 % 23, 1 + number * 5 % 17], axis=1)
     ends = np.cumsum(lengths, axis=1)

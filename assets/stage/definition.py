@@ -136,9 +136,9 @@ class Context:
 
     Args:
         config: the dataset's declaration.
-        store: where the outputs of the stages above are stored.
-        manifest: returns the manifest of a stage above.
-        input_chunks: yields the output chunks of a stage above, as input chunks.
+        store: where the outputs of upstream stages are stored.
+        manifest: returns the manifest of an upstream stage.
+        input_chunks: yields the output chunks of an upstream stage, as input chunks.
         resolve_tokenizer: returns the tokenizer that the config names or trains.
         is_cached: whether the store has the output of the chunk with a given key; by default nothing is cached.
         last_facts: facts in the stage's latest manifest, if the store has one.
@@ -158,7 +158,7 @@ class Context:
 
     @property
     def tokenizer(self) -> TokenizerSpec:
-        """The tokenizer that the config names or trains; of one to be trained, only what the settings say."""
+        """The tokenizer that the config names or trains; before it is trained, only what the settings determine."""
         return self.resolve_tokenizer()
 
 
@@ -199,7 +199,7 @@ class Stage(ABC):
         """Resolve side inputs and list the chunks.
 
         Raises:
-            ConfigError: the YAML does not fit the data or the output of the stages above.
+            ConfigError: the YAML does not fit the data or the output of upstream stages.
         """
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:

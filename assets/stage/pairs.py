@@ -16,7 +16,7 @@ from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts, one_array
 
 LABEL = sequence_schema.LABEL
-"""Column that says whether a completion is the desired one, bool."""
+"""Column with whether a completion is the desired one, bool."""
 
 _SHARED = (ROW, "rows")
 

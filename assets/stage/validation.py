@@ -41,7 +41,7 @@ def validate_rejects(table: pa.Table) -> None:
 def _problems(contract: DataFrameSchema, table: pa.Table) -> list[str]:
     """Return what is wrong with a table: columns and types, else nulls, else the contract's checks.
 
-    Columns are checked in plain Arrow: pandera does not tell all Arrow types apart, and takes longer.
+    Columns are checked in plain Arrow: pandera does not distinguish all Arrow types, and takes longer.
     """
     if problems := [*_column_problems(contract, table)] or [*_null_problems(contract, table)]:
         return problems

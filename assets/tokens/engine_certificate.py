@@ -157,7 +157,7 @@ def unequal(one: tuple[npt.NDArray[Any], Ints], other: tuple[npt.NDArray[Any], I
 
 
 def runs_of(characters: str) -> Iterator[str]:
-    """Yield one text with all runs of RUN characters, and all shorter runs as texts of their own."""
+    """Yield one text with all runs of RUN characters, and each shorter run as a separate text."""
     yield cyclic(characters, RUN)
     for length in range(1, RUN):
         yield from map("".join, product(characters, repeat=length))

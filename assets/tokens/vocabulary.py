@@ -1,4 +1,4 @@
-"""The bytes that each token id stands for, for tokenizers where the vocabulary alone determines them."""
+"""The bytes of each token id, for tokenizers where the vocabulary alone determines them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTE_OF = {byte: byte for byte in _PRINTED} | {
     256 + place: byte for place, byte in enumerate(sorted({*range(256)} - {*_PRINTED}))
 }
-"""The byte that each character of a byte-level vocabulary stands for."""
+"""The byte that each character of a byte-level vocabulary represents."""
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes that ids stand for.
+    """The bytes of token ids.
 
     Args:
         spelling: binary array [ids], the bytes of each id; empty for ids without bytes.
@@ -58,7 +58,7 @@ class Vocabulary:
         return (excess == 0) | (self.marked & (excess == 1))
 
     def exact(self, ids: pa.Array, offsets: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """Return bool [texts]: whether the ids of each text stand for its bytes, in order."""
+        """Return bool [texts]: whether the ids of each text spell its bytes, in order."""
         exact = self.adds_up(self.bytes_of(ids), offsets, texts)
         return exact if self.certain or not exact.any() else exact & self.spelled(ids, offsets, texts)
 

@@ -80,7 +80,7 @@ class UniversalDataModule:
         train_dataset, val_dataset: the datasets that the loaders read.
 
     Raises:
-        ConfigError: data cannot be read as given; the message says what to pass instead.
+        ConfigError: data cannot be read as given; the message names what to pass instead.
         ValueError: `val_split` is not in [0, 1), or there are too few rows to split.
     """
 

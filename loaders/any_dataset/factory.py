@@ -27,7 +27,7 @@ class DataLoaderFactory:
             config: default: `DataLoaderConfig()`.
 
         Raises:
-            ConfigError: there is no dataset, or the settings do not fit it.
+            ConfigError: no dataset is given, or the settings do not fit it.
             DatasetNotFoundError: the store has no dataset of that name.
             ValueError: a value is out of range.
         """

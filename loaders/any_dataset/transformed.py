@@ -1,4 +1,4 @@
-"""Augmentation: a function that transforms samples or batches as they are loaded."""
+"""Augmentation: applies a function to samples or batches as they are loaded."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def column_names(rows: Rows) -> list[str]:
     """Return the columns of the rows, which must all have the same ones.
 
     Raises:
-        DataValidationError: there are no rows, a row is not a dict, or the columns of two rows differ.
+        DataValidationError: `rows` is empty, a row is not a dict, or the columns of two rows differ.
     """
     if not len(rows):
         raise DataValidationError("the batch has no rows; collate at least one")

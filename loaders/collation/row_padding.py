@@ -32,7 +32,7 @@ class RowPadding:
         argument: the limit's name in messages.
 
     Raises:
-        ValueError: an argument is out of range, or padding or truncation need a limit and there is none.
+        ValueError: an argument is out of range, or padding or truncation need a limit and `limit` is None.
     """
 
     padding: Padding | None = None

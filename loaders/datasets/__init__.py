@@ -1,1 +1,1 @@
-"""Built datasets: one of them, several as a mixture, their rows as tables, and the raw rows behind each row."""
+"""Built datasets, mixtures of them, their rows as tables, and the raw rows that each row comes from."""

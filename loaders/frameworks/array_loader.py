@@ -69,7 +69,7 @@ class ArrayDataLoader(TokenLoader):
         seed, drop_last, padding, padding_side: as in `TokenLoader`. The default padding, `max_length`, gives all
             batches the same width.
         rank, world_size: as in `TokenLoader`; for JAX, default to those of `jax.distributed` if it is initialized.
-        prefetch_factor: batches prefetched by a background thread; default 2. There are no worker processes.
+        prefetch_factor: batches prefetched by a background thread; default 2. No worker processes are used.
         collate_fn: builds a batch, a dict of arrays or tensors, from a list of rows, which are dicts of NumPy arrays
             without padding. The arrays of a padding row are empty.
         transform: called with each batch of NumPy arrays; returns the batch to use.
@@ -78,7 +78,7 @@ class ArrayDataLoader(TokenLoader):
         ConfigError: an argument or a setting of `config` is not valid, or the tokenizer is not the dataset's.
         DatasetNotFoundError: neither the store nor a path has that name, or the split does not exist.
         SourceError: a file of raw text cannot be read.
-        ModuleNotFoundError: JAX is not installed; the message says how to install it.
+        ModuleNotFoundError: JAX is not installed; the message has the command that installs it.
         ValueError: as in `TokenLoader`.
     """
 
@@ -182,7 +182,7 @@ class ArrayDataLoader(TokenLoader):
         it has yielded.
 
         Raises:
-            ModuleNotFoundError: TensorFlow is not installed; the message says how to install it.
+            ModuleNotFoundError: TensorFlow is not installed; the message has the command that installs it.
         """
         try:
             import tensorflow as tf  # pyright: ignore[reportMissingImports]

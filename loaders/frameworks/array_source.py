@@ -38,7 +38,7 @@ def open_source(
         store: the store's address, unless there is a pipeline.
 
     Raises:
-        ConfigError: there is no dataset to read, raw text has no tokenizer, or the tokenizer is not the dataset's.
+        ConfigError: no dataset is given, raw text has no tokenizer, or the tokenizer is not the dataset's.
         DatasetNotFoundError: neither the store nor a path has that name, or the split does not exist.
         SourceError: a file of raw text cannot be read.
     """

@@ -30,7 +30,7 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class _Part:
-    """Raw rows of this share that are encoded at once, with their numbers, int64."""
+    """Raw rows of one worker that are encoded at once, with their numbers, int64."""
 
     rows: Rows
     numbers: Ints
@@ -188,7 +188,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         return tables, skipped
 
     def _windows(self, share: Share, epoch: int) -> Iterator[list[_Part]]:
-        """Group the parts of this share into windows, which are shuffled as a whole."""
+        """Group the parts of one worker into windows, which are shuffled as a whole."""
         held: list[_Part] = []
         for part in self._parts(share, epoch):
             held.append(part)

@@ -18,7 +18,7 @@ KEPT = 4
 
 
 class BlockwiseOrder(ABC):
-    """A pure function from positions to rows. `end` is the number of positions, or None if there is no end."""
+    """A pure function from positions to rows. `end` is the number of positions; None: unlimited."""
 
     end: int | None = None
 
@@ -43,7 +43,7 @@ class BlockwiseOrder(ABC):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _of_block(self, number: int, begin: int, end: int) -> Ints:
-        """Return the part of [begin, end) that lies in a block."""
+        """Return the values of the positions in [begin, end) that belong to a block."""
         first = number * self._block
         values = self._kept.get(number)
         if values is None:

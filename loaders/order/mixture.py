@@ -37,7 +37,7 @@ class Source:
         epochs: limit of floor(epochs × rows) rows; None: no limit.
 
     Raises:
-        ValueError: there are no rows or tokens, or the limit is below one row.
+        ValueError: `rows` or `tokens` is below 1, or the limit is below one row.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Source:
         return None if self.epochs is None else math.floor(_exact(self.epochs, "epochs") * self.rows)
 
     def rows_for(self, weight: float, by: By) -> Fraction:
-        """Return the rate of rows that a weight stands for, relative to other sources."""
+        """Return the rate of rows for a weight, relative to other sources."""
         exact = _exact(weight, "weight")
         if by == "rows":
             return exact
@@ -285,7 +285,7 @@ def _change(at: int, known: Sequence[Source], sources: Sequence[Source], weights
         raise ValueError(f"two sources have the same name: {', '.join(sorted(names))}")
     for name, weight in weights.items():
         if name not in names:
-            raise ValueError(f"there is no source {name!r}; the sources are {', '.join(names)}")
+            raise ValueError(f"unknown source {name!r}; the sources are {', '.join(names)}")
         if not _exact(weight, f"the weight of source {name!r}") > 0:
             raise ValueError(f"the weight of source {name!r} must be above 0, got {weight}")
     for source in sources:
@@ -297,7 +297,7 @@ def _change(at: int, known: Sequence[Source], sources: Sequence[Source], weights
 
 
 def _exact(number: float, name: str) -> Fraction:
-    """Return the number as it is written: 0.7 is 7/10."""
+    """Return the exact decimal value: 0.7 is 7/10."""
     try:
         return Fraction(str(number))
     except ValueError as error:

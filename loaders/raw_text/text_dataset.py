@@ -41,7 +41,7 @@ class TextDataset:
         pad_token_id: the tokenizer's pad token, else its EOS token, else 0.
 
     Raises:
-        SourceError: a file cannot be read as texts, or there are no texts.
+        SourceError: a file cannot be read as texts, or no text has tokens.
         TypeError: `encode` returned something else.
     """
 

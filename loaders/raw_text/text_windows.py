@@ -36,7 +36,8 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
         digest: hex BLAKE3 of the tokens.
 
     Raises:
-        SourceError: the file cannot be read, a line is not an object with a `text`, or there is no full window.
+        SourceError: the file cannot be read, a line is not an object with a `text`, or the tokens do not fill one
+            window.
         ValueError: `seq_length` is below 1.
         TypeError: `encode` returned something else.
     """

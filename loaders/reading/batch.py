@@ -56,7 +56,7 @@ class PaddingPolicy:
 
 
 def to_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch with its arrays as tensors that share their memory; other values stay as they are."""
+    """Return a batch with its arrays as tensors that share their memory; other values are unchanged."""
     return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in batch.items()}
 
 

@@ -24,7 +24,7 @@ _TAIL = 10
 class MappedObject:
     """A memory-mapped, uncompressed object of one record batch.
 
-    Blocks with nothing but values of `deferred` columns are checked by `touch`. All others are checked on opening,
+    Blocks with only values of `deferred` columns are checked by `touch`. All others are checked on opening,
     before Arrow reads them, because its kernels can crash on damaged bytes.
 
     Args:

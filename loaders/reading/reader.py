@@ -77,7 +77,7 @@ class SequenceReader:
         return np.max([side.ids.rows(chunks, local)[1] for side in self._sides.values()], axis=0)
 
     def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
-        """Return a batch of at least one row. A negative row number stands for a padding row.
+        """Return a batch of at least one row. A negative row number means a padding row.
 
         Returns:
             int64 [rows, width] `input_ids`, `attention_mask` and `labels` (not shifted, -100 where not trained). For

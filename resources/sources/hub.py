@@ -112,7 +112,7 @@ def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
 
 
 def _is_hub_failure(error: BaseException) -> bool:
-    """Return whether the hub was unreachable, or its response says nothing about the requested repository."""
+    """Return whether the hub was unreachable, or failed for a reason other than the requested repository."""
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage]  # from the HTTP client that huggingface_hub uses
         LocalEntryNotFoundError,

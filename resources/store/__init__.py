@@ -6,9 +6,9 @@ Modules, from the bottom up:
 - `objects`, `cache_key`, `actions`: immutable tables named by their digest, and the result of a stage on one chunk,
   stored under its cache key.
 - `manifest`, `versions`: the chunks of a stage's output, and the published states of a dataset.
-- `certificates`, `probes`, `known_files`: what was found out about tokenizer engines, libraries and source files.
+- `certificates`, `probes`, `known_files`: facts about tokenizer engines, libraries and source files.
 - `read_lock`: keeps an open manifest from `gc`.
-- `artifact_store`: `ArtifactStore`, which brings these together.
+- `artifact_store`: `ArtifactStore`, which combines these.
 - `gc` and `verify`: the commands `tokenloom gc` and `tokenloom verify`.
 """
 

@@ -36,7 +36,7 @@ class KnownChunk(NamedTuple):
 
 
 class KnownFile(NamedTuple):
-    """A file that was read: its chunks, what was found out about it, and whether its stamp is unchanged."""
+    """A file that was read: its chunks, the properties that were detected, and whether its stamp is unchanged."""
 
     chunks: list[KnownChunk]
     found: dict[str, str]

@@ -35,7 +35,7 @@ class Finding:
         dataset, stage: the first dataset and stage that it belongs to; "" if unknown.
         place: for a chunk, the source position of its first row; for a tokenizer, the file; for a version, the version.
         digest: the digest of an object, or the key of an action.
-        latest: whether the next build recomputes it. Rows of an earlier version may no longer exist in the source.
+        latest: whether the next build recomputes it. Rows of an earlier version can be gone from the source.
     """
 
     kind: Kind

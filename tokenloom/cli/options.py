@@ -1,4 +1,4 @@
-"""What several commands take: their common options, and the values that these stand for."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Declaration(Section):
     """Name in the store, in asset keys and in `open_dataset`. Default: the file's stem."""
 
     misplaced: ClassVar[Mapping[str, str]] = {}
-    """Settings of another kind of YAML, and what to say about each."""
+    """Settings of another kind of YAML, with the error message for each."""
 
     _origin: Origin | None = PrivateAttr(default=None)
 

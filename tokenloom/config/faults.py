@@ -36,7 +36,7 @@ def validation_faults(
     """Return one fault per setting, in file order, although Pydantic reports one per member of a union.
 
     Args:
-        misplaced: what to say about settings that `model` does not have but another kind of YAML does, by name.
+        misplaced: error messages for settings that `model` does not have but another kind of YAML does, by name.
     """
     found: dict[Location, tuple[int, Fault]] = {}
     for item in error.errors():

@@ -77,8 +77,8 @@ class DatasetConfig(Section):
     splits: Names | None = None
     """Splits to use. Default: all. Plain files have one split, `train`."""
     val_split: Fraction = 0.0
-    """Fraction of `train` to move to `validation`. A row's content decides where it goes, so appending rows never moves
-    existing ones."""
+    """Fraction of `train` to move to `validation`. The split of a row depends only on its content, so appending rows
+    never moves existing ones."""
     format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
     """File format. `auto` detects it from the file extension, then from the first bytes."""
     encoding: str = "auto"

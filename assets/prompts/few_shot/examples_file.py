@@ -62,7 +62,7 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
 
 
 def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
-    """Return the rows of the file as they are, in chunks, numbered through the file.
+    """Return the rows of the file, unfiltered, in chunks, numbered across the file.
 
     Raises:
         ConfigError: the file does not exist, is empty, or contains a row that cannot be parsed.

@@ -54,7 +54,7 @@ class RecordFile:
         text: its UTF-8 from the first record on, in blocks.
         finder: returns a finder for the text after a given number of lines of the file.
         restarts: whether a finder can start at any record.
-        facts: what the rows of a chunk depend on besides its bytes.
+        facts: what the rows of a chunk depend on in addition to its bytes.
         parse: parses a chunk, given its bytes, its bounds, and the number of bytes of the file before it.
         line_ends: returns where lines end in bytes, if each record starts on its own line; None counts rows instead.
         first_line: the number of lines before the first record.

@@ -16,7 +16,7 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def image_tensor(image: Any) -> torch.Tensor:
-    """Return an image as a tensor [1 or 3, height, width] of its own dtype.
+    """Return an image as a tensor [1 or 3, height, width] in the image's dtype.
 
     Args:
         image: a tensor or array with 1 or 3 channels, first or last, or [height, width]; if both are possible, channels

@@ -89,7 +89,7 @@ class CollatorRegistry:
 
         Raises:
             TypeError: the collator does not take one of the options.
-            ValueError: there is no collator with this name, or it refuses an argument.
+            ValueError: no collator has this name, or it refuses an argument.
         """
         chosen = self._named(collator_name) if collator_name is not None else self._of(task_spec)
         context = {"task_spec": task_spec, "tokenizer": tokenizer}
@@ -108,7 +108,7 @@ class CollatorRegistry:
     def _named(self, name: str) -> RegisteredCollator:
         if name not in self._known:
             raise ValueError(
-                f"there is no collator {name!r}, only {', '.join(self._known)}{did_you_mean(name, self._known)}"
+                f"no collator named {name!r}; choose one of {', '.join(self._known)}{did_you_mean(name, self._known)}"
             )
         return self._known[name]
 

@@ -1,4 +1,4 @@
-"""Vision collators: images brought to one size and color mode, stacked and normalized."""
+"""Vision collators: convert images to one size and color mode, stack and normalize them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class VisionDataCollator:
                 if images and image.shape != images[0].shape:
                     raise ValueError(
                         f"has shape {list(image.shape)}, but the first image has {list(images[0].shape)}; pass size= "
-                        "and mode= to bring them to one shape"
+                        "and mode= to give them one shape"
                     )
             except ValueError as error:
                 raise DataValidationError(f"image {name!r}, row {number} of the batch: {error}") from None

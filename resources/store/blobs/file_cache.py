@@ -58,7 +58,7 @@ class FileCache:
         """Open the cache in `$TOKENLOOM_CACHE` (default: `~/.cache/tokenloom`), limited by `$TOKENLOOM_CACHE_SIZE`.
 
         Raises:
-            ConfigError: the limit is not a size, or there is no home folder.
+            ConfigError: the limit is not a size, or the home folder is unknown.
         """
         size = os.environ.get("TOKENLOOM_CACHE_SIZE") or DEFAULT_LIMIT
         try:

@@ -160,7 +160,7 @@ async def _call(system: Any, method: str, arguments: dict[str, Any]) -> dict[str
 
 
 def _response(error: Exception) -> tuple[int, str] | None:
-    """Return the status and error code of the service's response, or None if there was no response."""
+    """Return the status and error code of the service's response, or None if the service did not respond."""
     for cause in _causes(error):
         if isinstance(response := getattr(cause, "response", None), dict):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -81,7 +81,7 @@ def check_folder(target: str, overwrite: bool) -> Path:
 def new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a folder to write, which becomes `path` if the block ends without an error.
 
-    What a killed process leaves is removed by the next export to the same path.
+    Leftovers of a killed process are removed by the next export to the same path.
 
     Args:
         overwrite: replace an existing folder.

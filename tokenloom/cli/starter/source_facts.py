@@ -27,7 +27,7 @@ STAGES = ("raw", "schema")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known about a source.
+    """Facts about a source.
 
     Args:
         config: its `dataset` section and the dataset's name.
@@ -35,7 +35,7 @@ class Inspection:
         reports: what these stages did.
         facts: splits, columns, roles and formats, as in the schema stage's manifest.
         choice: the format that the data was read as, or close candidates; if the YAML maps columns itself, its mapping.
-        refused: why the YAML's own mapping does not fit the rows; None if it fits, or if there is none.
+        refused: why the YAML's own mapping does not fit the rows; None if it fits, or if the YAML has no mapping.
         tokenizer: name and facts of the requested tokenizer, or None.
     """
 

@@ -20,7 +20,7 @@ from tokenloom.assets.building.build import StageReport
 from tokenloom.assets.building.progress import Progress
 
 LINES_FROM = 1000
-"""Number of objects from which a check prints a line per tenth if there is no terminal."""
+"""Number of objects from which a check without a terminal prints a line per tenth."""
 
 
 def count_bar(console: Console) -> Bars:

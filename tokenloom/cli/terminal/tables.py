@@ -45,7 +45,7 @@ def _count(value: int | None) -> str:
 
 
 def stage_table(name: str, reports: Sequence[StageReport]) -> Table:
-    """Return rows, tokens, chunks, seconds and digest of each stage; no column for filtered rows if there are none."""
+    """Return a table of rows, tokens, chunks, seconds and digest of each stage; filtered rows only if there are any."""
     shown = {
         title: field
         for title, field in _COUNTS.items()

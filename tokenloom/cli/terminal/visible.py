@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HARMLESS = "\n\t\u200c\u200d"
-"""Printed as they are although not printable: line breaks, tabs, and the joiners in emoji and Indic words."""
+"""Printed unescaped although not printable: line breaks, tabs, and the joiners in emoji and Indic words."""
 
 
 def visible(text: str) -> str:
