@@ -123,9 +123,7 @@ class _Forecast:
         hits, waits = states.count("hit"), states.count("awaited")
         lines = reasons(self._config, before, parts, manifest.chunks, states)
         lines += self._waiting(stage, waits, len(states)) if waits else []
-        lines += [
-            f"assumes that {name} finds the same as in the last build" for name in STAGES if self._assumes(name)
-        ]
+        lines += [f"assumes that {name} finds the same as in the last build" for name in STAGES if self._assumes(name)]
         self._predict(stage, context, manifest, previous)
         return StageExplanation(stage.name, len(states), hits, len(states) - hits - waits, waits, tuple(lines))
 
