@@ -276,7 +276,7 @@ class Build:
         )
 
     def _losses(self, manifest: Manifest) -> str:
-        """Describe why a stage passed on no rows."""
+        """Explain why a stage produced no rows."""
         rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
         reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
         return f"{rejected:,} rejected{reasons}, {filtered:,} filtered"

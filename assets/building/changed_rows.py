@@ -59,7 +59,7 @@ def diff_rows(a: Side, b: Side) -> RowDiff:
 
 
 def _kept(side: Side, other: Side) -> np.ndarray:
-    """bool [items]: whether the other side also has the item."""
+    """Return bool [items]: whether the other side also has the item."""
     kept = side.known.copy()
     mine = side.hashes[~side.known]
     theirs = np.sort(other.hashes[~other.known])
@@ -69,7 +69,7 @@ def _kept(side: Side, other: Side) -> np.ndarray:
 
 
 def _places(hashes: Hashes, kept: np.ndarray) -> Hashes:
-    """uint64 [lost items], all different: hash of the two kept neighbours and of the distance from the first."""
+    """Return uint64 [lost items], all different: hash of the two kept neighbours and the distance from the first."""
     index, end = np.arange(len(hashes)), len(hashes)
     before = np.maximum.accumulate(np.where(kept, index, -1))
     after = np.minimum.accumulate(np.where(kept, index, end)[::-1])[::-1]
@@ -81,7 +81,7 @@ def _places(hashes: Hashes, kept: np.ndarray) -> Hashes:
 
 
 def _occurrence(values: Hashes) -> Ints:
-    """int64 [values]: number of equal values before each."""
+    """Return int64 [values]: number of equal values before each."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.searchsorted(ordered, ordered, side="left")

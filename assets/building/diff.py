@@ -40,7 +40,7 @@ class SplitDiff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no difference is known."""
+        """Whether no difference was found."""
         counts = (self.rows, self.tokens)
         return all(c["a"] == c["b"] and not any(c[name] for name in c if name not in ("a", "b")) for c in counts)
 

@@ -232,7 +232,7 @@ def _never(*_: Any) -> NoReturn:
 
 
 def _comparable(before: dict[str, Any], now: KeyParts) -> dict[str, Any]:
-    """Return the key parts of a manifest without the settings and sides that are unknown today."""
+    """Return the key parts of a manifest without the settings and sides that are not known yet."""
     if KeyParts.from_json(before) is None:
         return before
     settings = {name: value for name, value in before["settings"].items() if name in now.settings}

@@ -54,7 +54,7 @@ class BuildTarget(ABC):
     Attributes:
         name: the name that the result is published under.
         builds: the datasets that are built, by name.
-        stored: names of the datasets that are used as the store holds them, because no YAML declares them.
+        stored: names of the datasets that are used as stored, because no YAML declares them.
         is_mixture: whether several datasets are mixed.
     """
 

@@ -59,7 +59,7 @@ _DESCRIPTIONS = {
     "kto": {
         "prompt": "The messages before the answer.",
         "completion": "The answer, as messages.",
-        "label": "Whether the answer is a desired one.",
+        "label": "Whether the answer is desired.",
     },
 }
 

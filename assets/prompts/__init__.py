@@ -14,5 +14,5 @@ In the order in which a row meets them:
 - `inference`: renders prompts for inference, up to the answer.
 - `chat_certificate`: records what a chat template does with a few test conversations.
 - `truncation_order`: checks the length settings, and orders the parts of a row for `length.strategy: smart`.
-- `contract`: the columns of a stored chunk, and what every chunk obeys.
+- `contract`: the columns of a stored chunk, and the checks that every chunk must pass.
 """

@@ -19,7 +19,7 @@ CONTRACT = contract(
             "or field (-1: neither), loss weight (0: masked), and whether the span is a control token.",
             SPANS,
         ),
-        LABEL: column("KTO only: whether the answer is a desired one.", pa.bool_(), required=False),
+        LABEL: column("KTO only: whether the answer is desired.", pa.bool_(), required=False),
     },
     {"spans partition the text": partition_text},
     pairs=True,

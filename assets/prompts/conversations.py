@@ -16,7 +16,7 @@ from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
 
 Message = dict[str, Any]
-"""A message as templates get it."""
+"""A message in the form that templates get."""
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
 
@@ -26,7 +26,7 @@ class Turn:
     """A message without its content and reasoning.
 
     Args:
-        tool_calls: the calls as templates get them.
+        tool_calls: the calls, in the form that templates get.
         weight: the row's own training weight for the message, or None.
         reasons: whether the message has reasoning, even if it is empty.
     """
@@ -73,14 +73,14 @@ class Conversations:
         return (*range(len(self.turns)), *(index for index, turn in enumerate(self.turns) if turn.reasons))
 
     def messages(self, values: Sequence[str]) -> list[Message]:
-        """Return the messages with these values, as templates get them."""
+        """Return the messages with these values, in the form that templates get."""
         count = len(self.turns)
         reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
         return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
 
     @cached_property
     def parsed_tools(self) -> Any:
-        """The tools as templates get them, or None.
+        """The tools in the form that templates get, or None.
 
         Raises:
             ValueError: they are not valid JSON.
@@ -158,7 +158,7 @@ def _keys(
 
 
 def _template_calls(calls: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
-    """Return tool calls as templates get them; arguments are parsed if they are a JSON object."""
+    """Return tool calls in the form that templates get; arguments are parsed if they are a JSON object."""
     return tuple(
         {
             "type": "function",

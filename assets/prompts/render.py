@@ -182,7 +182,7 @@ class Pairs:
 def _text_renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, bos: str | None, eos: str | None
 ) -> Render:
-    """Return the function that renders rows through the YAML's own template, or through none."""
+    """Return the function that renders rows with the YAML's template, or without a template."""
     prompt, form = config.prompt_template, mapping["form"]
     if form == "fields":
         fields = list(mapping["roles"])

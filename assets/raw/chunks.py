@@ -43,7 +43,7 @@ FILTER_LACKS = "chunks without filtered column "
 
 @dataclass
 class SourceNotes:
-    """What reading the source showed, for people to read.
+    """Properties of the source that were found while reading it, for display.
 
     Args:
         commit: the hub dataset's commit.

@@ -126,7 +126,7 @@ class Block(Protocol):
 
     @staticmethod
     def join(blocks: list[Any]) -> Any:
-        """Return several blocks as one."""
+        """Concatenate several blocks."""
         ...
 
 

@@ -9,5 +9,5 @@ In the order in which a row meets them:
 - `truncate`, `smart_truncation`, `split`: which tokens of a long row are kept.
 - `packing`: which documents go into which sequence (`best_fit`, `concat`).
 - `length_histogram`: histograms of lengths before and after.
-- `contract`: the columns of a stored chunk, and what every chunk obeys.
+- `contract`: the columns of a stored chunk, and the checks that every chunk must pass.
 """

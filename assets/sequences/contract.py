@@ -28,12 +28,12 @@ def _trained_fits(table: pa.Table) -> bool:
 
 
 _DESCRIPTIONS = {
-    sequence_schema.INPUT_IDS: "Token ids, in the smallest unsigned type that the vocabulary fits.",
+    sequence_schema.INPUT_IDS: "Token ids, in the smallest unsigned type that fits the vocabulary.",
     sequence_schema.TRAINED: "1 for every trained token, 0 for every masked token.",
     sequence_schema.ROWS: "The raw row of each document in the sequence, as its position within its raw chunk.",
     sequence_schema.DOCUMENT_LENGTHS: "Number of tokens of each document in the sequence.",
     sequence_schema.WEIGHTS: "Loss weight of each token; only in chunks with weights other than 0 and 1.",
-    sequence_schema.LABEL: "KTO only: whether the answer is a desired one.",
+    sequence_schema.LABEL: "KTO only: whether the answer is desired.",
 }
 
 CONTRACT = contract(

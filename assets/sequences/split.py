@@ -15,7 +15,7 @@ def overlapping(lengths: Ints, max_length: int, stride: int) -> tuple[Ints, Ints
         stride: in tokens, less than `max_length`.
 
     Returns:
-        four times int64 [pieces]: the row of the piece, its first token within the row, its number of tokens, and how
+        Four arrays, int64 [pieces]: the row of the piece, its first token within the row, its number of tokens, and how
         many of them it shares with the piece before.
     """
     step = max_length - stride

@@ -22,7 +22,7 @@ _TYPES, _PAIRS = "arrow types", "pairs"
 
 @dataclass(frozen=True)
 class ContractRow:
-    """A column as people read it.
+    """A readable description of a column.
 
     Args:
         type: Arrow types allowed.
@@ -41,8 +41,9 @@ def column(description: str, *types: pa.DataType, nullable: bool = False, requir
     """Return a column of a contract.
 
     Args:
-        types: the Arrow types allowed. A check holds them exactly; pandera's `dtype` is set as well if there is only
-            one type and pandera knows it.
+        types: the Arrow types allowed, which a check enforces. If there is only one type and pandera knows it,
+            pandera's
+            `dtype` is set too.
         nullable: whether values can be null.
         required: whether every chunk has the column.
     """
@@ -96,14 +97,14 @@ def allows_pairs(contract: DataFrameSchema) -> bool:
 
 
 def contract_rows(contract: DataFrameSchema) -> Iterator[ContractRow]:
-    """Yield the columns of a contract, as people read them."""
+    """Yield readable descriptions of a contract's columns."""
     for name, column in contract.columns.items():
         types = " or ".join(map(str, types_of(column)))
         yield ContractRow(name, types, column.nullable, column.required, column.description or "")
 
 
 def contract_row(contract: DataFrameSchema, field: pa.Field) -> ContractRow:
-    """Return the column of a chunk as people read it; without a description if the contract does not name it."""
+    """Return the row for a chunk's column; its description is empty if the contract does not have the column."""
     side = next((side for side in SIDES if allows_pairs(contract) and field.name.startswith(f"{side}_")), None)
     column = contract.columns.get(field.name.removeprefix(f"{side}_") if side else field.name)
     if column is None:

@@ -114,7 +114,8 @@ class Work:
         compute: pure function from the loaded content of an input chunk to its output.
         sides: digests of side inputs, by name; part of every key.
         settings: effective settings that depend on more than the YAML, such as a resolved mapping; part of every key.
-        notes: called after the last chunk; returns facts for people to read. Stored in the manifest, in no digest.
+        notes: called after the last chunk; returns facts for display. They are stored in the manifest and not part of
+            any digest.
         holds_lock: whether `compute` is row-by-row Python code, which threads do not speed up. It can be pickled then.
     """
 
@@ -172,7 +173,7 @@ class Stage(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int]
-    """Bump this by hand if a change of the stage's code changes its output."""
+    """Increase this by hand when a change of the stage's code changes its output."""
     upstream: ClassVar[tuple[str, ...]]
     libraries: ClassVar[tuple[str, ...]]
     """Distributions that can affect the output; a new version of one runs the probe again."""

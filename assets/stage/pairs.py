@@ -103,6 +103,6 @@ def _with_label(output: ChunkOutput, table: pa.Table) -> ChunkOutput:
 
 
 def _rows(table: pa.Table) -> Ints:
-    """int64 [rows]: the row position of each row."""
+    """Return int64 [rows]: the position of each row."""
     rows = one_array(table[ROW]) if ROW in table.column_names else list_parts(table["rows"])[1]
     return rows.to_numpy().astype(np.int64)

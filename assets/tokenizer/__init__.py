@@ -2,5 +2,5 @@
 
 - `stage`: the stage. `probe` trains a tokenizer on fixed texts.
 - `train`: trains a byte-level BPE.
-- `contract`: the columns of the stored files, and what they obey.
+- `contract`: the columns of the stored files, and the checks that they must pass.
 """

@@ -21,9 +21,9 @@ CONTRACT = contract(
     "One tokenized row, not truncated and not padded.",
     {
         ROW: row_column(),
-        "input_ids": column("Token ids, in the smallest unsigned type that the vocabulary fits.", *ID_TYPES),
+        "input_ids": column("Token ids, in the smallest unsigned type that fits the vocabulary.", *ID_TYPES),
         "spans": column("The spans of the text, in tokens; spans without a token are omitted.", SPANS),
-        LABEL: column("KTO only: whether the answer is a desired one.", pa.bool_(), required=False),
+        LABEL: column("KTO only: whether the answer is desired.", pa.bool_(), required=False),
     },
     {"spans partition the tokens": _spans_cover_ids},
     pairs=True,

@@ -54,11 +54,11 @@ class MixedOrder:
         """Return the rows at positions [begin, end), int64, numbered across all datasets.
 
         Raises:
-            MixtureEndedError: all datasets have given their `epochs` before `end`.
+            MixtureEndedError: all datasets reach their `epochs` before `end`.
         """
         if (last := self._order.end) is not None and end > last:
             raise MixtureEndedError(
-                f"the mixture ends after {last} rows, when all its datasets have given their `epochs`; train one "
+                f"the mixture ends after {last} rows, when all its datasets have reached their `epochs`; train one "
                 "epoch, or remove `epochs` from a dataset"
             )
         places = self._order.span(begin, end)
@@ -68,7 +68,7 @@ class MixedOrder:
 class MixedDataset:
     """Several built datasets that a `TokenLoader` reads as one, interleaved by weight.
 
-    An epoch ends when the last dataset with `epochs` has given them. If no dataset has `epochs`, an epoch has as many
+    An epoch ends when the last dataset with `epochs` has reached them. If no dataset has `epochs`, an epoch has as many
     rows as all datasets together. `change` returns a dataset that continues with other weights from a position on.
 
     Args:

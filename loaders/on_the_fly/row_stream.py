@@ -20,7 +20,7 @@ from tokenloom.loaders.reading.unpadded import Row, unpadded
 from tokenloom.resources.tables.ragged import Ints
 
 LARGEST_BLOCK, UNSHUFFLED_BLOCK = 1024, 256
-"""Rows read and encoded at once: at most when shuffling, and always without shuffling."""
+"""Rows read and encoded at once: the maximum with shuffling, and the number without shuffling."""
 
 GATHERED = 64
 """Rows of a window gathered at once."""
@@ -156,7 +156,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         """Resume from a state: the next iteration reads past the finished windows without encoding them.
 
         Raises:
-            LoaderStateError: the state belongs to another stream, or to another number of ranks or workers.
+            LoaderStateError: the state belongs to another stream, or to a different number of ranks or workers.
         """
         own = self._settings(Share.of(self._rank, self._world_size))
         if missing := [name for name in (*own, "epoch", "window", "row") if name not in state_dict]:

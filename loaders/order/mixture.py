@@ -57,7 +57,7 @@ class Source:
 
     @property
     def limit(self) -> int | None:
-        """Maximum number of rows that the source gives, or None."""
+        """Maximum number of rows that the source contributes, or None."""
         return None if self.epochs is None else math.floor(_exact(self.epochs, "epochs") * self.rows)
 
     def rows_for(self, weight: float, by: By) -> Fraction:
@@ -89,7 +89,7 @@ class _Segment:
     given: tuple[int, ...]
 
     def given_after(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Return each source's rows after the members have given `rows` more."""
+        """Return each source's rows after the members have contributed `rows` more."""
         given = list(self.given)
         for member, more in zip(self.members, rows, strict=True):
             given[member] += more
@@ -97,9 +97,9 @@ class _Segment:
 
 
 class Mixture:
-    """The rows of several sources interleaved by weight: endless, or until all sources have given their `epochs`.
+    """The rows of several sources interleaved by weight: endless, or until all sources have reached their `epochs`.
 
-    Sources take turns by integer shares of a period (see apportionment.py). A source that has given its epochs drops
+    Sources take turns by integer shares of a period (see apportionment.py). A source that has reached its epochs drops
     out at that position, and the others continue by their weights. `change` returns a mixture that continues with
     other weights or more sources from a position on.
 
@@ -167,14 +167,14 @@ class Mixture:
         return result
 
     def given(self, position: int) -> list[int]:
-        """Return how many rows each source has given before a position."""
+        """Return how many rows each source has contributed before a position."""
         if position < 0 or (self.end is not None and position > self.end):
             raise IndexError(f"position {position} is outside the mixture, which ends at {self.end}")
         segment = self._segments[bisect_right(self._begins, position) - 1]
         return list(segment.given_after(counts_before_place(segment.shares, position - segment.begin)))
 
     def __len__(self) -> int:
-        """Positions until the last source with `epochs` has given them; without any, the rows of all sources."""
+        """Positions until the last source with `epochs` has reached them; without any, the rows of all sources."""
         return self._used_up or sum(source.rows for source in self.sources)
 
     @property
@@ -247,7 +247,7 @@ class Mixture:
         self._begins = [segment.begin for segment in self._segments]
         if self.end == changes[-1].at:
             raise ValueError(
-                f"nothing is left to mix at position {self.end}: the named sources have given their epochs"
+                f"nothing is left to mix at position {self.end}: the named sources have reached their epochs"
             )
 
     def _segment(self, change: _Change, begin: int, given: tuple[int, ...]) -> _Segment | None:

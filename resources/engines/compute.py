@@ -34,7 +34,7 @@ class ComputeEngine:
         self._apart: list[WorkerProcesses] = []
 
     def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:
-        """Return `function`, for work that holds the GIL, computed in worker processes until the next `map` ends.
+        """Return `function` wrapped to run in worker processes until the next `map` ends, for work that holds the GIL.
 
         Args:
             function: pure and picklable.

@@ -51,7 +51,7 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDat
 
 
 def _commit(name: str, revision: str | None) -> str | None:
-    """Return the commit that a revision resolves to now, or None if the hub cannot be asked; loading reports why."""
+    """Return the commit that a revision resolves to now, or None if the hub cannot be reached; loading reports why."""
     from huggingface_hub import HfApi
 
     try:
@@ -92,8 +92,7 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
 
 
 def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
-    """Return the error for a name that is not available locally and that the hub does not deliver, through no fault of
-    the YAML."""
+    """Return the error for a name that is not available locally, if the hub failed and the YAML is not at fault."""
     from huggingface_hub import constants
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 

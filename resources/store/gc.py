@@ -209,7 +209,7 @@ class _Collection:
                 self._mark_action(blob.name)
 
     def _mark_action(self, name: str) -> None:
-        """Mark the objects of an action that stays."""
+        """Mark the objects of an action that is kept."""
         try:
             action = read_action(self._store.blobs.read(name))
         except FileNotFoundError:

@@ -84,7 +84,7 @@ class VersionStore:
 
         Args:
             requested: the first characters of a version's digest, at least 4; or a date or time, for the latest version
-                published until then: `2026-03-01` (the end of that day) or `2026-03-01T12:00`, in UTC unless it names a
+                published by then: `2026-03-01` (the end of that day) or `2026-03-01T12:00`, in UTC unless it names a
                 time zone.
 
         Raises:

@@ -221,7 +221,7 @@ def test_epochs_cap_the_whole_run(folder: Path, tokenizer_folder: Path) -> None:
     counted = Counter(question[0] for question in questions(made, tokenizer_folder))
     assert counted == {"a": sizes["a"], "b": sizes["b"] // 2}
     with pytest.raises(
-        MixtureEndedError, match=f"ends after {sum(counted.values())} rows: all its datasets have given"
+        MixtureEndedError, match=f"ends after {sum(counted.values())} rows, when all its datasets have reached"
     ):
         rows_of(made)
 
@@ -425,7 +425,7 @@ def test_commands_take_a_mixture(folder: Path, capsys: pytest.CaptureFixture[str
     foreseen = json.loads(out)
     names = [f"{name}/{stage}" for name in "ab" for stage in STAGES]
     assert (code, foreseen["dataset"], [stage["name"] for stage in foreseen["stages"]]) == (0, "mix", names)
-    assert "used as the store holds them, because no YAML in the folder of mix declares them: c" in err
+    assert "used as stored, because no YAML in the folder of mix declares them: c" in err
 
     code, out, _ = said(capsys, folder, "build", path, "--json")
     built = json.loads(out)

@@ -75,7 +75,7 @@ class Built:
 
 
 def build_target(args: argparse.Namespace, config: Config, console: Console, last: str | None = None) -> Built:
-    """Build what a config declares, as the command's options ask, with progress on `console`.
+    """Build what a config declares with the command's options, and show progress on `console`.
 
     Args:
         last: the stage to stop after; None: run all.
@@ -105,7 +105,7 @@ def stored_lines(target: BuildTarget) -> list[str]:
     if not target.stored:
         return []
     names = ", ".join(target.stored)
-    return [f"used as the store holds them, because no YAML in the folder of {target.name} declares them: {names}"]
+    return [f"used as stored, because no YAML in the folder of {target.name} declares them: {names}"]
 
 
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:

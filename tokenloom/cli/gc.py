@@ -1,4 +1,4 @@
-"""`tokenloom gc`: shows what no dataset needs any more, and removes it on request."""
+"""`tokenloom gc`: lists the stored data that no dataset needs any more, and deletes it on request."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KINDS = ("versions", "actions", "objects", "tokenizers")
 
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
-    parser = add_command(commands, "gc", "show what no dataset needs any more, or remove it", run)
+    parser = add_command(commands, "gc", "list or delete stored data that no dataset needs any more", run)
     add_store(parser)
     text = "number of versions of each dataset to keep (default: 3)"
     parser.add_argument("--keep", metavar="N", type=positive_integer, default=3, help=text)
-    text = "remove only what is older, such as 12h; use less than 1d only while nothing builds (default: 1d)"
+    text = "only data older than this, such as 12h; use less than 1d only while nothing builds (default: 1d)"
     parser.add_argument("--older-than", metavar="AGE", default="1d", help=text)
-    parser.add_argument("--delete", action="store_true", help="remove it (default: only show what would be removed)")
+    parser.add_argument("--delete", action="store_true", help="delete the data (default: only list it)")
     add_json(parser)
 
 
@@ -83,4 +83,4 @@ def _report(counts: dict[str, Any], deleted: bool) -> list[str]:
         for name, of_name in counts["datasets"].items()
     ]
     lines.append(f"{'freed' if deleted else 'would free'} {', '.join(kinds)}")
-    return lines if deleted else [*lines, "nothing was removed; run with --delete to remove it"]
+    return lines if deleted else [*lines, "nothing was deleted; run with --delete to delete it"]

@@ -1,4 +1,4 @@
-"""`tokenloom inspect`: shows what a source holds, and writes a YAML to start from."""
+"""`tokenloom inspect`: shows what a source contains, and writes a YAML to start from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenloom.cli.options import add_command, add_json, add_limit, add_store
 
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
-    parser = add_command(commands, "inspect", "show what a source holds, and write a YAML file to start from", run)
+    parser = add_command(commands, "inspect", "show what a source contains, and write a YAML file to start from", run)
     text = "a file, folder, glob, URL or hub id; or the YAML file of a dataset"
     parser.add_argument("source", metavar="SOURCE", help=text)
     text = "tokenizer to set in the YAML (default: train one)"

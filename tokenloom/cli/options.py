@@ -67,7 +67,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
 
 
 def compute_engine(args: argparse.Namespace) -> ComputeEngine | None:
-    """Return the engine that `--workers` and `--engine` ask for; None: the one that the YAML sets."""
+    """Return the engine that `--workers` and `--engine` select; None: the one that the YAML sets."""
     if args.engine == "ray":
         raise ConfigError.at("--engine", "ray is not available in this version")
     from tokenloom.resources.engines.compute import ComputeEngine, keep_memory_low

@@ -40,14 +40,14 @@ class PipelineConfig(Declaration):
     mixture: None = None
     """null: this YAML declares one dataset. A list mixes other datasets and replaces the sections that declare one."""
     compute: ComputeConfig = ComputeConfig()
-    """What runs the stages."""
+    """How the stages run."""
     schedule: Schedule | None = None
     """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
     keep: Literal["all", "sequences"] = "all"
     """`all`: `tokenloom gc` keeps the outputs of all stages. `sequences`: it can drop those of the stages before
     sequences."""
     training: dict[str, Any] | None = None
-    """Settings for the trainer, passed on unread."""
+    """Settings for the trainer, passed through unchecked."""
 
     @classmethod
     def refuse_other_kind(cls, settings: Mapping[str, Any], origin: Origin | None) -> None:

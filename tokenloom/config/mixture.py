@@ -23,11 +23,11 @@ class MixtureConfig(Declaration):
     dataloader: DataLoaderConfig = DataLoaderConfig()
     """How training code gets its batches."""
     compute: ComputeConfig = ComputeConfig()
-    """What runs the stages of the datasets. Default: what each dataset's own YAML sets."""
+    """How the stages of the datasets run. Default: what each dataset's own YAML sets."""
     schedule: Schedule | None = None
     """Cron line on which Dagster rebuilds the datasets and the mixture, e.g. `0 3 * * *`."""
     training: dict[str, Any] | None = None
-    """Settings for the trainer, passed on unread."""
+    """Settings for the trainer, passed through unchecked."""
 
     misplaced: ClassVar[Mapping[str, str]] = dict.fromkeys(
         PipelineConfig.model_fields, "not a setting of a mixture; set it in the YAMLs of the datasets that it mixes"
@@ -40,7 +40,7 @@ class MixtureConfig(Declaration):
 
     @property
     def by(self) -> Literal["rows", "tokens"]:
-        """What all weights count."""
+        """The unit of all weights."""
         declared: list[Literal["rows", "tokens"]] = [
             source.by for source in self.mixture if "by" in source.model_fields_set
         ]

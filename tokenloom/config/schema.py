@@ -43,7 +43,7 @@ class ReaderConfig(Section):
     """CSV and TSV: the field separator, one ASCII character. Default: a comma, or a tab for `tsv`; if the first record
     has none, whichever of `;`, tab, `|` and comma is most frequent in it."""
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
-    """Plain text: what one row is: a line, a paragraph, or a whole file."""
+    """Plain text: the unit of a row: a line, a paragraph, or a whole file."""
     root: str | None = None
     """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`. Put keys with special characters in
     backticks. Fields around the rows are repeated in every row. Default: detected if an object holds one list of
@@ -151,8 +151,8 @@ class TokenizerConfig(Section):
     max_length: Positive = 2048
     """Maximum sequence length, in tokens."""
     padding: Literal["max_length", "longest"] | Positive = "max_length"
-    """What a loader pads rows to: `max_length`, the `longest` row of the batch, or the next multiple of an integer such
-    as 64."""
+    """The length that a loader pads rows to: `max_length`, the `longest` row of the batch, or the next multiple of an
+    integer such as 64."""
     padding_side: Literal["left", "right"] = "right"
     """Side of a row that is padded."""
     special_tokens: SpecialTokensConfig = SpecialTokensConfig()
@@ -283,7 +283,7 @@ class DataLoaderConfig(Section):
 
 
 class ComputeConfig(Section):
-    """What runs the stages. It never changes a byte of the result."""
+    """How the stages run. This never changes a byte of the result."""
 
     engine: Literal["local", "ray"] = "local"
     """Where stages run: on this machine (`local`), or on a Ray cluster (`ray`)."""
@@ -301,7 +301,7 @@ class MixtureSource(Section):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Fraction of the mixture, relative to the other weights."""
     by: Literal["rows", "tokens"] = "tokens"
-    """What weights count. All datasets of a mixture use the same unit, so one entry can set it for all."""
+    """The unit of weights. All datasets of a mixture use the same unit, so one entry can set it for all."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Maximum number of passes over the dataset. null: no limit."""
 

@@ -121,5 +121,5 @@ def draw_examples(
 
 
 def _below(words: Hashes, limits: Ints) -> Ints:
-    """Map each word to a number from 0 to below its limit, by the upper half of the word."""
+    """Map each word to a number in [0, limit), by the upper half of the word."""
     return (((words >> _HALF) * limits.astype(np.uint64)) >> _HALF).astype(np.int64)

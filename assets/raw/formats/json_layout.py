@@ -109,7 +109,7 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
     if opening == "[":
         return _elements(head, at, root, name)
     if opening != "{":
-        raise SourceError(f"{name}: expected a JSON array of objects, one object a line, or an object of objects")
+        raise SourceError(f"{name}: expected a JSON array of objects, one object per line, or an object of objects")
     return _within_object(head, at, root, name)
 
 
@@ -162,7 +162,7 @@ def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayo
         return JsonLayout("entries", at + 1)
     if kinds:
         return JsonLayout("whole", at)
-    raise SourceError(f"{name}: expected a JSON array of objects, one object a line, or an object of objects")
+    raise SourceError(f"{name}: expected a JSON array of objects, one object per line, or an object of objects")
 
 
 def _is_message(value: Any) -> bool:
@@ -176,7 +176,7 @@ def _descend(head: str, at: int, keys: tuple[str, ...], name: str) -> int:
         path = ".".join(keys[: depth + 1])
         value = next((value for member, value in _members(head, at) if member == key), None)
         if value is None:
-            raise SourceError(f"{name}: no {path} found; dataset.reader.root names it")
+            raise SourceError(f"{name}: no {path} found, but dataset.reader.root names it")
         at = value
         expected = "[" if depth == len(keys) - 1 else "{"
         if head[at] != expected:

@@ -76,7 +76,7 @@ def _is_latin(text: str) -> bool:
 
 
 def _score(data: bytes, encoding: str) -> float:
-    """Return the fraction of characters beyond ASCII that are letters of the best matching language or usual signs."""
+    """Return the fraction of non-ASCII characters that are letters of the best matching language or common symbols."""
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:

@@ -76,7 +76,7 @@ class RecordBlock:
 
     @staticmethod
     def join(blocks: list[RecordBlock]) -> RecordBlock:
-        """Return several blocks as one."""
+        """Concatenate several blocks."""
         if len(blocks) == 1:
             return blocks[0]
         starts = np.cumsum([0, *(len(block.data) for block in blocks)])

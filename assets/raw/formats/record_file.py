@@ -58,7 +58,7 @@ class RecordFile:
         parse: parses a chunk, given its bytes, its bounds, and the number of bytes of the file before it.
         line_ends: returns where lines end in bytes, if each record starts on its own line; None counts rows instead.
         first_line: the number of lines before the first record.
-        found: detected properties of the file, for people to read.
+        found: detected properties of the file, for display.
     """
 
     name: str

@@ -50,7 +50,7 @@ class TableBlock:
 
     @staticmethod
     def join(blocks: list[TableBlock]) -> TableBlock:
-        """Return several blocks as one; types that differ are promoted."""
+        """Concatenate several blocks; types that differ are promoted."""
         tables = [block.table for block in blocks]
         whole = TableBlock(pa.concat_tables(tables, promote_options="permissive").combine_chunks())
         hashed = [block._hashed for block in blocks]

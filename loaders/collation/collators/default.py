@@ -1,4 +1,4 @@
-"""The collator of modalities without their own."""
+"""The collator for modalities without a specific one."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_without_delete_the_same_is_reported_and_nothing_changes(tmp_path: Path,
     dry = json.loads(run(*command, folder=tmp_path).stdout)
     assert snapshot(tmp_path / "store") == before
     printed = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
-    assert "nothing was removed; run with --delete to remove it" in printed.stdout
+    assert "nothing was deleted; run with --delete to delete it" in printed.stdout
     done = json.loads(run(*command, "--delete", folder=tmp_path).stdout)
     assert {**done, "deleted": False} == dry
     freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())

@@ -1,1 +1,1 @@
-"""Where and in which layouts commands write files."""
+"""The files that commands write: their locations and layouts."""

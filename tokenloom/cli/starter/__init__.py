@@ -1,1 +1,1 @@
-"""What `tokenloom inspect` learns about a source, and the YAML that it writes."""
+"""The facts that `tokenloom inspect` collects about a source, and the YAML that it writes."""

@@ -1,1 +1,1 @@
-"""What several commands print with: progress, tables, sizes and rows in colour."""
+"""Terminal output of commands: progress, tables, sizes and rows in colour."""

@@ -1,4 +1,4 @@
-"""Lines about the sequences stage: what became of the tokens, and lengths of rows and sequences."""
+"""Lines about the sequences stage: what happened to the tokens, and lengths of rows and sequences."""
 
 from __future__ import annotations
 
