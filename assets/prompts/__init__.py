@@ -1,6 +1,6 @@
 """prompts: renders each row as text, with spans that give the role and the training weight of each byte.
 
-In the order in which a row meets them:
+Modules, in the order in which a row passes through them:
 
 - `stage`: the stage. `render` builds the function that renders a chunk, and `probe` renders fixed rows.
 - `conversations`: groups conversations that differ only in their contents.
@@ -9,7 +9,7 @@ In the order in which a row meets them:
 - `jinja_fields`: renders columns through the YAML's Jinja template.
 - `layout`: builds the pieces of texts that need no Jinja, and adds BOS, EOS and control tokens.
 - `verify`: fills a template's slots with Arrow, and compares the texts with what Jinja renders.
-- `spans`: makes the texts and their spans.
+- `spans`: builds the texts and their spans.
 - `segments`: cuts texts at control tokens, for the stages `tokenizer` and `tokens`.
 - `inference`: renders prompts for inference, up to the answer.
 - `chat_certificate`: records what a chat template does with a few test conversations.

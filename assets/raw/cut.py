@@ -2,7 +2,7 @@
 
 A row ends a chunk if its hash is lower than that of every other row that ends less than `reach` bytes before or after
 it. An edit therefore moves only cuts within one reach of it. Chunks are one to a few reaches long, two on average, and
-their sizes vary much less than with a threshold on the hash. A row's chance to be a candidate is proportional to its
+their sizes vary much less than with a threshold on the hash. A row's chance of being a candidate is proportional to its
 size. No cut is made within one reach of the start or end of a file. If `maximum` bytes contain no cut, one is forced
 after the row with the lowest hash for its size. The method is the local maximum of Bjørner, Blass and Gurevich
 ("Content-dependent chunking for differential compression, the local maximum approach", J. Comput. Syst. Sci. 76, 2010),

@@ -1,8 +1,8 @@
 """sequences: makes rows of tokens fit `max_length`, and packs them into sequences.
 
-In the order in which a row meets them:
+Modules, in the order in which a row passes through them:
 
-- `stage`: the stage. `probe` makes sequences of fixed tokens.
+- `stage`: the stage. `probe` builds sequences of fixed tokens.
 - `drop_turns`: drops the oldest turns of long conversations, and renders and tokenizes them again.
 - `fit_and_pack`: truncates, splits or drops long rows, and packs the others.
 - `documents`: a chunk's rows of tokens as flat arrays.

@@ -41,9 +41,7 @@ def column(description: str, *types: pa.DataType, nullable: bool = False, requir
     """Return a column of a contract.
 
     Args:
-        types: the Arrow types allowed, which a check enforces. If there is only one type and pandera knows it,
-            pandera's
-            `dtype` is set too.
+        types: the Arrow types allowed, which a check enforces. If pandera knows a single one, its `dtype` is set too.
         nullable: whether values can be null.
         required: whether every chunk has the column.
     """

@@ -16,7 +16,7 @@ from tokenloom.resources.tokenizers import TokenizerSpec
 def train(texts: Iterable[pa.Array], settings: TrainConfig, spec: TokenizerSpec) -> bytes:
     """Train a byte-level BPE (Sennrich et al., ACL 2016; over bytes as in GPT-2), and return its tokenizer.json.
 
-    The text of control tokens is removed from the texts, so that no merge makes a control token of plain text.
+    The text of control tokens is removed from the texts, so that no merge builds a control token from plain text.
 
     Args:
         texts: batches of strings.

@@ -74,7 +74,7 @@ class MixedDataset:
     Args:
         datasets: the datasets, by the names that `weights` uses.
         weights: a weight above 0 for each name.
-        by: what weights count: `tokens` or `rows`.
+        by: the unit of weights: `tokens` or `rows`.
         epochs: for some names, the maximum number of passes over the dataset.
         mixture: replaces the last three; its sources must be these datasets.
 

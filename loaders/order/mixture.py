@@ -106,7 +106,7 @@ class Mixture:
     Args:
         sources: the sources to mix.
         weights: a weight above 0 for each source's name.
-        by: what weights count. `tokens` are converted to rows by each source's mean row length.
+        by: the unit of weights. `tokens` are converted to rows by each source's mean row length.
 
     Attributes:
         sources: all sources that were ever mixed; results refer to them by their index in this tuple.

@@ -1,6 +1,6 @@
 """Prompt and chat templates, before any row is rendered.
 
-In the order in which a dataset meets them:
+Modules, in the order in which they are used:
 
 - `custom`: parses `custom` templates (`{column}`).
 - `from_yaml`: compiles the Jinja templates that a YAML names, and locates their errors in the YAML.

@@ -19,8 +19,8 @@ class TokenMasking:
         mask_token_id: the mask token.
         vocab_size: random tokens are drawn from the ids below it.
         special_ids: ids that are never chosen and never drawn.
-        probability: probability of a token to be chosen.
-        mask_replace_prob, random_replace_prob: probability of a chosen token to be replaced by the mask token, or by a
+        probability: probability that a token is chosen.
+        mask_replace_prob, random_replace_prob: probability that a chosen token is replaced by the mask token, or by a
             random token; the rest stay unchanged.
 
     Raises:

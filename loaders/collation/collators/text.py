@@ -29,9 +29,9 @@ class LanguageModelingDataCollator:
         tokenizer: a tokenizer of transformers, or an object with `pad_token_id`, `eos_token_id`, `mask_token_id`,
             `all_special_ids` and a length that encodes texts when called. Without a pad token, its EOS token is used.
         mlm: mask tokens; the labels are the masked tokens.
-        mlm_probability: probability of a token to be chosen; special tokens, and those whose attention_mask is 0, never
+        mlm_probability: probability that a token is chosen; special tokens, and those whose attention_mask is 0, never
             are.
-        mask_replace_prob, random_replace_prob: probability of a chosen token to be replaced by the mask token, or by a
+        mask_replace_prob, random_replace_prob: probability that a chosen token is replaced by the mask token, or by a
             random token that is not special; the rest stay unchanged.
         seed: determines what is masked, together with the number of the DataLoader's worker; None: torch's generator
             does. Workers that are restarted for each epoch repeat the same random numbers in each epoch.
