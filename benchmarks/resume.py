@@ -156,7 +156,7 @@ def opened(store: str, batches: int) -> tuple[float, ...]:
 
 
 def fresh(run: Callable[..., tuple[float, ...]], *arguments: Any) -> tuple[float, ...]:
-    """Call a function in a fresh process that has done nothing but imports. Return what it measures."""
+    """Call a function in a fresh process that has only run its imports. Return what it measures."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(run, *arguments).result()
 

@@ -74,7 +74,7 @@ def install(python: Path, *what: object) -> None:
 
 
 def builds_the_quickstart(python: Path, package: Path) -> None:
-    """From a folder that is no checkout."""
+    """From a folder that is not a checkout."""
     outside = python.parents[2] / "outside"
     outside.mkdir()
     program = (

@@ -93,7 +93,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def is_facade(module: str) -> bool:
-    """Whether a module is an `__init__.py` that defines nothing but names of other modules."""
+    """Whether a module is an `__init__.py` that only defines names of other modules."""
     defines = (ast.FunctionDef, ast.ClassDef)
     named = MODULES[module].name == "__init__.py"
     return named and not any(

@@ -85,7 +85,7 @@ def export(name: Any, dataset: TokenDataset | MixedDataset, folder: Path, **argu
 def test_exports_hold_the_rows_of_a_loader(
     dataset: TokenDataset | MixedDataset, tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the rows read at once, the row groups and the shards."""
+    """For any number of rows read at once, row groups and shards."""
     monkeypatch.setattr(row_tables, "TOKENS_AT_ONCE", 100)
     monkeypatch.setattr("tokenloom.cli.output.layouts.GROUP_BYTES", 700)
     expected = rows_of_loader(dataset)

@@ -1,4 +1,4 @@
-"""Trainers of other libraries take an export as it is, and train on the labels that a loader gives."""
+"""Trainers of other libraries accept an export unchanged, and train on the labels that a loader returns."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_trl_trains_on_it(exported: tuple[Path, TokenDataset], tmp_path: Path) -
 
 
 def documents(row: dict[str, Any], positions: list[int]) -> list[tuple[tuple[int, ...], ...]]:
-    """input_ids and labels of what stands between two positions 0."""
+    """Return the input_ids and labels between two positions 0."""
     begins = [at for at, position in enumerate(positions) if position == 0]
     bounds = list(pairwise([*begins, len(positions)]))
     return [tuple(tuple(row[name][begin:end]) for name in ("input_ids", "labels")) for begin, end in bounds]

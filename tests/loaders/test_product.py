@@ -1,7 +1,7 @@
 """World size × workers × batch × interrupt × kind of dataset × shuffle: one sequence of rows, each row once.
 
-Each token of the data occurs in one row, so that a batch tells its rows. What a loader must give is worked out here in
-plain Python from the sequence that a single rank reads in single rows.
+Each token of the data occurs in one row, so a batch identifies its rows. The expected batches are computed here in
+plain Python from the sequence that a single rank reads row by row.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def shapes() -> list[tuple[Any, ...]]:
 def test_stopping_and_going_on_changes_nothing(
     data: Data, kind: str, shuffle: Shuffle, world: int, workers: int, size: int, stops: tuple[str, ...]
 ) -> None:
-    """Each rank is stopped and goes on, in another loader and after its next batches were fetched ahead; then the
-    state is taken to other shapes."""
+    """Stop each rank and continue it in another loader, after its next batches were prefetched; then load the state on
+    other shapes."""
     steps, following = data.expected(kind, shuffle, world, size)
     at = {"0": 0, "1": 1, "mid": len(steps) // 2, "last": len(steps) - 1}
     states: dict[str, list[str]] = {stop: [] for stop in stops}

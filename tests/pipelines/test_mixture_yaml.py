@@ -321,7 +321,7 @@ UNSEEN = ("streaming", "padding", "side")
 def test_datasets_that_do_not_fit_are_refused_in_one_sentence(
     folder: Path, write_config: Write, tokenizer_folder: Path, kind: str, held: bool
 ) -> None:
-    """By their YAMLs where these tell, else by what was built."""
+    """By their YAMLs where these show it, else by what was built."""
     changes, sentence = MISFITS[kind]
     if kind == "tokenizer":
         shutil.copytree(tokenizer_folder, folder / "other")

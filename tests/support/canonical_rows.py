@@ -1,4 +1,4 @@
-"""Raw rows brought into canonical form, with what always holds: for tests of columns."""
+"""Raw rows in canonical form, with checks that always apply, for tests of columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAYBE = st.one_of(st.none(), TEXT)
 
 
 def table_of(rows: list[Row], columns: dict[str, pa.DataType] | None = None) -> pa.Table:
-    """A raw chunk; row positions have gaps, as they have behind rejects."""
+    """Return a raw chunk; row positions have gaps, as they do after rejects."""
     schema = pa.schema(list(columns.items())) if columns else None
     table = pa.Table.from_pylist(rows, schema)
     return table.append_column(ROW, pa.array([2 * index + 1 for index in range(len(rows))], pa.int32()))
@@ -42,7 +42,7 @@ def columns_named(*names: str, kind: str = "string") -> list[Row]:
 
 
 def canonical(rows: list[Row], columns: dict[str, pa.DataType] | None = None, **sections: Any) -> ChunkOutput:
-    """What the stage makes of rows; no row is lost or doubled, and the contract holds."""
+    """Return the stage's output for rows; check that no row is lost or doubled, and that the contract holds."""
     table = table_of(rows, columns)
     out = to_canonical(table, resolve(config_of(**sections), described(table)))
     validate(STAGE, out.table)

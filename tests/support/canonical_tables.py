@@ -69,7 +69,7 @@ def config_of(
 
 
 def prompts_of(form: str, table: pa.Table, config: PipelineConfig) -> ChunkOutput:
-    """What the prompts stage makes of canonical rows, held against its contract."""
+    """Return the prompts stage's output for canonical rows, checked against its contract."""
     out = renderer(config, {"form": form}, resolve_tokenizer(config))(table)
     validate(STAGE, out.table)
     validate_rejects(out.rejects)

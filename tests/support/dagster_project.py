@@ -65,7 +65,7 @@ class Project:
         return PipelineConfig.from_file(self.pipelines / "toy.yaml")
 
     def run(self) -> dg.ExecuteInProcessResult:
-        """The job's run on an instance of its own."""
+        """Run the job on a separate instance."""
         job = runnable(self.config, self.root).resolve_job_def("toy")
         with dg.DagsterInstance.ephemeral() as instance:
             return job.execute_in_process(instance=instance, raise_on_error=False)

@@ -1,7 +1,7 @@
-"""Datasets whose keys and digests are kept: small ones that are made here, and real ones that lie in a folder.
+"""Datasets whose keys and digests are frozen: small ones that are generated here, and real ones that are in a folder.
 
 Each is a function that writes what it needs into an empty folder and returns the sections of its YAML, whose relative
-paths start there. Its docstring says what its name does not.
+paths start there. Its docstring adds what its name does not say.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DATASETS: dict[str, Callable[[Path], Sections]] = {}
 REAL: dict[str, Callable[[Path, Path], Sections]] = {}
 """Real ones, by name: from the folder of real files and an empty one."""
 LIMITS = {"limited": 120, "alpaca": 2000, "wikitext": 1000, "hh_rlhf": 500}
-"""Datasets of which only the first rows of each split are taken."""
+"""Datasets that use only the first rows of each split."""
 
 
 def made(declare: Callable[[Path], Sections]) -> Callable[[Path], Sections]:
@@ -120,7 +120,7 @@ def csv_text(rows: Sequence[Row], **how: Any) -> str:
 
 
 def talks(count: int, seed: int = 0, turns: int = 4, words: int = 12) -> list[list[Row]]:
-    """Conversations of up to `turns` questions and answers, some behind a system message."""
+    """Conversations of up to `turns` questions and answers, some after a system message."""
     draw = random.Random(seed)
 
     def say() -> str:
@@ -171,7 +171,7 @@ def answers(folder: Path, count: int = 160, **changes: Any) -> Sections:
 
 @made
 def json_array(folder: Path) -> Sections:
-    """With columns left out, and a share that validates."""
+    """With omitted columns, and a validation split."""
     (folder / "rows.json").write_text(json.dumps(instructions(200, seed=1), indent=1), encoding="utf-8")
     dataset = {"name": "rows.json", "columns": ["output", "instruction"], "val_split": 0.2}
     return {"dataset": dataset, "tokenizer": trained(), "prompt_template": {"format_type": "completion"}}
@@ -196,7 +196,7 @@ def asked(row: Row, at: int) -> Row:
 
 @made
 def json_by_id(folder: Path) -> Sections:
-    """With a mapping, in which a template and a constant stand."""
+    """With a mapping that has a template and a constant."""
     rows = {f"id{number}": {"said": row["instruction"], "meant": row["output"]} for number, row in enumerated(150)}
     (folder / "rows.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     mapping = {"prompt": "{key}: {said}", "completion": "meant", "system": {"constant": "Say what is meant."}}
@@ -319,7 +319,7 @@ def text_by_file(folder: Path) -> Sections:
 
 @made
 def gz_with_bad_lines(folder: Path) -> Sections:
-    """A glob of gzip files; lines that are no JSON or no text, values of another type, and empty answers."""
+    """A glob of gzip files; lines that are not JSON or not text, values of another type, and empty answers."""
     lines = lines_of(instructions(200, seed=3)).splitlines()
     bad = [b'{"instruction": "cut', b'{"instruction": "\xff", "output": "x"}', b'{"instruction": "a", "output": ""}']
     bad += [b'{"instruction": 7, "output": "n"}', b'{"output": "\\ud83c"}', b"[]", b"", b'{"output": "alone"}']
@@ -370,7 +370,7 @@ def files_of_a_folder(folder: Path) -> Sections:
 
 @made
 def saved_by_datasets(folder: Path) -> Sections:
-    """With splits of its own, of which one is left out."""
+    """With its own splits, one of them omitted."""
     from datasets import Dataset, DatasetDict
 
     rows = instructions(200, seed=6)
@@ -421,14 +421,14 @@ def tokenizer_file(folder: Path) -> Sections:
 
 
 def with_control(count: int) -> list[Row]:
-    """Instructions, of which some hold a control token's text."""
+    """Instructions, some with a control token's text."""
     rows = instructions(count, seed=7)
     return [{**row, "input": f"a </s>{row['input']}<s>"} if n % 6 == 0 else row for n, row in enumerate(rows)]
 
 
 @made
 def tokenizer_folder(folder: Path) -> Sections:
-    """With a chat template of its own, and BOS before each text."""
+    """With its own chat template, and BOS before each text."""
     template = "{{ bos_token }}" + (TEMPLATES / "chatml-plain.jinja").read_text(encoding="utf-8")
     save_tokenizer(folder, "<s>", chat_template=template)
     return chats(folder, tokenizer={"name_or_path": "tokenizer", "max_length": 96}, **REJECTING)
@@ -454,7 +454,7 @@ def sentencepiece_bpe(folder: Path) -> Sections:
 
 @made
 def tiktoken_ranks(folder: Path) -> Sections:
-    """A folder of ranks, whose settings stand beside them."""
+    """A folder of ranks, with their settings next to them."""
     sections = of_model(folder, "trained.tiktoken")
     first = len((folder / "trained.tiktoken").read_bytes().splitlines())
     added = {str(first + n): {"content": text, "special": True} for n, text in enumerate(["</s>", "<|pad|>"])}
@@ -567,7 +567,7 @@ def preference_of_texts(folder: Path) -> Sections:
 
 @made
 def preference_of_chats(folder: Path) -> Sections:
-    """Pairs of conversations that begin alike, which give up turns."""
+    """Pairs of conversations with the same start, which drop turns."""
     found = []
     for number, talk in enumerate(talks(120, seed=10, turns=5)):
         other = [{"role": "assistant", "content": f"no, {number}"}]

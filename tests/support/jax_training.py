@@ -12,8 +12,8 @@ import numpy as np
 
 
 def trained(script: Path, store: Path, folder: Path, steps: int, every: int, breaks: list[int]) -> Any:
-    """Of an undisturbed run, and of each that breaks off before a step and of the one that goes on from it: the
-    `input_ids` and `labels` that the model was given, and the parameters at last."""
+    """Return the `input_ids` and `labels` that the model was given, and the final parameters: of an undisturbed run,
+    and of each run that stops before a step together with the one that resumes it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_trained, script, store, folder, steps, every, breaks).result()
 

@@ -30,12 +30,12 @@ def write_rows(path: Path, count: int, seed: int = 0) -> list[dict[str, str]]:
 
 
 def settings(tokenizer_folder: Path) -> dict[str, Any]:
-    """The sections of a YAML that a dataset of such rows needs besides the dataset's own."""
+    """Return the other sections that the YAML of a dataset of such rows needs."""
     return {"tokenizer": {"name_or_path": str(tokenizer_folder), "max_length": LONGEST}, "prompt_template": PROMPT}
 
 
 def rows_of(batches: Iterable[dict[str, torch.Tensor]]) -> list[Row]:
-    """The rows of batches without their padding; rows that are all padding are left out."""
+    """Return the rows of batches without their padding; rows that are all padding are omitted."""
     found = []
     for batch in batches:
         for ids, mask, labels in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):

@@ -75,7 +75,7 @@ def as_array(data: bytes) -> Any:
 
 
 def places(path: Path, store: Path, **dataset: Any) -> dict[str, str]:
-    """Where each row, and each reject's excerpt, of a built file stands: text to place."""
+    """Return the place of each row, and of each reject's excerpt, of a built file: text to place."""
     config = PipelineConfig.from_mapping(
         {"dataset": {"name": str(path), **dataset}, "validation": {"max_reject_fraction": 1.0}}
     )

@@ -10,7 +10,7 @@ SCRIPTS = ("bn", "ja", "ru", "zh")
 
 
 def texts_of(folder: Path) -> dict[str, list[str]]:
-    """The texts of Alpaca, WikiText-2 and the multilingual files, empty ones left out."""
+    """The texts of Alpaca, WikiText-2 and the multilingual files, without empty ones."""
 
     def parsed(name: str) -> list[dict[str, str]]:
         return json.loads((folder / name).read_text(encoding="utf-8"))

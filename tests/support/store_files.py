@@ -66,7 +66,7 @@ def stems(store: Path, folder: str) -> set[str]:
 
 
 def age(store: Path, days: float = 3.0) -> None:
-    """Set the modification time of every file in a store to so many days ago."""
+    """Set the modification time of every file in a store to this many days ago."""
     past = time.time() - days * DAY
     for path in store.rglob("*"):
         if path.is_file() and not path.is_symlink():

@@ -31,7 +31,7 @@ class Written:
 
 
 def write_sequences(folder: Path, name: str, tokens: list[int], mean: int = 500, seed: int = 0) -> Written:
-    """One chunk for each of `tokens`, of about so many, in rows of about `mean`; the second chunk has weights."""
+    """Write one chunk of about `tokens[i]` tokens for each i, in rows of about `mean`; the second chunk has weights."""
     draw, store = np.random.default_rng(seed), ArtifactStore(folder)
     store.prepare()
     chunks, rows = [], []
@@ -56,8 +56,9 @@ def write_sequences(folder: Path, name: str, tokens: list[int], mean: int = 500,
 def write_numbered(
     folder: Path, name: str, chunks: list[int], longest: int, packed: bool = False, first: int = 3
 ) -> list[list[list[int]]]:
-    """Rows of 1 to `longest` tokens, so many in each chunk. Tokens count on from `first`, so that each occurs once; one
-    that 3 divides is not trained. Packed rows hold several documents. Returns the documents of each row."""
+    """Write rows of 1 to `longest` tokens, `chunks[i]` rows in chunk i. Tokens count up from `first`, so that each
+    occurs once; multiples of 3 are not trained. Packed rows hold several documents. Returns the documents of each
+    row."""
     draw, store = np.random.default_rng(first), ArtifactStore(folder)
     store.prepare()
     made, rows = [], list[list[list[int]]]()

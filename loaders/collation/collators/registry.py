@@ -114,7 +114,7 @@ class CollatorRegistry:
 
     def _add(self, name: str, modality: str | None, description: str, factory: Callable[..., Any]) -> None:
         replaced = self._known.get(name)
-        if replaced is not None and replaced.modality != modality:  # moves behind the others of its new modality
+        if replaced is not None and replaced.modality != modality:  # moves after the others of its new modality
             del self._known[name]
         self._known[name] = RegisteredCollator(name, modality, description, factory)
 

@@ -359,7 +359,7 @@ def test_datasets_without_a_certain_format_are_not_guessed(real_data: Path, name
 def test_a_few_more_rows_do_not_change_the_format(real_data: Path, name: str) -> None:
     table = read(real_data, name)
     if table.num_rows < 100:
-        pytest.skip("a few rows are many of so few")
+        pytest.skip("a few rows are a large fraction of so small a file")
     odd = pa.Table.from_pylist([dict.fromkeys(table.column_names)] * 2, table.schema)
     texts = {
         name: "https://x.org/?" if pa.types.is_string(table.schema.field(name).type) else None

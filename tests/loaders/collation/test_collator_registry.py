@@ -120,7 +120,7 @@ def test_a_decorated_function_stays_itself(registry: CollatorRegistry) -> None:
 def test_wrong_names_are_told(registry: CollatorRegistry) -> None:
     with pytest.raises(ValueError, match=r"no collator named 'visoin'; .*; did you mean vision"):
         registry.get_collator(collator_name="visoin")
-    with pytest.raises(ValueError, match="only text, vision, default"):
+    with pytest.raises(ValueError, match="choose one of text, vision, default"):
         registry.get_collator(collator_name="xyz")
     for name in ("text", "default", ""):
         with pytest.raises(ValueError, match="choose a name other than"):

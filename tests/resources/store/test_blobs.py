@@ -122,7 +122,7 @@ def test_touching_changes_only_the_time(blobs: Blobs) -> None:
             break
         time.sleep(0.02)
     else:
-        raise AssertionError("it is as old as it was")
+        raise AssertionError("its time did not change")
     assert blobs.read("a/b") == b"content"
 
 

@@ -25,7 +25,7 @@ def cached_sizes(cache: FileCache) -> dict[str, int]:
 
 
 def age(path: Path, seconds: int) -> None:
-    """Set the time of the last use to so many seconds ago."""
+    """Set the time of the last use to this many seconds ago."""
     found = path.stat()
     os.utime(path, ns=(found.st_atime_ns - seconds * 10**9, found.st_mtime_ns))
 
