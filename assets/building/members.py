@@ -14,7 +14,7 @@ from tokenloom.errors import ConfigError, Fault, did_you_mean
 
 @dataclass(frozen=True)
 class Member:
-    """One dataset of a mixture: its entry in the mixture, and its YAML; None if only the store has it."""
+    """One dataset of a mixture: its entry in the mixture, and its YAML; None if it is only in the store."""
 
     source: MixtureSource
     config: PipelineConfig | None

@@ -126,7 +126,8 @@ class Outline:
         return Outline(self.slots, messages, self.owners, self.write, self.control) if same else self
 
     def regions(self, messages: Sequence[int], marked: bool) -> list[Region]:
-        """Return what the model generates for some messages beyond their contents, and where empty contents are.
+        """Return what the model generates for some messages in addition to their contents, and where empty contents
+        are.
 
         Args:
             marked: whether the template's `{% generation %}` blocks decide what is generated.

@@ -192,7 +192,7 @@ def _reasons(rejects: Any) -> dict[int, tuple[str, str]]:
 
 
 def _completed(encoded: Any, rows: int) -> pa.Table:
-    """Return what an engine returned, with all columns of sequences.
+    """Return an engine's result, with all columns of sequences.
 
     Raises:
         DataValidationError: it is not a table of sequences.

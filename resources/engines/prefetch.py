@@ -15,7 +15,8 @@ def prefetch(items: Iterable[T], prepare: Callable[[T], object], depth: int = 2)
     """Yield the items in order, each produced in a background thread while earlier ones are in use.
 
     Args:
-        prepare: called with each item in that thread; its result is ignored. For values that the item caches.
+        prepare: called with each item in that thread; its result is ignored. Use it to fill values that the item
+            caches.
         depth: number of items produced in advance.
     """
     source = iter(items)

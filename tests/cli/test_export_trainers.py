@@ -73,7 +73,7 @@ def arguments(kind: Any, folder: Path, **more: Any) -> Any:
 
 
 def test_transformers_trains_on_it(exported: tuple[Path, TokenDataset], tmp_path: Path) -> None:
-    """Packed rows one a batch, which needs no padding."""
+    """Packed rows, one per batch, which needs no padding."""
     folder, dataset = exported
     rows: Any = datasets.load_from_disk(folder)
     padded = DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(dataset.tokenizer_path))

@@ -12,7 +12,7 @@ from tokenloom.loaders.collation.task_spec import TaskSpec
 
 
 class DefaultCollator:
-    """Stacks values of one shape, like torch's `default_collate`: the collator of modalities without their own.
+    """Stacks values of one shape, like torch's `default_collate`: the collator for modalities without a specific one.
 
     Tensors, arrays and numbers become tensors [rows, …], and texts become lists. Dicts and tuples keep their structure.
     Nothing is padded.

@@ -61,7 +61,7 @@ class S3:
 
         Raises:
             FileNotFoundError: the key does not exist.
-            FileExistsError: the key exists, and the request has a condition that it does not.
+            FileExistsError: the key exists, and the request requires that it does not.
             NotImplementedError: the service does not support conditions.
             StoreUnavailableError: the bucket does not exist, or the service refuses or keeps failing.
         """

@@ -153,7 +153,7 @@ def dataset_name(source: str) -> str:
 
 
 def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> PipelineConfig:
-    """Return the config of a source. No number of rejected rows fails the inspection."""
+    """Return the config of a source. Rejected rows never fail the inspection."""
     settings: dict[str, Any] = {"name": dataset_name(source), "dataset": {"name": source}}
     if is_yaml(source):
         declared = PipelineConfig.from_file(source)
