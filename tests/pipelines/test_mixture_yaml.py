@@ -262,7 +262,7 @@ def told(folder: Path, *sources: Any, **sections: Any) -> list[str]:
         (["a", "cc"], {}, r"7: mixture.1.dataset: no YAML in this folder declares 'cc', and the store does not .*"),
         (["othr"], {}, r"4: mixture.0.dataset: no YAML in .* declares 'othr', and the store does not hold it"),
         (["a", {"dataset": "b", "weight": 1e-9}], {}, r"2: mixture: the weight of source 'b' is too small: .*"),
-        ([{"dataset": "a", "epochs": 1e-9}], {}, r"2: mixture: 1e-09 epochs of source 'a', of \d+ rows, are .*"),
+        ([{"dataset": "a", "epochs": 1e-9}], {}, r"2: mixture: 1e-09 epochs of source 'a', which has \d+ rows, are .*"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_line_and_remedy(

@@ -299,7 +299,7 @@ BASE = [Source("a", 100), Source("b", 10, epochs=1)]
 REFUSED: list[tuple[Callable[[Mixture], object], str]] = [
     (lambda m: m.change(50, {"a": 1}), "position 50 must come after"),
     (lambda m: m.change(49, {"a": 1}), "position 49 must come after"),
-    (lambda m: m.change(60, {"x": 1}), "no source 'x'; the sources are a, b"),
+    (lambda m: m.change(60, {"x": 1}), "unknown source 'x'; the sources are a, b"),
     (lambda m: m.change(60, {"a": 0}), "source 'a' must be above 0, got 0"),
     (lambda m: m.change(60, {"a": -0.5}), "source 'a' must be above 0, got -0.5"),
     (lambda m: m.change(60, {"a": float("nan")}), "source 'a' must be a number, got nan"),
