@@ -350,8 +350,8 @@ def test_datasets_that_do_not_fit_are_refused_in_one_sentence(
         DataPipeline.from_config(odd, folder / "store").unwrap().build().unwrap()
         odd.unlink()
         of_both = {
-            "packed": "of a and odd only odd is packed; .*",
-            "tokenizer": "a and odd were made with different .*",
+            "packed": "of a and odd, only odd is packed; .*",
+            "tokenizer": "a and odd were built with different .*",
         }
         sentence = of_both.get(kind, sentence)
     (found,) = told(folder, "a", "odd")
