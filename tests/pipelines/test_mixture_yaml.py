@@ -305,7 +305,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "tokenizer": ({"tokenizer": {"name_or_path": "other"}}, "a has the tokenizer .*/tokenizer0 and odd has other, .*"),
     "pairs": (
         {"dataset": {"name": "pairs.jsonl"}, "tokenizer": {"chat_template": CHATML}, "prompt_template": {}},
-        "a row of a is a sequence, and one of odd is a pair",
+        "each row of a is a sequence, but each row of odd is a pair",
     ),
     "splits": ({"dataset": {"name": "saved"}}, "the datasets have no split in common: a has .*train.*; odd has test"),
 }
