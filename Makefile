@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIPELINE := .venv/.pipeline
 DEVELOPMENT := .venv/.development
 LOWEST := .venv-lowest/.installed
-LOWEST_TESTS := tests/golden tests/config tests/assets tests/cli tests/loaders tests/resources
+LOWEST_TESTS := tests/golden tests/config $(addprefix tests/assets/,raw schema columns prompts tokenizer sequences) \
+  $(addprefix tests/loaders/,collation datasets on_the_fly order reading)
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist loadfile
 DEMO_STORE := .tokenloom

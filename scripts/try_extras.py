@@ -38,7 +38,8 @@ else:
 
 JAX_BATCH = """
 from tokenloom.loaders import ArrayDataLoader, open_dataset
-batch = next(iter(ArrayDataLoader(open_dataset("quickstart", store="store"), framework="jax", batch_size=4)))
+data = open_dataset("quickstart", store="store")
+batch = next(iter(ArrayDataLoader(dataset_name=data, framework="jax", batch_size=4)))
 print("a batch of", type(batch["input_ids"]).__module__, *batch["input_ids"].shape)
 """
 

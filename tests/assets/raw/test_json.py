@@ -227,7 +227,7 @@ def test_a_detected_root_can_be_declared(keys: list[str]) -> None:
         (json.dumps(NESTED), "a.g[]", "no a.g"),
         (json.dumps(NESTED), "a[]", "a in dataset.reader.root is not a list"),
         (json.dumps(NESTED), "z.groups[]", "z in dataset.reader.root is not an object"),
-        (json.dumps(NESTED), "groups", "no path to rows"),
+        (json.dumps(NESTED), "groups", "not a valid path to rows"),
         ('{"train": [{"a": 1}], "test": [{"a": 2}]}', None, "more than one list of objects, train"),
         (json.dumps(NESTED)[:-3], "a.groups[]", "byte"),
         (json.dumps({"data": [{"a": 1}]})[:-1], None, "byte"),
