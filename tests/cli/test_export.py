@@ -310,7 +310,7 @@ def test_a_killed_export_shows_nothing_and_the_next_one_clears_it(
     tmp_path: Path, halted: subprocess.Popen[str], signalled: signal.Signals
 ) -> None:
     os.kill(halted.pid, signalled)
-    halted.wait(timeout=30)
+    halted.wait(timeout=180)
     assert not (tmp_path / "out").exists()
     with new_folder(tmp_path / "out", False) as folder:
         (folder / "small").write_text("whole")

@@ -39,7 +39,7 @@ class WebServer:
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             answer = json.load(response)
         assert "errors" not in answer, answer
         return answer["data"]
@@ -52,7 +52,7 @@ class WebServer:
 
     def finished(self, run: str) -> dict[str, Any]:
         """Wait for a run to finish."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 180
         while True:
             found = self.ask(RUN, run=run)["runOrError"]
             if found["status"] in ("SUCCESS", "FAILURE", "CANCELED"):
@@ -125,7 +125,7 @@ def web_server(project: Project) -> Iterator[WebServer]:
 
 
 def _await(made: WebServer, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 180
     while True:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             made.ask("{ version }")
@@ -144,7 +144,7 @@ def _stop(server: subprocess.Popen[bytes], marker: str) -> None:
     for process in processes_with(marker):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    server.wait(10)
+    server.wait(60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes to end through /proc")

@@ -164,8 +164,9 @@ def test_a_killed_build_resumes_to_the_same_digests(tmp_path: Path) -> None:
     whole = {name: report.digest for name, report in build(config, tmp_path / "whole")[1].items()}
     command = [sys.executable, "-c", _KILLED, str(config), str(tmp_path / "killed"), str(TESTS)]
     process = subprocess.Popen(command)
-    until = time.monotonic() + 60
-    while not any((tmp_path / "killed" / "actions").glob("*/*")) and time.monotonic() < until:
+    deadline = time.monotonic() + 180
+    while not any((tmp_path / "killed" / "actions").glob("*/*")):
+        assert process.poll() is None and time.monotonic() < deadline, "the build ended before it stored anything"
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -52,7 +52,7 @@ def basename(eager: None) -> Iterator[WorkerProcesses]:
 
 
 def await_workers(function: WorkerProcesses, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while function._idle.qsize() < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -71,7 +71,7 @@ def alive(pid: int) -> bool:
 
 
 def await_end(processes: list[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while any(map(alive, processes)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -206,7 +206,7 @@ def test_no_worker_outlives_its_parent(sent: signal.Signals) -> None:
     assert len(workers) == 2
     time.sleep(0.3)
     parent.send_signal(sent)
-    out, err = parent.communicate(timeout=30)
+    out, err = parent.communicate(timeout=180)
     await_end(workers)
     if sent == signal.SIGINT:
         assert (out, err, parent.returncode) == ("interrupted\n", "", 0)
@@ -226,5 +226,5 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
         "print(length('abc'), flush=True)\n",
         encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=180)
     assert (done.stdout, done.stderr, done.returncode) == ("started\n3\n", "", 0)
