@@ -1,4 +1,4 @@
-"""The columns stage: raw rows in one canonical form, by the mapping that the YAML and the schema determine."""
+"""columns: raw rows in one canonical form, by the mapping that the YAML and the schema determine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `prompts` stage: each row's text, with spans that give the role and the training weight of each byte."""
+"""prompts: each row's text, with spans that give the role and the training weight of each byte."""
 
 from __future__ import annotations
 

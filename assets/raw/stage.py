@@ -1,4 +1,4 @@
-"""The raw stage: the rows as found in the source, with the types found in each chunk.
+"""raw: the rows as found in the source, with the types found in each chunk.
 
 Files of records are cut into chunks by their bytes. A chunk whose bytes were parsed before is not parsed again.
 """

@@ -1,4 +1,4 @@
-"""The schema stage: what is in the raw rows, as deterministic sketches, one per chunk, that can be merged."""
+"""schema: what is in the raw rows, as deterministic sketches, one per chunk, that can be merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `sequences` stage: rows that fit `max_length`, packed, uncompressed and unpadded; loaders memory-map them.
+"""sequences: rows that fit `max_length`, packed, uncompressed and unpadded; loaders memory-map them.
 
 Columns:
 

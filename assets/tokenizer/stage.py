@@ -1,4 +1,4 @@
-"""The `tokenizer` stage: the files of the given tokenizer, or of one trained on the prompts of the split `train`."""
+"""tokenizer: the files of the given tokenizer, or of one trained on the prompts of the split `train`."""
 
 from __future__ import annotations
 

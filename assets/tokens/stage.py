@@ -1,4 +1,4 @@
-"""The `tokens` stage: `input_ids` and the spans in tokens, without truncation or padding.
+"""tokens: `input_ids` and the spans in tokens, without truncation or padding.
 
 The text between two control tokens is tokenized as a whole, never prompt and answer separately. The bytes that each
 token stands for decide whether it is trained.

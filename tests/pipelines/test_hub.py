@@ -195,7 +195,7 @@ def test_a_hub_dataset_streams_the_rows_of_a_build(
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ({"splits": ["test", "dev"]}, "3: dataset.splits: no dev; there are train, test"),
+        ({"splits": ["test", "dev"]}, "3: dataset.splits: no split dev; the dataset has train, test"),
         ({"name": "org/several"}, "1: dataset.config: org/several has several subsets; set it to one of small, tiny"),
         (
             {"name": "org/several", "config": "a"},

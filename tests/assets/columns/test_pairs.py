@@ -234,11 +234,11 @@ def test_packing_and_a_missing_chat_template_are_errors(
     tokenizer_folder: Path, tmp_path: Path, form: str, row: Row
 ) -> None:
     table, packed = table_of(form, [row]), config_of(tokenizer_folder, length={"packing": "concat"})
-    with pytest.raises(ConfigError, match=r"length\.packing.*not packed"):
+    with pytest.raises(ConfigError, match=r"length\.packing.*cannot be packed"):
         prompts_of(form, table, packed)
     build, _ = build_canonical(config_of(tokenizer_folder), ArtifactStore(tmp_path), form, [table])
     build.config = packed
-    with pytest.raises(ConfigError, match=r"length\.packing.*not packed"):
+    with pytest.raises(ConfigError, match=r"length\.packing.*cannot be packed"):
         build.run("sequences")
     config = config_of(tokenizer_folder, {"format_type": form}, None)
     with pytest.raises(ConfigError, match=r"tokenizer\.chat_template"):
