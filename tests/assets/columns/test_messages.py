@@ -18,6 +18,7 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.stage.validation import validate
+from tokenloom.resources.tables.json_values import json_column
 
 NAMES = {
     "system": "system",
@@ -72,7 +73,9 @@ def test_conversations_of_any_layout_become_messages(
     def expected(turn: Row) -> Row:
         name = turn["speaker"]
         role = NAMES.get(name, name)
-        return message(role, turn["said"], role=name) if who == "role" and name != role else message(role, turn["said"])
+        own = name if who == "role" and name != role else None
+        fields = json.dumps({"role": own, "content": None}) if own else None
+        return {**message(role, turn["said"]), "fields": fields}
 
     good = [talk for talk in talks if talk and not problems(talk, others)]
     assert [row["messages"] for row in kept(out)] == [[expected(turn) for turn in talk] for talk in good]
@@ -295,15 +298,45 @@ def test_content_parts_are_joined_and_other_parts_than_text_rejected(parts: list
         (" null ", ""),
         ("", ""),
         (None, ""),
-        ([{"name": "f", "more": None}], '[{"name": "f"}]'),
+        ([{"name": "f", "more": None}], '[{"name": "f", "more": null}]'),
         ([], ""),
-        ({"name": "f"}, '{"name": "f"}'),
+        ({"name": "f"}, '[{"name": "f"}]'),
+        (['{"name": "f", "n": 1.0}', '{"name": "g"}'], '[{"name": "f", "n": 1.0}, {"name": "g"}]'),
+        ([1], "not_tools"),
+        ("tools", "not_tools"),
+        ("[[]]", "not_tools"),
+        (7, "not_tools"),
     ],
 )
-def test_tools_are_json_text_and_empty_without_tools(tools: Any, expected: str) -> None:
+def test_tools_are_the_json_text_of_a_list_and_empty_without_tools(tools: Any, expected: str) -> None:
     roles = mapped({"messages": "messages", "tools": "tools"})
-    for row in kept(canonical(rows_of([HI, HO], [HI, HO], tools=tools), **roles)):
-        assert row["tools"] == expected
+    rows = rows_of([HI, HO], [HI, HO], tools=tools)
+    for out in (canonical(rows, **roles), canonical(as_json(*rows), **roles)):
+        assert {row["tools"] for row in kept(out)} | set(codes(out).values()) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"enable_thinking": False, "n": 1.0}, '{"enable_thinking": false, "n": 1.0}'),
+        ('{ "b":1}', '{ "b":1}'),
+        (None, ""),
+        ({}, ""),
+        ("{}", ""),
+        ([1], "not_template_kwargs"),
+        ("yes", "not_template_kwargs"),
+    ],
+)
+def test_variables_of_the_template_are_the_json_text_of_an_object(given: Any, expected: str) -> None:
+    roles = mapped({"messages": "messages", "template_kwargs": "kwargs"})
+    out = canonical(as_json(*rows_of([HI, HO], kwargs=given)), **roles)
+    assert {row["template_kwargs"] for row in kept(out)} | set(codes(out).values()) == {expected}
+
+
+def test_tools_are_kept_as_the_source_writes_them() -> None:
+    text = '[{"b":1.50,"a":[1E5, null]},{"é":18446744073709551616, "a" : {}}]'
+    table = pa.table({"messages": json_column([json.dumps([HI, HO])]), "tools": json_column([text])})
+    assert kept(canonical(table))[0]["tools"] == text
 
 
 @given(
@@ -395,11 +428,12 @@ def test_a_column_other_than_conversations_in_one_chunk_is_rejected(column: list
     mapping = ColumnMapping("messages", {"messages": "talk"})
     out = to_canonical(table_of([{"talk": value} for value in column]), mapping)
     validate(STAGE, out.table)
-    assert set(codes(out).values()) <= {"not_messages", "no_messages"}
+    assert set(codes(out).values()) <= {"not_messages", "no_messages", "unknown_role"}
     assert out.rejects.num_rows == len(column)
 
 
 def test_a_rejected_conversation_shows_its_unknown_roles() -> None:
-    talk = [{"role": "robot", "content": "a"}, HO, {"role": "Narrator", "content": "a"}]
-    out = canonical(rows_of([HI, HO], talk))
+    talk = [("robot", "a"), ("gpt", "b"), ("Narrator", "c")]
+    rows = [{"conversations": [{"from": who, "value": said} for who, said in part]} for part in ([talk[1]], talk)]
+    out = canonical(rows)
     assert out.rejects["excerpt"].to_pylist() == ["robot, narrator"]
