@@ -111,8 +111,7 @@ def _strings(texts: pa.Array) -> pa.Array:
     if b"\\" not in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
         return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
     lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null"), "}\n", "")
-    offsets, data = text_parts(lines)
-    return one_array(read_json(pa.py_buffer(data), schema=pa.schema([("v", pa.string())]))["v"])
+    return one_array(read_json(pa.py_buffer(text_parts(lines)[1]), schema=pa.schema([("v", pa.string())]))["v"])
 
 
 @dataclass(frozen=True)
@@ -174,10 +173,10 @@ def members_of(texts: pa.Array | bytes) -> Members:
 
 
 def items_of(texts: pa.Array) -> tuple[Ints, pa.Array]:
-    """Return the number of items of each JSON list, int64 [rows], and the flat JSON texts of the items, null for `null`.
+    """Return the number of items of each JSON list, int64 [rows], and the flat JSON texts of all items.
 
     Args:
-        texts: strings, all of them lists.
+        texts: strings, all of them lists. An item that is `null` is null.
     """
     lists = _decoded(texts, _LIST, _list)
     return np.fromiter(map(len, lists), np.int64, len(lists)), _texts_of(list(chain.from_iterable(lists)))
