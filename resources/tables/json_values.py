@@ -197,7 +197,7 @@ def field_texts(texts: pa.Array, name: str) -> pa.Array:
 
     Null for other values, and for objects without the member.
     """
-    return _by_kind(
+    return by_kind(
         texts,
         {
             OBJECT: lambda objects: members_of(objects).column(name),
@@ -215,7 +215,7 @@ def item_texts(texts: pa.Array, index: int) -> pa.Array:
         outside = (within < 0) | (within >= lengths)
         return items.take(pa.array(np.where(outside, 0, offsets_of(lengths)[:-1] + within), mask=outside))
 
-    return _by_kind(texts, {LIST: item})
+    return by_kind(texts, {LIST: item})
 
 
 def _inside_items(lists: pa.Array, of_items: Callable[[pa.Array], pa.Array]) -> tuple[Ints, pa.Array]:
@@ -229,7 +229,7 @@ def _list_texts(lengths: Ints, items: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise("[", joined, "]", "")
 
 
-def _by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]]) -> pa.Array:
+def by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]]) -> pa.Array:
     """Apply a function to the texts of each kind; the texts of other kinds become null."""
     kinds = kinds_of(texts)
     index = np.full(len(texts), -1, np.int64)
