@@ -59,10 +59,15 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
 
 
 def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit."""
+    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit.
+
+    Without a source for the prompt, it is the completion's conversation up to its last answer.
+    """
     prompt, problems = _prompt(table, sources)
     completion, unfit = _conversation(table, sources, "completion", "assistant")
     problems += unfit
+    if "prompt" not in sources:
+        prompt, completion = _before_last_answer(completion)
     shown, _ = values_of(table, sources["completion"], "completion")
     problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
     problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
@@ -95,6 +100,18 @@ def _prompt(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, l
     ends_empty = np.zeros(len(lengths), bool)
     ends_empty[lengths > 0] = empty[offsets_of(lengths)[1:][lengths > 0] - 1]
     return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
+
+
+def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Split each conversation before its last message of the assistant; without one, it is all prompt."""
+    lengths, flat = list_values(conversations)
+    answers = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")))
+    starts = offsets_of(lengths)[:-1]
+    last = np.append(-1, answers)[np.searchsorted(answers, starts + lengths)]
+    before = np.where(last >= starts, last - starts, lengths)
+    return slice_messages(conversations, np.zeros_like(before), before), slice_messages(
+        conversations, before, lengths - before
+    )
 
 
 def _labels(values: pa.Array) -> pa.Array:

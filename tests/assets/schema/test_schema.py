@@ -462,7 +462,7 @@ DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
         "messages",
         "not known: narrator",
     ),
-    "no assistant": ({"input": [said("user")] * 40, "output": MANY}, "messages", "no message is an assistant's"),
+    "no assistant": ({"messages": [said("user")] * 40, "id": MANY}, "messages", "no message is an assistant's"),
     "empty answers": (
         {"question": MANY, "context": MANY, "answers": [*SPANS * 26, *[{"text": [], "answer_start": []}] * 14]},
         "completion",
