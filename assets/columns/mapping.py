@@ -63,7 +63,6 @@ _CONVERSATIONS = {
 _TEXTS = {"messages", "prompt", "completion"}
 """Roles that a declared `format_type` decides against if its forms do not have them."""
 
-_MESSAGE_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
 _PLAIN_SCALAR = re.compile(r"(?!(?:true|false|yes|no|on|off|null|y|n)$)[a-z_][\w-]*", re.IGNORECASE)
 
 
@@ -195,12 +194,7 @@ def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bo
 def _is_spoken(paths: Profiles, source: Source | None) -> bool:
     """Return whether a source leads to messages, as structs or as JSON text."""
     profile = paths.get(_steps(source)) if isinstance(source, Path) else None
-    if profile is None:
-        return False
-    examples = profile.facts.get("examples") or ()
-    return is_spoken(profile) or (
-        profile.kind == "text" and bool(examples) and all(_MESSAGE_TEXT.match(example) for example in examples)
-    )
+    return profile is not None and is_spoken(profile)
 
 
 def _steps(path: Path) -> Steps:
@@ -229,7 +223,7 @@ def _detected(
     for candidate in format_candidates(columns):
         form, roles = candidate.form, {role: text for role, text in candidate.roles.items() if role not in given}
         used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
-        fits = form in forms or (form == "prompt_only" and not given and not candidate.unused)
+        fits = form in forms or (form == "prompt_only" and not given)
         unread = not form and bool(candidate.doubts)
         if unread or (fits and roles and not used & taken and set(ROLES[form][0]) <= {*roles, *given}):
             doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
@@ -241,21 +235,25 @@ def _detected(
     if isinstance(chosen, FormatCandidate) and (chosen.form != "prompt_only" or prompts):
         return chosen
     if isinstance(chosen, FormatCandidate):
-        message = f"the rows are prompts without answers, {_example(chosen.roles)}; set format_type: prompt_only"
-        raise config.fault("prompt_template.format_type", f"{message}, or map text to train on them")
+        message = f"the rows are prompts without answers ({chosen.roles['prompt']}); set format_type: prompt_only"
+        raise config.fault("prompt_template.format_type", f"{message}, or map the columns to train on")
     if chosen.unread:
         raise config.fault("dataset.column_mapping", f"{chosen}; or map the columns to train on")
-    if chosen.close:
+    if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
+        fullest = min(close, key=lambda candidate: len(candidate.unused))
         remedy = "map the columns to use, or list only those to keep in dataset.columns"
-        example = {**plain_roles(config.dataset.column_mapping), **chosen.close[0].roles}
-        raise _no_mapping(config, f"{chosen}; {remedy}", _example(example))
+        example = {**plain_roles(config.dataset.column_mapping), **fullest.roles}
+        raise _no_mapping(config, f"{replace(chosen, close=close)}; {remedy}", _example(example))
     needed = ROLES[forms[0]][0] if len(forms) == 1 else ()
     if unfit := next((form for form in forms if form in _NEEDS and set(ROLES[form][0]) <= {*names, *given}), None):
         values = ", ".join(f"{role} has {_values(paths[(role,)])}" for role in ROLES[unfit][0] if role not in given)
         raise _no_mapping(config, f"{unfit} needs {_NEEDS[unfit]}; {values}", _example({r: r for r in needed}))
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
+    asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
     example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
-    raise _no_mapping(config, f"no column found for {missing}; the columns are {_listed(names)}", _example(example))
+    raise _no_mapping(
+        config, f"no column found for {missing}; the columns are {_listed(names)}{asks}", _example(example)
+    )
 
 
 def _values(profile: Profile) -> str:
@@ -402,7 +400,7 @@ def _example(roles: Mapping[str, Any]) -> str:
 
 
 def _listed_needs(forms: Sequence[Form]) -> str:
-    return ", or ".join(" and ".join(ROLES[form][0]) for form in forms)
+    return ", or ".join(dict.fromkeys(" and ".join(ROLES[form][0]) for form in forms))
 
 
 def _fault(config: PipelineConfig, setting: str, message: str, line: int | None = None) -> Fault:

@@ -31,7 +31,14 @@ from tokenloom.assets.schema.profiles import (
     profiles,
     ramp,
 )
-from tokenloom.assets.schema.unused_columns import PROMPTS, could_change, is_spoken, unused_columns
+from tokenloom.assets.schema.unused_columns import (
+    FLAGS,
+    PROMPTS,
+    could_change,
+    is_message_text,
+    is_spoken,
+    unused_columns,
+)
 from tokenloom.resources.tables.nested_paths import quoted
 
 MAX_CONFIDENCE, MIN_SCORE, DOUBT_FACTOR = 0.95, 0.3, 0.6
@@ -192,35 +199,45 @@ def _fits_reply(profile: Profile) -> float:
 def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = _columns(paths)
     for profile in columns:
-        if not (fit := fits_messages(profile)):
+        fit = max(fits_messages(profile), float(is_message_text(profile)))
+        if not fit or _asks(profile) or role_likeness(profile.name, "rejected").score >= 0.7:
             continue
         speaker_field, text_field = message_fields(profile)
         name = role_likeness(profile.name, "messages")
-        part = likeness(profile.name, ("chosen", "rejected", "prompt", "completion")).score
+        part = max(role_likeness(profile.name, "chosen").score, likeness(profile.name, ("prompt", "completion")).score)
         score = fit * (0.9 + 0.1 * name.score) * (1 - 0.5 * part)
-        reason = f"{name.reason or repr(profile.name)}, lists of messages with {speaker_field} and {text_field}"
-        match = _Match(profile.source, score, reason, profile)
+        fields = f"lists of messages with {speaker_field} and {text_field}" if text_field else "messages as JSON text"
+        match = _Match(profile.source, score, f"{name.reason or repr(profile.name)}, {fields}", profile)
         extra = _optional(columns, [match], system=fits_context, tools=fits_tools, template_kwargs=fits_settings)
         format_name = {"from": "ShareGPT", "role": "OpenAI messages"}.get(speaker_field or "", "conversation")
-        unanswered = doubt.unanswered(profile)
-        doubts = {"messages": doubt.unknown_roles(profile) or unanswered}
-        factor = 0.6 if unanswered else 1.0
-        yield _candidate(paths, format_name, "messages", {"messages": match, **extra}, factor, doubts=doubts)
+        doubts = {"messages": doubt.unknown_roles(profile) or doubt.unanswered(profile)}
+        yield _candidate(paths, format_name, "messages", {"messages": match, **extra}, doubts=doubts)
+
+
+def _asks(profile: Profile) -> bool:
+    """Return whether values are conversations without an answer, by speakers that are all known."""
+    known = fits_messages(profile) and not doubt.unknown_roles(profile)
+    return bool(known and doubt.unanswered(profile))
 
 
 def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield candidates for prompts and completions of which one holds messages, or that have tools."""
     columns = _columns(paths)
-    for prompt in _ranked(columns, "prompt", _fits_reply)[:2]:
+    asked = _ranked(columns, "prompt", _fits_reply)[:2]
+    spoken = [match for match in _ranked(columns, "messages", fits_messages)[:1] if match not in asked]
+    for prompt in (*asked, *spoken):
         for completion in _ranked(columns, "completion", _fits_reply)[:2]:
-            taken, spoken = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
+            taken, talks = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
             extra = _optional(columns, taken, tools=fits_tools, template_kwargs=fits_settings, system=fits_context)
-            if prompt.source == completion.source or not (spoken or {"tools", "template_kwargs"} & extra.keys()):
+            if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
                 continue
             if not is_spoken(prompt.profile):
                 extra |= _optional(columns, [*taken, *extra.values()], context=fits_context)
-            doubts = {role: doubt.unknown_roles(match.profile) for role, match in (("prompt", prompt),)}
-            doubts["completion"] = doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile)
+            answered = None if prompt in asked or _asks(prompt.profile) else "it may end with an answer of its own"
+            doubts = {
+                "prompt": doubt.unknown_roles(prompt.profile) or answered,
+                "completion": doubt.unknown_roles(completion.profile) or doubt.unanswered(completion.profile),
+            }
             roles = {"prompt": prompt, **extra, "completion": completion}
             yield _candidate(paths, "prompt/completion", "dialogue", roles, doubts=doubts)
 
@@ -228,7 +245,8 @@ def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
 def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield candidates for prompts without answers."""
     columns = _columns(paths)
-    for prompt in _ranked(columns, "prompt", _fits_reply, 0.85)[:1]:
+    spoken = [match for match in _ranked(columns, "messages", fits_messages) if _asks(match.profile)]
+    for prompt in (*_ranked(columns, "prompt", _fits_reply, 0.85), *spoken)[:1]:
         optional = {"tools": fits_tools, "template_kwargs": fits_settings, "system": fits_context}
         if not is_spoken(prompt.profile):
             optional["context"] = fits_context
@@ -275,26 +293,30 @@ def _asked(paths: Profiles) -> list[_Match]:
 
 def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = _columns(paths)
-    for label in _ranked(columns, KTO_LABELS, fits_flag, 0.5)[:1]:
-        for prompt in _ranked(columns, "prompt", _fits_reply)[:1]:
+    for label in _ranked(columns, FLAGS, fits_flag, 0.5)[:1]:
+        rates = likeness(label.profile.name, KTO_LABELS).score >= 0.87
+        doubts = {"label": None if rates else "it may rate something other than the answer"}
+        asked = _ranked(columns, "prompt", _fits_reply)[:1]
+        for prompt in asked:
             for completion in _ranked(columns, "completion", _fits_reply)[:2]:
                 roles = {"prompt": prompt, "completion": completion, "label": label}
                 optional = {"system": fits_context} | ({} if is_spoken(prompt.profile) else {"context": fits_context})
                 extra = _optional(columns, list(roles.values()), **optional)
-                yield _candidate(paths, "KTO", "kto", roles | extra)
-        for conversation in _ranked(columns, "messages", fits_messages)[:1]:
-            roles = {"completion": conversation, "label": label}
-            doubts = {"completion": doubt.unknown_roles(conversation.profile) or doubt.unanswered(conversation.profile)}
-            notes = ["the prompt is each conversation up to its last answer"]
-            extra = _optional(columns, [conversation, label], system=fits_context)
-            yield _candidate(paths, "KTO", "kto", roles | extra, 1.0, notes, doubts)
+                yield _candidate(paths, "KTO", "kto", roles | extra, doubts=doubts)
+        talks = [*_ranked(columns, "messages", fits_messages), *_ranked(columns, "completion", fits_messages)]
+        for talk in talks[:1]:
+            doubts["completion"] = doubt.unknown_roles(talk.profile) or doubt.missing_prompt(talk.profile)
+            doubts["completion"] = doubts["completion"] or doubt.unanswered(talk.profile)
+            roles = {"completion": talk, "label": label} | _optional(columns, [talk, label], system=fits_context)
+            notes = ["prompt: each conversation up to its last answer"]
+            yield _candidate(paths, "KTO", "kto", roles, 1.0, notes, doubts)
 
 
 def _answers(paths: Profiles) -> Iterator[_Match]:
     """Yield the best matches for a completion: columns, fields of structs, and the first items of lists."""
     columns = _columns(paths)
-    pairs = [_ranked(columns, role, _fits_reply, 0.7) for role in ("chosen", "rejected")]
-    paired = {match.source for matches in pairs for match in matches} if all(pairs) else set()
+    chosen, rejected = (_ranked(columns, role, _fits_reply, 0.7) for role in ("chosen", "rejected"))
+    paired = {match.source for match in (*rejected, *(chosen if rejected else ()))}
     ranked = [match for match in _ranked(columns, "completion", fits_answer) if match.source not in paired]
     for profile in paths.values():
         if profile.is_column or profile.kind != "text" or is_spoken(profile.column) or profile.column.name in paired:
@@ -309,6 +331,8 @@ def _answers(paths: Profiles) -> Iterator[_Match]:
 
 def _completions(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = _columns(paths)
+    listed = _ranked(columns, "choices", _fits_choices)
+    listed = [match for match in listed if match.profile.kind == "list"]
     lettered = {"a", "b"} <= {profile.name.lower() for profile in columns}
     choices = lettered or any(_ranked(columns, "choices", lambda profile: 1.0))
     for completion in _answers(paths):
@@ -319,6 +343,9 @@ def _completions(paths: Profiles) -> Iterator[FormatCandidate]:
             others = [*_siblings(paths, completion.profile), *columns]
             extra = _optional(others, [prompt, completion], context=fits_context, system=fits_context)
             taken += extra.values()
+            if listed and "context" not in extra and completion.profile.is_column:
+                choice = listed[0]
+                extra["context"] = replace(choice, source=f"{{{_column(choice)}:letters}}")
             factor, notes = 1.0, []
             if choices and completion.profile.is_column:
                 factor, notes = 0.9 - 0.4 * fits_key(completion.profile), ["there are choices beside it"]
@@ -411,12 +438,12 @@ def _summaries(paths: Profiles) -> Iterator[FormatCandidate]:
 def _texts(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = [profile for profile in _columns(paths) if profile.kind != "null"]
     doubts = {"text": doubt.single_messages(columns) or doubt.unused_label(columns)}
-    for text in _ranked(columns, "text", fits_text)[:2]:
+    for text in (match for match in _ranked(columns, "text", fits_text)[:2] if not is_message_text(match.profile)):
         others = [profile for profile in columns if profile is not text.profile and not is_metadata(profile.name)]
         notes = [f"{len(others)} other columns would go unused"] if others else []
         yield _candidate(paths, "plain text", "text", {"text": text}, 0.85 ** len(others), notes, doubts)
     content = [profile for profile in columns if not is_metadata(profile.name)]
-    if len(content) == 1 and content[0].kind == "text":
+    if len(content) == 1 and content[0].kind == "text" and not is_message_text(content[0]):
         only = content[0]
         rivals = max((profile.trait("sentences") for profile in columns if profile is not only), default=0.0)
         asks = likeness(only.name, PROMPTS).score

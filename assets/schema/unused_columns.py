@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tokenloom.assets.schema.name_similarity import likeness, names_metadata, role_likeness, words
@@ -19,6 +20,8 @@ HISTORY = ("history", "chat_history", "conversation_history", "dialogue_history"
 MEDIA = {"image", "images", "audio", "audios", "video", "videos"}
 REQUEST_SETTINGS = {"parallel_tool_calls"}
 """Settings of a request to a model, which are not part of the conversation."""
+
+_MESSAGE_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
 
 
 def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> list[Profile]:
@@ -65,8 +68,14 @@ def rates_answers(profile: Profile) -> bool:
 
 
 def is_spoken(profile: Profile) -> bool:
-    """Return whether values are messages: a conversation, or one message."""
-    return bool(fits_messages(profile)) or is_message(profile)
+    """Return whether values are messages: a conversation, one message, or a conversation as JSON text."""
+    return bool(fits_messages(profile)) or is_message(profile) or is_message_text(profile)
+
+
+def is_message_text(profile: Profile) -> bool:
+    """Return whether values are conversations as JSON text."""
+    examples = profile.facts.get("examples") or ()
+    return profile.kind == "text" and bool(examples) and all(_MESSAGE_TEXT.match(example) for example in examples)
 
 
 def _has_content(profile: Profile) -> bool:
@@ -98,7 +107,7 @@ _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
     "label": (rates_answers, "which may say whether the answer is wanted"),
     "rejected": (_named("rejected", 0.7), "which may hold unwanted answers"),
     "history": (lambda profile: likeness(profile.name, HISTORY).score >= 0.87, "which may hold earlier turns"),
-    "messages": (lambda profile: bool(fits_messages(profile)), "which holds messages"),
+    "messages": (lambda profile: bool(fits_messages(profile)) or is_message_text(profile), "which holds messages"),
     "prompt": (_is_prompt, "which may belong to the prompt"),
     "completion": (_is_answer, "which may be the answer"),
     "context": (_is_context, "which answers may come from"),
