@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
+from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
@@ -82,6 +83,8 @@ _CONVERTERS: Mapping[str, Convert] = {
     "text": _text,
     "completion": _completion,
     "messages": messages_form,
+    "dialogue": dialogue_form,
+    "prompt_only": prompt_only_form,
     "preference": preference_form,
     "kto": kto_form,
 }

@@ -8,13 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.messages import (
-    join_messages,
-    no_messages,
-    slice_messages,
-    to_messages,
-    with_system,
-)
+from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
+from tokenloom.assets.columns.messages import join_messages, slice_messages, with_system
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, values_of
@@ -31,10 +26,10 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
 
     The prompt is the common start of chosen and rejected, after the row's own prompt if they do not include that.
     """
-    chosen, problems = _conversation(table, sources, "chosen", "assistant")
-    rejected, unfit = _conversation(table, sources, "rejected", "assistant")
+    chosen, problems = conversation_of(table, sources, "chosen", "assistant")
+    rejected, unfit = conversation_of(table, sources, "rejected", "assistant")
     problems += unfit
-    own, unfit = _prompt(table, sources)
+    own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
     identity = _identities(chosen, rejected, own)
@@ -63,55 +58,12 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
 
     Without a source for the prompt, it is the completion's conversation up to its last answer.
     """
-    prompt, problems = _prompt(table, sources)
-    completion, unfit = _conversation(table, sources, "completion", "assistant")
-    problems += unfit
-    if "prompt" not in sources:
-        prompt, completion = _before_last_answer(completion)
-    shown, _ = values_of(table, sources["completion"], "completion")
-    problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
-    problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
+    prompt, completion, problems = prompt_and_completion(table, sources)
     values, unfit = values_of(table, sources["label"], "label")
     label = _labels(values)
     message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
     problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
-    prompt, unfit = with_system(prompt, table, sources)
-    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, [*problems, *unfit]
-
-
-def _conversation(
-    table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str
-) -> tuple[pa.Array, list[Problem]]:
-    """Return the values of a role as messages; plain text is a message of the speaker."""
-    values, problems = values_of(table, sources[role], role)
-    messages, unfit = to_messages(values, role, speaker)
-    return messages, [*problems, *unfit]
-
-
-def _prompt(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
-    """Return the row's own prompt without an empty assistant message at its end; empty for rows without a prompt."""
-    if "prompt" not in sources:
-        return no_messages(table.num_rows), []
-    prompt, problems = _conversation(table, sources, "prompt", "user")
-    lengths, flat = list_values(prompt)
-    blank = flags_of(pc.equal(pc.struct_field(flat, "content"), ""))
-    empty = flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")) & blank
-    empty &= ~flags_of(pc.struct_field(flat, "tool_calls").is_valid())
-    ends_empty = np.zeros(len(lengths), bool)
-    ends_empty[lengths > 0] = empty[offsets_of(lengths)[1:][lengths > 0] - 1]
-    return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
-
-
-def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Split each conversation before its last message of the assistant; without one, it is all prompt."""
-    lengths, flat = list_values(conversations)
-    answers = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")))
-    starts = offsets_of(lengths)[:-1]
-    last = np.append(-1, answers)[np.searchsorted(answers, starts + lengths)]
-    before = np.where(last >= starts, last - starts, lengths)
-    return slice_messages(conversations, np.zeros_like(before), before), slice_messages(
-        conversations, before, lengths - before
-    )
+    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, problems
 
 
 def _labels(values: pa.Array) -> pa.Array:
@@ -129,18 +81,14 @@ def _labels(values: pa.Array) -> pa.Array:
 
 
 Identities = tuple[Ints, Ints]
-"""Lengths [rows], and one number per message, equal for equal role, text, name, reasoning and calls."""
+"""Lengths [rows], and one number per message, equal for messages that differ in nothing but their weight."""
 
 
 def _identities(*conversations: pa.Array) -> list[Identities]:
     """Number the messages of several arrays of conversations so that equal messages have equal numbers."""
     split = [list_values(part) for part in conversations]
-    role, content, name, calls, _, reasoning = pa.concat_arrays([flat for _, flat in split]).flatten()
-    count, inner = list_values(calls)
-    called = pc.binary_join_element_wise(
-        *(field.fill_null("") for field in inner.flatten()), "\x00", null_handling="replace"
-    )
-    keys = [role, content, name, reasoning, pc.binary_join(list_array(offsets_of(count), called), "\x01")]
+    role, content, reasoning, _, fields = pa.concat_arrays([flat for _, flat in split]).flatten()
+    keys = [role, content, reasoning, fields]
     codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
     identity = np.zeros(len(role), np.int64)
     for code in codes:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
+from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape, readable
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
@@ -52,8 +52,10 @@ class ChatFormat:
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
-        tools = one_array(table["tools"]) if "tools" in table.column_names else None
-        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, tools))
+        shared = [
+            one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
+        ]
+        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, *shared))
         return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
 
     @cached_property
@@ -74,19 +76,33 @@ class ChatFormat:
         return self.template.render(self._variables(messages, tools, prompted))
 
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
-        for group in groups:
+        for found in groups:
+            group = readable(
+                found,
+                self.template.roles,
+                lambda messages, found=found: self._written(messages, found, self.generation_prompt),
+            )
             yield Shape(
                 rows.take(pa.array(group.rows)),
                 group.values,
                 group.empty,
                 lambda values, group=group: self._variables(
-                    group.messages(values), _tools(group), self.generation_prompt
+                    group.messages(values), _tools(group), self.generation_prompt, group.parsed_template_kwargs
                 ),
                 lambda slots, group=group: self._layout(slots, group),
                 range(len(group.turns), len(group.values)),
             )
 
-    def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool) -> dict[str, Any]:
+    def _written(
+        self, messages: Sequence[Message], group: Conversations, prompted: bool, described: bool = True
+    ) -> str:
+        """Render messages with the tools, if `described`, and the template's variables of a group."""
+        tools = _tools(group) if described else None
+        return self.template.render(self._variables(messages, tools, prompted, group.parsed_template_kwargs))
+
+    def _variables(
+        self, messages: Sequence[Message], tools: Any, prompted: bool, more: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
         return {
             "messages": messages,
@@ -95,12 +111,13 @@ class ChatFormat:
             "add_generation_prompt": prompted,
             **dated,
             **self.tokens,
+            **(more or {}),
         }
 
     def _layout(self, slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
-        constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
+        constants = _strings(group.constants)
         if any(token in text for text in constants for token in self.control):
-            message = "a name, a tool or a tool call contains a control token's text"
+            message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
         outline = self._outline(slots, group)
         pieces, answer_end = self._pieces(outline, group)
@@ -132,7 +149,7 @@ class ChatFormat:
         """
 
         def write(messages: Sequence[Message], tools: bool, prompted: bool) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None)
+            return self._written(messages, group, prompted, tools)
 
         messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
         outline = Outline(slots, messages, group.owners, write, self.control)
@@ -164,6 +181,8 @@ class ChatFormat:
         weights = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
         template_weight = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
+        if any(turn.is_constant and weight not in (0, template_weight) for turn, weight in zip(turns, weights, strict=True)):
+            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         last = _last_answer(turns)
         regions = outline.regions([index for index, weight in enumerate(weights) if weight != template_weight], marked)
         if template_weight and last >= 0 and weights[last] == template_weight:
