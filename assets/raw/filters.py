@@ -87,9 +87,9 @@ class Filter:
         """The columns that the condition reads."""
         return tuple(dict.fromkeys(path.column for path in self.paths))
 
-    def lacking(self, schema: pa.Schema) -> tuple[Path, ...]:
-        """Return the paths that do not exist in tables of a schema."""
-        return tuple(path for path in self.paths if not leads_somewhere(schema, path))
+    def lacking(self, table: pa.Table) -> tuple[Path, ...]:
+        """Return the paths that do not exist in a table."""
+        return tuple(path for path in self.paths if not leads_somewhere(table, path))
 
     def keep(self, table: pa.Table) -> Flags:
         """Return bool [rows]: which rows the condition is true for. A missing column is null.

@@ -111,8 +111,7 @@ def _strings(texts: pa.Array) -> pa.Array:
     if b"\\" not in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
         return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
     lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null"), "}\n", "")
-    offsets, data = text_parts(lines)
-    return one_array(read_json(pa.py_buffer(data), schema=pa.schema([("v", pa.string())]))["v"])
+    return one_array(read_json(pa.py_buffer(text_parts(lines)[1]), schema=pa.schema([("v", pa.string())]))["v"])
 
 
 @dataclass(frozen=True)
@@ -174,10 +173,10 @@ def members_of(texts: pa.Array | bytes) -> Members:
 
 
 def items_of(texts: pa.Array) -> tuple[Ints, pa.Array]:
-    """Return the number of items of each JSON list, int64 [rows], and the flat JSON texts of the items, null for `null`.
+    """Return the number of items of each JSON list, int64 [rows], and the flat JSON texts of all items.
 
     Args:
-        texts: strings, all of them lists.
+        texts: strings, all of them lists. An item that is `null` is null.
     """
     lists = _decoded(texts, _LIST, _list)
     return np.fromiter(map(len, lists), np.int64, len(lists)), _texts_of(list(chain.from_iterable(lists)))
@@ -198,7 +197,7 @@ def field_texts(texts: pa.Array, name: str) -> pa.Array:
 
     Null for other values, and for objects without the member.
     """
-    return _by_kind(
+    return by_kind(
         texts,
         {
             OBJECT: lambda objects: members_of(objects).column(name),
@@ -216,7 +215,7 @@ def item_texts(texts: pa.Array, index: int) -> pa.Array:
         outside = (within < 0) | (within >= lengths)
         return items.take(pa.array(np.where(outside, 0, offsets_of(lengths)[:-1] + within), mask=outside))
 
-    return _by_kind(texts, {LIST: item})
+    return by_kind(texts, {LIST: item})
 
 
 def _inside_items(lists: pa.Array, of_items: Callable[[pa.Array], pa.Array]) -> tuple[Ints, pa.Array]:
@@ -230,7 +229,7 @@ def _list_texts(lengths: Ints, items: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise("[", joined, "]", "")
 
 
-def _by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]]) -> pa.Array:
+def by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]]) -> pa.Array:
     """Apply a function to the texts of each kind; the texts of other kinds become null."""
     kinds = kinds_of(texts)
     index = np.full(len(texts), -1, np.int64)

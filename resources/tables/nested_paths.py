@@ -167,9 +167,8 @@ def _outside_lists(texts: pa.Array) -> pa.Array:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Return the same values in Arrow's basic layouts: extension types as their storage, dictionaries and run-end
-    encoding decoded, strings as `pa.string`, lists and maps as `pa.list_`. Only the outermost type changes. JSON columns
-    stay as they are.
+    """Return the same values in Arrow's basic layouts: extension types other than JSON as their storage, dictionaries
+    and run-end encoding decoded, strings as `pa.string`, lists and maps as `pa.list_`. Only the outermost type changes.
     """
     if isinstance(array, pa.ExtensionArray) and not is_json(array.type):
         return plain(array.storage)

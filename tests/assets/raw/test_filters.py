@@ -287,4 +287,4 @@ def test_paths_that_do_not_exist_are_reported() -> None:
     condition = Filter.parse(
         "s.t[0].u == 1 and s.t.u is None or s.v == 1 or y == 2 or x.z == 1 or n.a.b == 1 or s[0] == 1"
     )
-    assert sorted(map(str, condition.lacking(table.schema))) == ["s.v", "s[0]", "x.z", "y"]
+    assert sorted(map(str, condition.lacking(table))) == ["s.v", "s[0]", "x.z", "y"]
