@@ -153,7 +153,7 @@ def unused_by(mapping: ColumnMapping, columns: Columns) -> list[str]:
     Args:
         columns: as the schema stage describes them.
     """
-    used = {_steps(path)[:1] for source in mapping.sources().values() for path in paths_of(source)}
+    used = {_steps(path) for source in mapping.sources().values() for path in paths_of(source)}
     return [profile.source for profile in unused_columns(profiles(columns), used)]
 
 
@@ -361,19 +361,7 @@ def _remedy(path: Path, kind: Kind) -> str:
 
 
 def _kinds(paths: Profiles, name: str) -> list[Kind]:
-    """Return the types of a column; a column of JSON has the types of the values inside."""
-    profile = paths[(name,)]
-    described = str(profile.facts["type"])
-    return [_json_kind(profile)] if "arrow.json" in described else kinds_of(described)
-
-
-def _json_kind(profile: Profile) -> Kind:
-    if profile.kind == "list":
-        return Kind("list", item=_json_kind(profile.items) if profile.items else UNKNOWN)
-    if profile.kind == "struct":
-        inside = ((name, profile.field(name)) for name in profile.fields)
-        return Kind("struct", {name: _json_kind(field) for name, field in inside if field})
-    return UNKNOWN
+    return kinds_of(str(paths[(name,)].facts["type"]))
 
 
 def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fault:

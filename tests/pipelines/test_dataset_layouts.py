@@ -428,20 +428,43 @@ def test_unused_columns_are_named_by_a_build(tmp_path: Path, make: Make, unused:
     assert columns_of(tmp_path, make).manifest("columns").notes["unused_columns"] == unused
 
 
-@pytest.mark.parametrize("name", ASKED)
-def test_an_explicit_mapping_is_the_user_s_decision(tmp_path: Path, name: str) -> None:
-    """A suggested mapping that is pasted builds; what it leaves out is a notice."""
-    make = ASKED[name][0]
+SUGGESTED: dict[str, tuple[Row, list[str]]] = {
+    "LLaMA-Factory alpaca with history": ({"prompt": "instruction", "completion": "output"}, ["history"]),
+    "axolotl zephyr.nectar": ({"prompt": "prompt", "completion": "answers[0].answer"}, []),
+    "OpenAI preference with tools": (
+        {"prompt": "input.messages", "chosen": "preferred_output", "rejected": "non_preferred_output"},
+        ["input.tools"],
+    ),
+    "a prompt beside messages": ({"messages": "messages"}, ["prompt"]),
+    "a flag beside an answer": ({"prompt": "question", "completion": "answer", "label": "is_correct"}, []),
+    "a response beside messages": ({"prompt": "messages", "completion": "response"}, []),
+    "rejected answers beside messages": ({"messages": "messages"}, ["rejected"]),
+    "images": ({"messages": "messages"}, ["images"]),
+    "two equal answers": (
+        {"prompt": "instruction", "context": "input", "completion": "output_a"},
+        ["output_b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUGGESTED)
+def test_a_suggested_mapping_builds_and_what_it_leaves_out_is_named(tmp_path: Path, name: str) -> None:
+    make, (roles, unused) = ASKED[name][0], SUGGESTED[name]
     with pytest.raises(ConfigError) as raised:
         columns_of(tmp_path, make)
-    message = str(raised.value)
-    if "column_mapping: {" not in message or "…" in message:
-        return
-    suggested = yaml.safe_load(message.partition("write e.g. column_mapping: ")[2])
-    build = columns_of(tmp_path, make, dataset={"column_mapping": suggested}, validation={"max_reject_fraction": 1.0})
-    mapping = build.manifest("columns").facts["mapping"]
-    assert mapping["roles"] == suggested
-    assert not {"context", "system"} - suggested.keys() & make(0).keys()
+    suggested = yaml.safe_load(str(raised.value).partition("write e.g. column_mapping: ")[2])
+    assert suggested == roles
+    manifest = columns_of(tmp_path, make, dataset={"column_mapping": suggested}).manifest("columns")
+    assert manifest.facts["mapping"]["roles"] == roles
+    assert manifest.notes["unused_columns"] == unused
+    assert manifest.total("rows_out") == COUNT
+
+
+@pytest.mark.parametrize("name", ["a prompt beside messages", "images"])
+def test_a_column_that_is_not_kept_raises_no_doubt(tmp_path: Path, name: str) -> None:
+    build = columns_of(tmp_path, ASKED[name][0], dataset={"columns": ["messages"]})
+    assert build.manifest("columns").facts["mapping"]["roles"] == {"messages": "messages"}
+    assert build.manifest("columns").notes["unused_columns"] == []
 
 
 def test_a_yaml_filled_in_as_suggested_keeps_every_role(
