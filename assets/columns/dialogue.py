@@ -43,6 +43,8 @@ def prompt_and_completion(table: pa.Table, sources: Mapping[str, Source]) -> tup
     completion, unfit = conversation_of(table, sources, "completion", "assistant")
     shown, _ = values_of(table, sources["completion"], "completion")
     problems += unfit
+    if "prompt" not in sources:
+        prompt, completion = _before_last_answer(completion)
     problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
     problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
     prompt, unfit = with_system(prompt, table, sources)
@@ -71,3 +73,15 @@ def prompt_of(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array,
     ends_empty = np.zeros(len(lengths), bool)
     ends_empty[lengths > 0] = empty
     return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
+
+
+def _before_last_answer(conversations: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Split each conversation before its last message of the assistant; without one, it is all prompt."""
+    lengths, flat = list_values(conversations)
+    answers = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")))
+    starts = offsets_of(lengths)[:-1]
+    last = np.append(-1, answers)[np.searchsorted(answers, starts + lengths)]
+    before = np.where(last >= starts, last - starts, lengths)
+    return slice_messages(conversations, np.zeros_like(before), before), slice_messages(
+        conversations, before, lengths - before
+    )

@@ -54,7 +54,10 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
 
 
 def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit."""
+    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit.
+
+    Without a source for the prompt, it is the completion's conversation up to its last answer.
+    """
     prompt, completion, problems = prompt_and_completion(table, sources)
     values, unfit = values_of(table, sources["label"], "label")
     label = _labels(values)
