@@ -135,7 +135,7 @@ class ChatFormat:
             return self.written(messages, prompted, _tools(group) if tools else None)
 
         messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
-        outline = Outline(slots, messages, group.owners, write, self.control)
+        outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"))
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
         omitted = {
@@ -193,9 +193,10 @@ class ChatFormat:
             role = "assistant" if generated else "template"
             literal = split_control(slot.text, self.control, weight=weight, role=role)
             if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop, literal = _split_stop(slot.text, literal, outline.closing or "", self.control)
-                role = turns[stop_of].role
-                pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
+                stop = outline.stop_after(stop_of, slot.text)
+                ends = {"weight": stop_weight, "role": turns[stop_of].role, "message": stop_of}
+                pieces += split_control(stop, self.control, **ends)
+                literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
             if generated and block != slot.generated and slot.text.strip():
                 count = 0 if outline.stop_of(slot.text.rstrip()) else _without_trailing_space(literal)
                 answer_end = AnswerEnd(last, len(pieces) + count, weight)
@@ -271,22 +272,6 @@ def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, 
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
     return messages
-
-
-def _split_stop(
-    text: str, literal: list[Piece], closing: str, control: tuple[str, ...]
-) -> tuple[list[Piece], list[Piece]]:
-    """Split the text after a message into its stop and the rest.
-
-    The stop is a control token with the white space before it, else the text that ends a conversation (`closing`).
-    """
-    blank = [piece for piece in literal[:1] if not piece.control and not (piece.text or "").strip()]
-    rest = literal[len(blank) :]
-    if rest and rest[0].control:
-        return [*blank, rest[0]], rest[1:]
-    if closing and text.startswith(closing):
-        return split_control(closing, control), split_control(text[len(closing) :], control, weight=literal[0].weight)
-    return [], literal
 
 
 def _without_trailing_space(literal: Sequence[Piece]) -> int:

@@ -87,9 +87,10 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
 
 
 def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> dict[str, Any]:
-    """Return the chat template's certificate, if rows go through a chat template."""
-    from tokenloom.assets.prompts.chat_certificate import certificate
+    """Return the chat template's certificate and what the build reports about it, if there is a chat template."""
+    from tokenloom.assets.prompts.chat_certificate import certificate, notices
 
-    if is_chat(config, mapping, spec):
-        return {"certificate": certificate(chat_format(config, spec))}
-    return {}
+    if not is_chat(config, mapping, spec):
+        return {}
+    findings = certificate(chat_format(config, spec))
+    return {"certificate": findings, "notices": notices(findings)}

@@ -16,6 +16,8 @@ from itertools import pairwise, takewhile
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
+from tokenloom.assets.prompts.layout import split_control
+from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
@@ -61,14 +63,17 @@ class Outline:
         owners: the index of each value's message.
         write: renders messages through the template.
         control: the tokenizer's control tokens.
+        eos: the tokenizer's EOS token, or None.
     """
 
     slots: Sequence[Slot]
     messages: Sequence[Message]
     owners: Sequence[int]
     write: Write
-    control: Sequence[str]
+    control: tuple[str, ...]
+    eos: str | None = None
     _prefixes: dict[tuple[int, bool, bool], str | None] = field(default_factory=dict)
+    _stops: dict[tuple[str, bool, str], str] = field(default_factory=dict)
 
     @cached_property
     def text(self) -> str:
@@ -123,7 +128,7 @@ class Outline:
             for index, message in enumerate(self.messages)
         ]
         same = self._written(messages, True, False) == self.text
-        return Outline(self.slots, messages, self.owners, self.write, self.control) if same else self
+        return Outline(self.slots, messages, self.owners, self.write, self.control, self.eos) if same else self
 
     def regions(self, messages: Sequence[int], marked: bool) -> list[Region]:
         """Return what the model generates for some messages in addition to their contents, and where empty contents
@@ -170,7 +175,9 @@ class Outline:
             raise self._unknown(index, "the template writes it differently at the end of a conversation")
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
-            rest = at_end[last[-1].end() :].rstrip()
+            rest = self._cut_after_eos(at_end[last[-1].end() :]).rstrip()
+            if not named.startswith(rest, end) and self.eos:
+                rest = rest.removesuffix(self.eos).rstrip()  # some templates write EOS only at a conversation's end
             if not named.startswith(rest, end):
                 raise self._unknown(index, "the template ends it differently at the end of a conversation")
             stop, end = end + len(rest) - len(self.stop_of(rest)), end + len(rest)
@@ -222,6 +229,55 @@ class Outline:
         common = "".join(char for char, _ in same)
         lines = common if common == plain[1] else common[: common.rfind("\n") + 1]
         return (lines if lines.strip() else plain[1]).rstrip()
+
+    def stop_after(self, index: int, text: str) -> str:
+        """Return the stop after a message's content: what ends its turn, up to and including EOS.
+
+        The stop is text that the template also writes if the conversation ends with this message, so that it never
+        contains the header of the next turn. Without EOS it is the control tokens that the template writes there, else
+        the first control token, else `closing`.
+
+        Args:
+            text: the template's text between the content and the next value.
+        """
+        last = index == len(self.messages) - 1
+        key = (self.messages[index]["role"], last, text)
+        if key not in self._stops:
+            self._stops[key] = self._stop_after(index, text, last)
+        return self._stops[key]
+
+    def _stop_after(self, index: int, text: str, last: bool) -> str:
+        first = _leading_control(split_control(text, self.control), 1)
+        if self.eos and first.endswith(self.eos):
+            return first
+        shared = self._shared(text, self._ended(index))
+        texts = [piece.text for piece in shared]
+        if self.eos in texts:
+            return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
+        if last:  # at the end of a conversation there can be more control tokens, such as a header
+            answers = self.messages[index]["role"] == "assistant"
+            shared = self._shared(text, self._followed(index)) if answers else []
+        return _leading_control(shared) or first or self._closing_of(text)
+
+    def _closing_of(self, text: str) -> str:
+        return self.closing if self.closing and text.startswith(self.closing) else ""
+
+    def _ended(self, index: int) -> str:
+        """Return the text after a message's content if the conversation ends with this message, or ""."""
+        message = {**self._marked[index], "content": mark(index)}
+        written = self._written([*self._marked[:index], message], True, False) or ""
+        _, found, after = written.rpartition(mark(index))
+        return after if found and not _MARK.search(after) else ""
+
+    def _shared(self, text: str, other: str) -> list[Piece]:
+        """Return the pieces that two texts begin with: control tokens, and the whole texts between them."""
+        pieces = zip(split_control(text, self.control), split_control(other, self.control), strict=False)
+        return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pieces)]
+
+    def _cut_after_eos(self, text: str) -> str:
+        """Return a text up to and including the first EOS, or the whole text."""
+        before, found, _ = text.partition(self.eos) if self.eos else (text, "", "")
+        return before + found
 
     def stop_of(self, text: str) -> str:
         """Return the stop at the end of a turn's text: `closing`, else a control token, else ""."""
@@ -331,6 +387,13 @@ class Outline:
             "use a chat template with {% generation %} marks and train_on: completions"
         )
         return ShapeError("tool_calls" if calls else "reasoning", message)
+
+
+def _leading_control(pieces: Sequence[Piece], most: int | None = None) -> str:
+    """Return the control tokens that some pieces begin with and the white space before each, or ""."""
+    run = list(takewhile(lambda piece: piece.control or not (piece.text or "").strip(), pieces))
+    ends = [number for number, piece in enumerate(run, 1) if piece.control][:most]
+    return "".join(piece.text or "" for piece in run[: ends[-1]]) if ends else ""
 
 
 def divide(slots: Sequence[Slot], regions: Sequence[Region]) -> Iterator[tuple[Slot, Region | None, bool]]:

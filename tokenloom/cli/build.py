@@ -119,6 +119,8 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     for report in reports:
         if report.rejected:
             say(console, f"{report.name} rejected {build.reject_reasons(report.name)}")
+        for notice in report.notices:
+            say(console, f"{report.name}: {notice}")
     if reports[-1].name == STAGES[-1]:
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
             say(console, line)
