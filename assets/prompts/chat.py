@@ -7,14 +7,18 @@ the template writes after it; if the template writes none after the last answer,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
@@ -22,7 +26,7 @@ from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, 
 from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import PromptTemplateConfig
+from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.static_analysis import Kind
@@ -52,8 +56,10 @@ class ChatFormat:
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
-        tools = one_array(table["tools"]) if "tools" in table.column_names else None
-        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, tools))
+        tools, kwargs = (
+            one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
+        )
+        shapes = self._shapes(one_array(table[ROW]), _groups(messages, tools, kwargs))
         return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
 
     @cached_property
@@ -61,34 +67,45 @@ class ChatFormat:
         """The reason why the template does more than place contents, or None if it only places them."""
         return self.template.opacity({"messages": Kind.MESSAGES})
 
-    def written(self, messages: Sequence[Message], prompted: bool, tools: Any = None) -> str:
+    def written(self, messages: Sequence[Message], prompted: bool, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.
 
         Args:
             prompted: whether to add a generation prompt.
             tools: tool descriptions as the template reads them.
+            kwargs: the row's own variables for the template, as JSON text.
 
         Raises:
             TemplateError: the template refuses the messages.
         """
-        return self.template.render(self._variables(messages, tools, prompted))
+        return self.template.render(self._variables(messages, tools, prompted, kwargs))
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
-        for group in groups:
+    def _shapes(self, rows: pa.Array, groups: Iterator[tuple[Conversations, str]]) -> Iterator[Shape]:
+        for group, kwargs in groups:
+            form = self._argument_form(group, kwargs)
             yield Shape(
                 rows.take(pa.array(group.rows)),
                 group.values,
                 group.empty,
-                lambda values, group=group: self._variables(
-                    group.messages(values), _tools(group), self.generation_prompt
+                lambda values, group=group, kwargs=kwargs, form=form: self._variables(
+                    with_arguments(group.messages(values), form), _tools(group), self.generation_prompt, kwargs
                 ),
-                lambda slots, group=group: self._layout(slots, group),
+                lambda slots, group=group, kwargs=kwargs, form=form: self._layout(slots, group, kwargs, form),
                 range(len(group.turns), len(group.values)),
             )
 
-    def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool) -> dict[str, Any]:
+    def _argument_form(self, group: Conversations, kwargs: str) -> Form:
+        """Return the form in which the template takes the arguments of a group's tool calls."""
+        if not any(turn.tool_calls for turn in group.turns):
+            return unchanged
+        messages = group.messages(_marks(group))
+        return readable_form(messages, lambda given: self.written(given, False, _tools(group), kwargs))
+
+    def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
         return {
+            **self.prompt.template_kwargs,
+            **_parsed_kwargs(kwargs),
             "messages": messages,
             "tools": tools,
             "documents": None,
@@ -97,12 +114,12 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
+    def _layout(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> tuple[list[Piece], list[Piece]]:
         constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
         if any(token in text for text in constants for token in self.control):
             message = "a name, a tool or a tool call contains a control token's text"
             raise ShapeError("control_token_in_content", message)
-        outline = self._outline(slots, group)
+        outline = self._outline(slots, group, kwargs, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
@@ -124,7 +141,7 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations) -> Outline:
+    def _outline(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Outline:
         """Return the outline of a group's conversations.
 
         Raises:
@@ -132,9 +149,9 @@ class ChatFormat:
         """
 
         def write(messages: Sequence[Message], tools: bool, prompted: bool) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None)
+            return self.written(messages, prompted, _tools(group) if tools else None, kwargs)
 
-        messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
+        messages = with_arguments(group.messages(_marks(group)), form)
         outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"))
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
@@ -241,6 +258,44 @@ class AnswerEnd(NamedTuple):
     message: int
     at: int
     weight: float
+
+
+def _groups(
+    messages: pa.Array, tools: pa.Array | None, kwargs: pa.Array | None
+) -> Iterator[tuple[Conversations, str]]:
+    """Yield the conversations of each shape with their rows' own variables for the template, as JSON text."""
+    if kwargs is None:
+        yield from ((group, "") for group in group_by_shape(messages, tools))
+        return
+    for text in pc.unique(kwargs).to_pylist():
+        rows = np.flatnonzero(pc.equal(kwargs, text).to_numpy(zero_copy_only=False))
+        index = pa.array(rows)
+        for group in group_by_shape(messages.take(index), None if tools is None else tools.take(index)):
+            yield replace(group, rows=rows[group.rows]), text
+
+
+@lru_cache(maxsize=256)
+def _parsed_kwargs(text: str) -> dict[str, Any]:
+    """Return a row's own variables for the template.
+
+    Raises:
+        ShapeError: they are not a JSON object, or tokenloom itself sets one of them.
+    """
+    try:
+        parsed = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ShapeError("template_kwargs", f"chat_template_kwargs is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ShapeError("template_kwargs", "chat_template_kwargs is not a JSON object")
+    if reserved := next(filter(is_reserved_variable, parsed), None):
+        message = f"chat_template_kwargs sets {reserved!r}, a variable that tokenloom itself passes to templates"
+        raise ShapeError("template_kwargs", message)
+    return parsed
+
+
+def _marks(group: Conversations) -> list[str]:
+    """Return a mark for each value that is not empty."""
+    return ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
 
 
 def _tools(group: Conversations) -> Any:
