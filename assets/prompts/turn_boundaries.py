@@ -149,7 +149,7 @@ class Outline:
             if not marked and (reasons or "tool_calls" in self.messages[index]):
                 regions.append(self.turn(index))
             elif not self.messages[index]["content"]:
-                regions.append(self.empty(index))
+                regions.append(self.empty(index, marked))
             elif not marked and self.messages[index]["role"] == "assistant":
                 regions.append(self.lead(index))
         return [region for region in regions if region is not None]
@@ -201,8 +201,12 @@ class Outline:
         start, end = (len(self._restored(text)) for text in (prefix, before))
         return Region(index, start, end, end)
 
-    def empty(self, index: int) -> Region | None:
-        """Return the position of an empty content, or None if the template writes something else in its place.
+    def empty(self, index: int, marked: bool) -> Region | None:
+        """Return the position of an empty content, or what the model generates for the message before it; None if
+        unknown.
+
+        Args:
+            marked: whether the template's `{% generation %}` blocks decide what is generated.
 
         Raises:
             ShapeError: the template writes the content in several places.
@@ -214,7 +218,24 @@ class Outline:
             raise ShapeError("content_repeated", REPEATED)
         before, found, after = filled.partition(mark(index))
         at = len(before)
-        return Region(index, at, at, at) if found and before + after == self.text else None
+        if not found or before + after != self.text:
+            return self._bare(index)
+        prompt = self._written(self.messages[:index], True, True) or ""
+        lead = before.removeprefix(prompt) if prompt else ""
+        if marked or messages[index]["role"] != "assistant" or lead == before or not lead.strip() or _MARK.search(lead):
+            return Region(index, at, at, at)
+        return Region(index, len(prompt), at, at, stop_follows=True)
+
+    def _bare(self, index: int) -> Region | None:
+        """Return what the template writes for an answer without content, or None if it is unknown or nothing."""
+        start, end = (self._written(self.messages[:count], True, count == index) for count in (index, index + 1))
+        end = (end or "").rstrip()
+        if self.messages[index]["role"] != "assistant" or not (start and end.startswith(start) and end != start):
+            return None
+        if not self.text.startswith(end) or _MARK.search(end, len(start)):
+            return None
+        stop = len(end) - len(self.stop_of(end[len(start) :]))
+        return Region(index, len(start), stop, len(end), stop_follows=stop == len(end))
 
     @cached_property
     def closing(self) -> str | None:
@@ -330,7 +351,12 @@ class Outline:
         """
         for tools in (True, False):
             prefix = self.prefix(index, True, tools)
-            if prefix is None or not named.startswith(prefix):
+            if prefix is None:
+                continue
+            if not named.startswith(prefix):
+                header = self._header(index, tools)
+                if header and prefix.startswith(header) and named.startswith(header):
+                    return len(header), tools  # the generation prompt goes on, for example with <think>
                 continue
             if prefix == self.prefix(index, False, tools):
                 plain = self._plain(index, tools)
@@ -338,6 +364,13 @@ class Outline:
                     raise self._unknown(index, "the template has no generation prompt")
             return len(prefix), tools
         raise self._unknown(index, "it does not start with the generation prompt")
+
+    def _header(self, index: int, tools: bool) -> str:
+        """Return the text before a plain answer that replaces a message in its place, if it ends with a header."""
+        plain = {"role": "assistant", "content": mark(index)}
+        messages = [*self._marked[:index], plain, *self._marked[index + 1 :]]
+        before, found, _ = (self._written(messages, tools, False) or "").partition(mark(index))
+        return before if found and len(before) > len(self.prefix(index, False, tools) or "") else ""
 
     def _plain(self, index: int, tools: bool = True) -> tuple[str, str] | None:
         """Return the text before and after a plain answer that replaces a message, as the last message; or None."""
