@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
+from tokenloom.assets.prompts.inline_reasoning import InlineConversations, taken, with_inline_reasoning
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
-from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
@@ -82,17 +83,53 @@ class ChatFormat:
 
     def _shapes(self, rows: pa.Array, groups: Iterator[tuple[Conversations, str]]) -> Iterator[Shape]:
         for group, kwargs in groups:
-            form = self._argument_form(group, kwargs)
-            yield Shape(
-                rows.take(pa.array(group.rows)),
-                group.values,
-                group.empty,
-                lambda values, group=group, kwargs=kwargs, form=form: self._variables(
-                    with_arguments(group.messages(values), form), _tools(group), self.generation_prompt, kwargs
-                ),
-                lambda slots, group=group, kwargs=kwargs, form=form: self._layout(slots, group, kwargs, form),
-                range(len(group.turns), len(group.values)),
-            )
+            yield self._shape(rows, group, kwargs, self._argument_form(group, kwargs))
+
+    def _shape(self, rows: pa.Array, group: Conversations, kwargs: str, form: Form) -> Shape:
+
+        def variables(values: Sequence[str]) -> dict[str, Any]:
+            messages = with_arguments(group.messages(values), form)
+            return self._variables(messages, _tools(group), self.generation_prompt, kwargs)
+
+        def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
+            """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
+            whole = taken(group, index)
+            for places, split in with_inline_reasoning(whole):
+                yield index[places], self._shape(rows, split, kwargs, form)
+            if self._marked:
+                for place in range(len(index)):
+                    yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
+
+        return Shape(
+            rows.take(pa.array(group.rows)),
+            group.values,
+            group.empty,
+            variables,
+            lambda slots: self._layout(slots, group, kwargs, form),
+            range(len(group.turns), len(group.values)),
+            None if isinstance(group, InlineConversations) else readings,
+        )
+
+    def _marked_row(self, rows: pa.Array, group: Conversations, variables: Variables) -> Shape:
+        """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
+        values = [value[0].as_py() for value in group.values]
+
+        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+            if any(token in value for value in values for token in self.control):
+                raise ShapeError("control_token_in_content", "a content contains a control token's text")
+            weigh = self._by_marks(slots, group)
+            pieces: list[Piece] = []
+            end: AnswerEnd | None = None
+            for slot in slots:
+                role = "assistant" if slot.generated else "template"
+                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role)
+                if slot.generated and slot.text.strip():
+                    count = _without_trailing_space(pieces)
+                    stopped = pieces[count - 1].control
+                    end = AnswerEnd(-1, count - stopped, weigh(slot))
+            return pieces, with_bos(_with_stop(pieces, end, self.eos), self.bos)
+
+        return Shape(rows.take(pa.array(group.rows)), [], [], lambda _: variables(values), layout)
 
     def _argument_form(self, group: Conversations, kwargs: str) -> Form:
         """Return the form in which the template takes the arguments of a group's tool calls."""
