@@ -23,7 +23,7 @@ from tokenloom.assets.prompts.conversations import Conversations, Message, Turn,
 from tokenloom.assets.prompts.inline_reasoning import InlineConversations, taken, with_inline_reasoning
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
+from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, Prompt, divide, mark
 from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -151,7 +151,9 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> tuple[list[Piece], list[Piece]]:
+    def _layout(
+        self, slots: list[Slot], group: Conversations, kwargs: str, form: Form
+    ) -> tuple[list[Piece], list[Piece]]:
         constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
         if any(token in text for text in constants for token in self.control):
             message = "a name, a tool or a tool call contains a control token's text"
@@ -185,11 +187,15 @@ class ChatFormat:
             ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
         """
 
-        def write(messages: Sequence[Message], tools: bool, prompted: bool) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None, kwargs)
+        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
+            thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
+            given = json.dumps({**_parsed_kwargs(kwargs), **thinking}) if thinking else kwargs
+            return self.written(messages, bool(prompted), _tools(group) if tools else None, given)
 
         messages = with_arguments(group.messages(_marks(group)), form)
-        outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"))
+        set_thinking = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
+        thinks = not set_thinking and self.template.reads("enable_thinking")
+        outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"), thinks)
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
         omitted = {
@@ -297,9 +303,7 @@ class AnswerEnd(NamedTuple):
     weight: float
 
 
-def _groups(
-    messages: pa.Array, tools: pa.Array | None, kwargs: pa.Array | None
-) -> Iterator[tuple[Conversations, str]]:
+def _groups(messages: pa.Array, tools: pa.Array | None, kwargs: pa.Array | None) -> Iterator[tuple[Conversations, str]]:
     """Yield the conversations of each shape with their rows' own variables for the template, as JSON text."""
     if kwargs is None:
         yield from ((group, "") for group in group_by_shape(messages, tools))

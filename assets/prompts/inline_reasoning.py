@@ -6,7 +6,6 @@ values; the template still gets them in one content, as in the source.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -16,9 +15,7 @@ import pyarrow as pa
 from tokenloom.assets.prompts.conversations import Conversations, Message
 from tokenloom.resources.tables.ragged import Ints
 
-_TEXT = r"(?:(?!</?think>).)*?"
-_INLINE = re.compile(rf"((?:<think>)?\n*)({_TEXT})(\n*</think>\n*)({_TEXT})", re.DOTALL)
-"""The text before the reasoning, the reasoning, the text between it and the rest of the content, and the rest."""
+OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,10 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversa
     contents = {index: group.values[index].to_pylist() for index in answers}
     shapes: dict[tuple[tuple[int, str, str, bool, bool], ...], list[int]] = {}
     for row in range(len(group.rows)):
-        found = {index: _INLINE.fullmatch(contents[index][row]) for index in answers}
-        shape = tuple((index, m[1], m[3], m[2] == "", m[4] == "") for index, m in found.items() if m)
+        found = {index: parts for index in answers if (parts := _parts(contents[index][row])) is not None}
+        shape = tuple(
+            (index, before, after, not thought, not rest) for index, (before, thought, after, rest) in found.items()
+        )
         if shape:
             shapes.setdefault(shape, []).append(row)
     for shape, rows in shapes.items():
@@ -73,14 +72,31 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversa
         yield index, _split(taken(group, index), {message: (before, after) for message, before, after, *_ in shape})
 
 
+def _parts(content: str) -> tuple[str, str, str, str] | None:
+    """Return a content with inline reasoning in parts; None if it has none, or several.
+
+    Returns:
+        the text before the reasoning, the reasoning, the text between it and the rest, and the rest. Line feeds next to
+        `<think>` and `</think>` belong to the first and third part.
+    """
+    head, close, tail = content.partition(CLOSE)
+    opening = OPEN if head.startswith(OPEN) else ""
+    if not close or OPEN in head[len(opening) :] or OPEN in tail or CLOSE in tail:
+        return None
+    thought, rest = head[len(opening) :].strip("\n"), tail.lstrip("\n")
+    start = len(head) - len(head[len(opening) :].lstrip("\n"))
+    return head[:start], thought, content[start + len(thought) : len(content) - len(rest)], rest
+
+
 def _split(group: Conversations, around: dict[int, tuple[str, str]]) -> InlineConversations:
     """Return conversations that have inline reasoning in the same messages, with that reasoning as values."""
     count = len(group.turns)
     turns = tuple(replace(turn, reasons=turn.reasons or index in around) for index, turn in enumerate(group.turns))
     contents, reasoning = list(group.values[:count]), dict(zip(group.owners[count:], group.values[count:], strict=True))
-    for index, (before, after) in around.items():
-        parts = [text.removeprefix(before).split(after, 1) for text in contents[index].to_pylist()]
-        reasoning[index], contents[index] = (pa.array(side, pa.string()) for side in zip(*parts, strict=True))
+    for index in around:
+        parts = [parts for text in contents[index].to_pylist() if (parts := _parts(text)) is not None]
+        _, thoughts, _, rests = zip(*parts, strict=True)
+        reasoning[index], contents[index] = pa.array(thoughts, pa.string()), pa.array(rests, pa.string())
     values = [*contents, *(reasoning[index] for index in sorted(reasoning))]
     plain = _plain(group, turns=turns, values=values, empty=[value[0].as_py() == "" for value in values])
     return InlineConversations(**{field.name: getattr(plain, field.name) for field in fields(plain)}, around=around)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import pairwise, product, takewhile
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
@@ -22,8 +23,18 @@ from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
 
-Write = Callable[[Sequence[Message], bool, bool], str]
-"""Renders messages; the flags add the conversation's tools, and a generation prompt."""
+
+class Prompt(IntEnum):
+    """A generation prompt: none, the default one, or the one with `enable_thinking` true or false."""
+
+    NONE = 0
+    DEFAULT = 1
+    THINKING = 2
+    NOT_THINKING = 3
+
+
+Write = Callable[[Sequence[Message], bool, int], str]
+"""Renders messages; the flag adds the conversation's tools, the number is a `Prompt`."""
 
 REPEATED = "the chat template writes a trained message more than once"
 
@@ -64,6 +75,7 @@ class Outline:
         write: renders messages through the template.
         control: the tokenizer's control tokens.
         eos: the tokenizer's EOS token, or None.
+        thinks: whether `enable_thinking` changes the generation prompt and is not set.
     """
 
     slots: Sequence[Slot]
@@ -72,7 +84,8 @@ class Outline:
     write: Write
     control: tuple[str, ...]
     eos: str | None = None
-    _prefixes: dict[tuple[int, bool, bool], str | None] = field(default_factory=dict)
+    thinks: bool = False
+    _prefixes: dict[tuple[int, int, bool], str | None] = field(default_factory=dict)
     _stops: dict[tuple[str, bool, str], str] = field(default_factory=dict)
 
     @cached_property
@@ -94,11 +107,11 @@ class Outline:
         """The outline with marks for names too, or None if the template refuses them."""
         return self.prefix(len(self.messages), False) if self.names else self.text
 
-    def prefix(self, count: int, prompted: bool, tools: bool = True) -> str | None:
+    def prefix(self, count: int, prompted: int, tools: bool = True) -> str | None:
         """Return the named outline of the first `count` messages, or None if the template refuses them.
 
         Args:
-            prompted: whether to add a generation prompt.
+            prompted: the generation prompt to add, a `Prompt`.
             tools: whether to describe the tools.
         """
         if (count, prompted, tools) not in self._prefixes:
@@ -128,7 +141,11 @@ class Outline:
             for index, message in enumerate(self.messages)
         ]
         same = self._written(messages, True, False) == self.text
-        return Outline(self.slots, messages, self.owners, self.write, self.control, self.eos) if same else self
+        return (
+            Outline(self.slots, messages, self.owners, self.write, self.control, self.eos, self.thinks)
+            if same
+            else self
+        )
 
     def regions(self, messages: Sequence[int], marked: bool) -> list[Region]:
         """Return what the model generates for some messages in addition to their contents, and where empty contents
@@ -349,20 +366,23 @@ class Outline:
         Raises:
             ShapeError: no generation prompt is a prefix of the outline.
         """
-        for tools in (True, False):
-            prefix = self.prefix(index, True, tools)
-            if prefix is None:
-                continue
-            if not named.startswith(prefix):
-                header = self._header(index, tools)
-                if header and prefix.startswith(header) and named.startswith(header):
-                    return len(header), tools  # the generation prompt goes on, for example with <think>
+        prompts = list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT]
+        for prompt, tools in product(prompts, (True, False)):
+            prefix = self.prefix(index, prompt, tools)
+            if prefix is None or not named.startswith(prefix):
                 continue
             if prefix == self.prefix(index, False, tools):
                 plain = self._plain(index, tools)
                 if plain is None or not plain[0].startswith(prefix) or plain[0][len(prefix) :].strip():
                     raise self._unknown(index, "the template has no generation prompt")
             return len(prefix), tools
+        for tools in (
+            True,
+            False,
+        ):  # a generation prompt can begin as the turn does and go on, for example with <think>
+            prompt, header = self.prefix(index, True, tools) or "", self._header(index, tools)
+            if header and prompt.startswith(header) and named.startswith(header):
+                return len(header), tools
         raise self._unknown(index, "it does not start with the generation prompt")
 
     def _header(self, index: int, tools: bool) -> str:
@@ -405,7 +425,7 @@ class Outline:
 
         return _MARK.sub(restore, named)
 
-    def _written(self, messages: Sequence[Message], tools: bool, prompted: bool) -> str | None:
+    def _written(self, messages: Sequence[Message], tools: bool, prompted: int) -> str | None:
         """Render messages; None if the template refuses them."""
         try:
             return self.write(messages, tools, prompted)

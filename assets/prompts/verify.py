@@ -34,8 +34,8 @@ Problem = tuple[str, str]
 """Reject code and message of a row."""
 _CHANGED: Problem = (
     "unverified_spans",
-    "the template changes a value by more than trimming it; put reasoning in its own field, or use a chat template with "
-    "{% generation %} marks",
+    "the template changes a value by more than trimming it; put reasoning in its own field, or use a chat template "
+    "with {% generation %} marks",
 )
 _PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
@@ -66,7 +66,7 @@ class Shape:
         variables: the template's variables for one row's values.
         layout: converts slots to pieces, each with its slot's column; can raise a `ShapeError`.
         optional: indices of values that the template can omit.
-        readings: for rows whose values the template does not place whole, given as int64 [rows], positions in the shape:
+        readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
     """
 

@@ -142,7 +142,8 @@ class SpecialTokensConfig(Section):
     unk: str | None = None
     """Replaces text that the vocabulary cannot encode."""
     additional: Names = ()
-    """More control tokens, such as the role markers of a chat template."""
+    """More control tokens, such as the role markers of a chat template. Those that the tokenizer lacks are added, with
+    new ids after its own."""
 
 
 class TokenizerConfig(Section):

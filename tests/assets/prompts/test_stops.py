@@ -23,7 +23,7 @@ CONTROL += ("<|END_RESPONSE|>", "<|END_OF_TURN|>", "<|START|>", "<|return|>", "<
 Q1, A1, Q2, A2 = said("user", "Q1"), said("assistant", "A1"), said("user", "Q2"), said("assistant", "A2")
 CALL = said("assistant", tool_calls=[{"id": None, "name": "f", "arguments": "{}"}])
 RESULT = said("tool", "R")
-CALLED = '<call>f {}</call>'
+CALLED = "<call>f {}</call>"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Ending:
 
     @property
     def template(self) -> str:
-        calls = "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>{% endfor %}"
+        call = "<call>{{ c.function.name }} {{ c.function.arguments | tojson }}</call>"
+        calls = f"{{% for c in m.tool_calls or [] %}}{call}{{% endfor %}}"
         loop = f"{{% for m in messages %}}{self.header}{{{{ m.content }}}}{calls}{self.end}{{% endfor %}}"
         prompt = self.header.replace("m.role", "'assistant'")
         return f"{loop}{{% if add_generation_prompt %}}{prompt}{{% else %}}{self.finish}{{% endif %}}"
