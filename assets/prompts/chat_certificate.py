@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -19,6 +20,8 @@ from tokenloom.errors import TemplateError
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 EARLIER, NEXT = "REPLY", "FURTHER"
 ENDS_WITH_EOS = "trained, ends with EOS"
+KNOWN, LACKING = "known", "not in the tokenizer: "
+_TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 THOUGHTS = "THOUGHT", "CONCLUSION"
 CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
 RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
@@ -52,6 +55,7 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     )
     pair = _rendered(chat, [user, answer])
     yield _stop(chat, user, answer) if pair.text else Finding("stop", "refused", pair.reason)
+    yield _control(chat, pair.text)
     yield _bos(chat, pair.text)
     yield _prefixes(chat, user, answer)
     yield _generation_prompt(chat, user, answer)
@@ -106,16 +110,23 @@ def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "")
 
 
 def notices(certificate: Sequence[dict[str, str]]) -> list[str]:
-    """Return what a build reports about a certificate: an answer's stop that is not trained, or lacks EOS."""
-    stop = next(finding for finding in certificate if finding["name"] == "stop")
-    if stop["found"] in ("refused", "trained", ENDS_WITH_EOS):
-        return []
+    """Return what a build reports about a certificate: a stop that is not trained or lacks EOS, and unknown tokens."""
+    found = {finding["name"]: finding for finding in certificate}
+    stop, control = found["stop"], found["control tokens"]
+    sentences = []
     if stop["found"] == "not trained":
-        return ["the chat template's stop after an answer is not trained, so the model does not learn to stop"]
-    return [
-        f"the stop after an answer is {stop['found']} ({stop['evidence']}): generation must stop on the last of these "
-        "tokens; if it stops on EOS alone, set tokenizer.special_tokens.eos to that token"
-    ]
+        sentences.append("the chat template's stop after an answer is not trained, so the model does not learn to stop")
+    elif stop["found"] not in ("refused", "trained", ENDS_WITH_EOS):
+        sentences.append(
+            f"the stop after an answer is {stop['found']} ({stop['evidence']}): generation must stop on the last of "
+            "these tokens; if it stops on EOS alone, set tokenizer.special_tokens.eos to that token"
+        )
+    if control["found"] != KNOWN:
+        sentences.append(
+            f"the chat template writes {control['found'].removeprefix(LACKING)}, which the tokenizer has no tokens for: "
+            "they are tokenized as plain text; to add them, list them in tokenizer.special_tokens.additional"
+        )
+    return sentences
 
 
 def _stop(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
@@ -140,6 +151,12 @@ def _stop(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Fin
 def _token_list(chat: ChatFormat, stop: str) -> str:
     """Return a stop's control tokens and the text between them, each in quotes."""
     return " ".join(json.dumps(piece.text, ensure_ascii=False) for piece in split_control(stop, chat.control))
+
+
+def _control(chat: ChatFormat, text: str) -> Finding:
+    """Return which of the template's tokens the tokenizer lacks, by their usual spelling `<|…|>`."""
+    lacking = [token for token in dict.fromkeys(_TOKEN.findall(text)) if token not in chat.control]
+    return Finding("control tokens", LACKING + ", ".join(lacking) if lacking else KNOWN, text)
 
 
 def _bos(chat: ChatFormat, text: str) -> Finding:

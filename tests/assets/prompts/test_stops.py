@@ -129,6 +129,14 @@ def test_the_certificate_shows_the_tokens_of_the_stop(name: str) -> None:
     assert bool(notices(findings)) == (not all(with_eos))
 
 
+def test_tokens_that_the_tokenizer_lacks_are_reported() -> None:
+    findings = certificate(chat(ENDINGS["one token"]))
+    assert next(finding["found"] for finding in findings if finding["name"] == "control tokens") == "known"
+    unknown = Ending("<|turn|>", "<|im_end|>", "", "<|im_end|>", "<|im_end|>", "<|im_end|>")
+    (notice,) = notices(certificate(chat(unknown)))
+    assert "<|turn|>" in notice and "special_tokens.additional" in notice
+
+
 def test_a_stop_outside_the_generation_marks_is_reported() -> None:
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{{ eos_token }}{% endfor %}"
     settings = PromptTemplateConfig(format_type="chat")
