@@ -33,8 +33,8 @@ def is_blank(content: Any) -> bool:
 
 
 def filled(parts: list[Any], texts: list[str]) -> list[Any]:
-    """Return blank parts with their texts."""
-    pairs = zip(parts, texts, strict=True)
+    """Return blank parts with their texts; there can be more texts than parts."""
+    pairs = zip(parts, texts, strict=False)
     return [text if part is None else {**part, _blank_field(part): text} for part, text in pairs]
 
 

@@ -122,14 +122,14 @@ def _role(item: Object, field: str, items: Iterable[Object | None]) -> tuple[str
         Unfit: the role is unknown. In the layout of chat templates, a role with any name is kept.
     """
     name = item.get(field)
-    role, own = role_of(name) if isinstance(name, str) else None, field == "role"
-    if role is None and not (own and isinstance(name, str) and name.strip()):
-        unknown = [other for other in map(_name_of, items) if _speaker(other) not in ROLE_NAMES]
-        shown = ", ".join(_speaker(other) or str(other) for other in unknown)
-        raise Unfit("unknown_role", f"a role is not one of {', '.join(ROLE_NAMES)}", shown)
-    if role is None:
+    role, as_template = role_of(name) if isinstance(name, str) else None, field == "role"
+    if role is not None:
+        return role, name if as_template and name != role and _speaker(name) not in CALL_ROLES else None
+    if as_template and isinstance(name, str) and name.strip():
         return name, None
-    return role, name if own and name != role and _speaker(name) not in CALL_ROLES else None
+    unknown = [other for other in map(_name_of, items) if _speaker(other) not in ROLE_NAMES]
+    shown = ", ".join(_speaker(other) or str(other) for other in unknown)
+    raise Unfit("unknown_role", f"a role is not one of {', '.join(ROLE_NAMES)}", shown)
 
 
 def _name_of(item: Object | None) -> Any:

@@ -18,16 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
-from tokenloom.assets.prompts.conversations import (
-    Conversations,
-    Message,
-    Turn,
-    conversations,
-    group_by_shape,
-    readable,
-)
+from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
 from tokenloom.assets.prompts.inline_reasoning import InlineConversations, taken, with_inline_reasoning
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
+from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, Prompt, divide, mark
 from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified

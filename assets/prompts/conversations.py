@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,9 +16,7 @@ from tokenloom.assets.columns.content_parts import filled, is_blank
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.messages import join_messages, struct_of
 from tokenloom.assets.prompts.verify import ShapeError
-from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
-from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 Message = dict[str, Any]
 """A message in the form that templates get."""
@@ -61,13 +59,16 @@ class Turn:
         return tuple((self.fields or {}).get("tool_calls") or ())
 
     @property
+    def content(self) -> Any:
+        """The message's content in `fields`: None for text, or if there is none."""
+        return (self.fields or {}).get("content")
+
+    @property
     def content_kind(self) -> str | None:
         """What the source has as content: None for text, else `parts` of text, another `value`, or `nothing`."""
-        if self.fields is None or ("content" in self.fields and self.fields["content"] is None):
-            return None
-        if "content" not in self.fields:
-            return "nothing"
-        return "parts" if is_blank(self.fields["content"]) else "value"
+        if self.content is None:
+            return None if self.fields is None or "content" in self.fields else "nothing"
+        return "parts" if is_blank(self.content) else "value"
 
     @property
     def is_constant(self) -> bool:
@@ -82,7 +83,7 @@ class Turn:
         """
         if self.problem is not None:
             raise ShapeError(*self.problem)
-        message = dict(self.fields or {"role": None, "content": None})
+        message: Message = dict(self.fields or {"role": None, "content": None})
         message["role"] = self.spoken or self.role
         if "content" in message or self.as_text:
             message["content"] = self._content(content)
@@ -93,10 +94,9 @@ class Turn:
         return message
 
     def _content(self, text: str) -> Any:
-        kind, own = self.content_kind, (self.fields or {}).get("content")
-        if kind is None or self.as_text:
+        if self.content_kind is None or self.as_text:
             return text
-        return own if kind == "value" else filled(own, [text, *[""] * (len(own) - 1)][: len(own)])
+        return self.content if self.is_constant else filled(self.content, [text, *[""] * len(self.content)])
 
 
 @dataclass(frozen=True)
@@ -217,101 +217,6 @@ def _keys(role: pa.Array, content: pa.Array, reasoning: pa.Array, weight: pa.Arr
     if fields.null_count < len(fields):
         letters = pc.binary_join_element_wise(letters, fields.fill_null(""), "")
     return letters
-
-
-def readable(
-    group: Conversations, known_roles: Collection[str], write: Callable[[Sequence[Message]], str]
-) -> Conversations:
-    """Return conversations with each message in the form in which the template reads it.
-
-    A message gets the source's own name for its role if the template compares roles with it. A content that is not text
-    is given as in the source if the template writes it, else as its text.
-
-    Args:
-        known_roles: the roles that the template compares with.
-        write: renders messages; raises `TemplateError` if the template refuses them.
-    """
-    group = replace(group, turns=tuple(_spoken(turn, known_roles) for turn in group.turns))
-    kinds = {turn.content_kind for turn in group.turns} - {None}
-    if not kinds or any(turn.problem for turn in group.turns):
-        return group
-    as_in_source = _as_text(group, set())
-    unread = _unread(as_in_source, write)
-    if unread is not None:
-        return _concatenated(_as_text(group, unread), write)
-    every = {(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind}
-    plainly = set(every)
-    for kind in sorted(every):
-        if _unread(_as_text(group, plainly - {kind}), write) == set():
-            plainly.remove(kind)
-    return _concatenated(_as_text(group, plainly), write)
-
-
-def _spoken(turn: Turn, known_roles: Collection[str]) -> Turn:
-    name = turn.spoken or (turn.fields or {}).get("role")
-    return replace(turn, spoken=name, problem=None) if name in known_roles else turn
-
-
-def _as_text(group: Conversations, kinds: Collection[tuple[str, str | None]]) -> Conversations:
-    """Return conversations with contents of some roles and kinds given as text, and the others as in the source."""
-    turns = tuple(replace(turn, as_text=(turn.role, turn.content_kind) in kinds) for turn in group.turns)
-    values, empty = list(group.values), list(group.empty)
-    for index, turn in enumerate(turns):
-        if turn.is_constant:
-            values[index] = pa.repeat(pa.scalar("", pa.string()), len(group.rows))
-            empty[index] = True
-    return replace(group, turns=turns, values=values, empty=empty)
-
-
-def _unread(group: Conversations, write: Callable[[Sequence[Message]], str]) -> set[tuple[str, str | None]] | None:
-    """Return the roles and kinds of contents that the template omits; None if it refuses the messages."""
-    marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(group.empty)]
-    messages = group.messages(marks)
-    text = _text(messages, write)
-    if text is None:
-        return None
-    found = set()
-    for index, turn in enumerate(group.turns):
-        if turn.as_text or turn.content_kind in (None, "nothing"):
-            continue
-        if turn.is_constant:
-            emptied = [*messages[:index], {**messages[index], "content": ""}, *messages[index + 1 :]]
-            omitted = bool(messages[index]["content"]) and _text(emptied, write) == text
-        else:
-            omitted = marks[index] not in text
-        if omitted:
-            found.add((turn.role, turn.content_kind))
-    return found
-
-
-def _concatenated(group: Conversations, write: Callable[[Sequence[Message]], str]) -> Conversations:
-    """Return conversations in which messages are marked as a problem if the template writes something between parts."""
-    marks = [f"{MARK_OPEN}{value}{MARK_CLOSE}" for value in range(len(group.values))]
-    turns = list(group.turns)
-    for index, turn in enumerate(turns):
-        parts = (turn.fields or {}).get("content")
-        if turn.content_kind != "parts" or turn.as_text or len(parts) < 2:
-            continue
-        messages = group.messages(marks)
-        apart = [f"{MARK_OPEN}{len(marks) + number}{MARK_CLOSE}" for number in range(len(parts))]
-        texts = [
-            _text([*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]], write)
-            for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
-        ]
-        if texts[0] != texts[1]:
-            message = (
-                f"the template writes something between the {len(parts)} content parts of message {index}; join them"
-            )
-            turns[index] = replace(turn, problem=("content_parts", message))
-    return replace(group, turns=tuple(turns))
-
-
-def _text(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]) -> str | None:
-    """Render messages; None if the template refuses them."""
-    try:
-        return write(messages)
-    except TemplateError:
-        return None
 
 
 def _from_text(table: pa.Table) -> pa.Array:

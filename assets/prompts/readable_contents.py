@@ -1,0 +1,113 @@
+"""The form in which roles, and contents that are not text, reach a chat template: as in the source if it reads that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from tokenloom.assets.columns.content_parts import filled
+from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
+from tokenloom.assets.prompts.turn_boundaries import mark
+from tokenloom.errors import TemplateError
+
+Write = Callable[[Sequence[Message]], str]
+"""Renders messages; raises `TemplateError` if the template refuses them."""
+
+Kind = tuple[str, str | None]
+"""A role, and the kind of its contents."""
+
+
+def readable(group: Conversations, known_roles: Collection[str], write: Write) -> Conversations:
+    """Return conversations with each message in the form in which the template reads it.
+
+    A message gets the source's own name for its role if the template compares roles with it. A content that is not text
+    is given as in the source if the template writes it, else as its text.
+
+    Args:
+        known_roles: the roles that the template compares with.
+        write: renders messages; raises `TemplateError` if the template refuses them.
+    """
+    group = replace(group, turns=tuple(_spoken(turn, known_roles) for turn in group.turns))
+    kinds = {turn.content_kind for turn in group.turns} - {None}
+    if not kinds or any(turn.problem for turn in group.turns):
+        return group
+    as_in_source = _as_text(group, set())
+    unread = _unread(as_in_source, write)
+    if unread is not None:
+        return _concatenated(_as_text(group, unread), write)
+    every = {(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind}
+    plainly = set(every)
+    for kind in sorted(every):
+        if _unread(_as_text(group, plainly - {kind}), write) == set():
+            plainly.remove(kind)
+    return _concatenated(_as_text(group, plainly), write)
+
+
+def _spoken(turn: Turn, known_roles: Collection[str]) -> Turn:
+    """Return a message with the source's own name for its role, if the template knows that name."""
+    name = turn.spoken or (turn.fields or {}).get("role")
+    return replace(turn, spoken=name, problem=None) if name in known_roles else turn
+
+
+def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
+    """Return conversations with contents of some roles and kinds given as text, and the others as in the source."""
+    turns = tuple(replace(turn, as_text=(turn.role, turn.content_kind) in kinds) for turn in group.turns)
+    values, empty = list(group.values), list(group.empty)
+    for index, turn in enumerate(turns):
+        if turn.is_constant:
+            values[index] = pa.repeat(pa.scalar("", pa.string()), len(group.rows))
+            empty[index] = True
+    return replace(group, turns=turns, values=values, empty=empty)
+
+
+def _unread(group: Conversations, write: Write) -> set[Kind] | None:
+    """Return the roles and kinds of contents that the template omits; None if it refuses the messages."""
+    marks = ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
+    messages = group.messages(marks)
+    text = _text(messages, write)
+    if text is None:
+        return None
+    found = set()
+    for index, turn in enumerate(group.turns):
+        if turn.as_text or turn.content_kind in (None, "nothing"):
+            continue
+        if turn.is_constant:
+            emptied = [*messages[:index], {**messages[index], "content": ""}, *messages[index + 1 :]]
+            omitted = bool(messages[index]["content"]) and _text(emptied, write) == text
+        else:
+            omitted = marks[index] not in text
+        if omitted:
+            found.add((turn.role, turn.content_kind))
+    return found
+
+
+def _concatenated(group: Conversations, write: Write) -> Conversations:
+    """Return conversations in which messages are marked as a problem if the template writes something between parts."""
+    marks = [mark(value) for value in range(len(group.values))]
+    turns = list(group.turns)
+    for index, turn in enumerate(turns):
+        parts = turn.content
+        if turn.content_kind != "parts" or turn.as_text or len(parts) < 2:
+            continue
+        messages = group.messages(marks)
+        apart = [mark(len(marks) + number) for number in range(len(parts))]
+        texts = [
+            _text([*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]], write)
+            for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
+        ]
+        if texts[0] != texts[1]:
+            message = (
+                f"the template writes something between the {len(parts)} content parts of message {index}; join them"
+            )
+            turns[index] = replace(turn, problem=("content_parts", message))
+    return replace(group, turns=tuple(turns))
+
+
+def _text(messages: Sequence[Message], write: Write) -> str | None:
+    """Render messages; None if the template refuses them."""
+    try:
+        return write(messages)
+    except TemplateError:
+        return None
