@@ -73,7 +73,7 @@ CONTRACTS[FIELDS] = contract(
     f"One row in the form `{FIELDS}`: a column for each field of `prompt_template.template`, a string column or, for "
     "a Jinja template, one of any type.",
     {ROW: row_column()},
-    _CHECKS,
+    {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_CHECKS},
     open=True,
 )
 """The contract of each form, by name."""
