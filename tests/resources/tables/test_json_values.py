@@ -24,6 +24,7 @@ from tokenloom.resources.tables.json_values import (
     typed,
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, leads_somewhere
+from tokenloom.resources.tables.row_hash import hash_array
 
 SCALAR = st.one_of(
     st.none(),
@@ -173,3 +174,10 @@ def test_json_columns_survive_filters_and_files() -> None:
     read = pa.ipc.open_file(pa.BufferReader(encode_table(table, compressed=True))).read_all()
     assert read.equals(table)
     assert is_json(read.schema.types[0])
+
+
+@given(st.lists(SCALAR.filter(lambda value: value not in (None, 10**400)), min_size=1, max_size=5))
+def test_a_scalar_hashes_alike_in_typed_and_json_columns(values: list[Any]) -> None:
+    texts = texts_of(values)
+    alone = [hash_array(typed(texts.slice(row, 1)))[0][0] for row in range(len(values))]
+    assert hash_array(json_column(texts))[0].tolist() == alone
