@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.rejected_rows import Problem
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template
+from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
 from tokenloom.config import Constant
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_values import (
@@ -40,6 +40,8 @@ def values_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, lis
         return evaluate(table, source), []
     if isinstance(source, Choice):
         return _chosen(table, source, role)
+    if isinstance(source, WithContext):
+        return _joined(table, source, role)
     return _filled(table, source, role)
 
 
@@ -119,6 +121,14 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     joined = pc.binary_join_element_wise(*parts, "") if parts else empty_texts(table.num_rows)
     message = f"a value in {template} is neither text nor a list of texts"
     return joined, [Problem(not_text, "not_text", role, message, joined)]
+
+
+def _joined(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[Problem]]:
+    """Return each prompt followed by its context; prompts without a context are unchanged."""
+    prompt, problems = texts_of(table, source.prompt, role)
+    context, unfit = texts_of(table, source.context, "context")
+    joined = pc.binary_join_element_wise(prompt, context, "\n\n")
+    return pc.if_else(pc.equal(context, ""), prompt, joined), [*problems, *unfit]
 
 
 def _laid_out(array: pa.Array, style: str) -> tuple[pa.Array, Flags]:

@@ -535,7 +535,6 @@ DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
         "messages",
         "not known: narrator",
     ),
-    "no assistant": ({"input": [said("user")] * 40, "output": MANY}, "messages", "no message is an assistant's"),
     "empty answers": (
         {"question": MANY, "context": MANY, "answers": [*SPANS * 26, *[{"text": [], "answer_start": []}] * 14]},
         "completion",
@@ -627,6 +626,11 @@ UNDOUBTED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
         {"prompt": [said("user")] * 40, "chosen": [said("assistant")] * 40, "rejected": [said("assistant")] * 40},
         {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     ),
+    "an answer to messages": (
+        {"input": [said("user")] * 40, "output": MANY},
+        {"prompt": "input", "completion": "output"},
+    ),
+    "messages without an answer": ({"messages": [said("system", "user")] * 40}, {"prompt": "messages"}),
     "a text with a role": ({"text": MANY, "role": MANY}, {"text": "text"}),
 }
 
