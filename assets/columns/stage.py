@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 3
+    version = 4
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy")
     droppable = True

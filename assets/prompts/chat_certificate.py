@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
+from tokenloom.resources.tables.json_values import json_column
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 THOUGHTS = "THOUGHT", "CONCLUSION"
-CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
+CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "x"}}}
 RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
 TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
 
@@ -70,7 +72,8 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
 
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str, str]:
     """Return a conversation's text, trained text, reject message and reject code; "" for those it does not have."""
-    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
+    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:
         return "", "", str(out.rejects["message"][0].as_py()), out.rejects["code"][0].as_py()
@@ -116,7 +119,7 @@ def _spaces(chat: ChatFormat) -> Finding:
 
 
 def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
-    said = [{"role": "assistant", "content": SAID, "reasoning": thought} for thought in THOUGHTS]
+    said = [{"role": "assistant", "content": SAID, "reasoning_content": thought} for thought in THOUGHTS]
     text, trained, reason, code = _rendered(chat, [user, said[0], user, said[1]])
     if not text:
         return Finding("reasoning", "omitted" if code == "reasoning_ignored" else "refused", reason)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 3
+    version = 4
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
