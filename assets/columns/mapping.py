@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenloom.assets.columns.described_types import UNKNOWN, Kind, fields_of, follow, kinds_of
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, parse_source, paths_of
+from tokenloom.assets.columns.source_expressions import (
+    Choice,
+    Placeholder,
+    Source,
+    Template,
+    WithContext,
+    parse_source,
+    paths_of,
+)
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
 from tokenloom.assets.schema.format_candidates import UNASKED, FormatCandidate, format_candidates
 from tokenloom.assets.schema.profiles import Profile, Steps, profiles
@@ -326,7 +334,7 @@ def _unfit(
 
 def _expected(form: Form, role: str, source: Source) -> list[tuple[Path, str]]:
     """Return the paths of a source, each with the type that it must lead to, in words."""
-    if (role in ("tools", "template_kwargs") and form != "fields") or isinstance(source, Constant):
+    if (role in ("tools", "template_kwargs") and form != "fields") or isinstance(source, Constant | WithContext):
         return []
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
