@@ -22,7 +22,7 @@ from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]
-Make = Callable[[int], Row]
+Make = Callable[[int], Any]
 
 COUNT = 24
 
@@ -337,6 +337,7 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "images": ["a.png"]},
         "leaves out 'images', and images, audio and video cannot be read",
     ),
+    "rows that are lists": (lambda n: [right(n), n % 2], "the items of the lists have no names"),
     "two equal answers": (
         lambda n: {"instruction": ask(n), "input": f"On {n}.", "output_a": right(n), "output_b": wrong(n)},
         "output_a.* or .*output_b",
@@ -437,6 +438,7 @@ SUGGESTED: dict[str, tuple[Row, list[str]]] = {
     "a response beside messages": ({"prompt": "messages", "completion": "response"}, []),
     "rejected answers beside messages": ({"messages": "messages"}, ["rejected"]),
     "images": ({"messages": "messages"}, ["images"]),
+    "rows that are lists": ({"prompt": "items[0]", "completion": "items[1]"}, []),
     "two equal answers": (
         {"prompt": "instruction", "context": "input", "completion": "output_a"},
         ["output_b"],
