@@ -109,9 +109,7 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
         for part in named[name]:
             place = parts.index(part)
             ranks[place] = rank if ranks[place] < 0 else ranks[place]
-    return TruncationOrder(
-        tuple(ranks), form == "fields", config.prompt_template.train_on == "all", config.length.keep
-    )
+    return TruncationOrder(tuple(ranks), form == "fields", config.prompt_template.train_on == "all", config.length.keep)
 
 
 def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:

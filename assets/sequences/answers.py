@@ -1,7 +1,7 @@
 """Finds the answers of a chunk and their stops in spans, and counts what truncation took from them.
 
-An answer is the trained text of one message, column or text, with the stop after it. Its stop is the control tokens that
-end it, else the text that the template writes after it.
+An answer is the trained text of one message, column or text, with the stop after it. Its stop is the control tokens
+that end it, else the text that the template writes after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, sum_rows
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of
 
 ANSWERS, CUT, WITHOUT_STOP, EMPTIED = "answers", "answers_cut", "answers_without_stop", "prompts_emptied"
 TRAINED_OF = "trained_tokens."
@@ -55,30 +55,44 @@ def find_answers(spans: FlatSpans) -> Answers:
     Args:
         spans: the spans in tokens; they cover every row.
     """
-    place, row = np.arange(len(spans.role)), row_of(spans.counts)
-    trained, control, named = spans.weight > 0, spans.control & (spans.weight > 0), spans.message >= 0
-    joined = np.zeros(len(place) + 1, bool)  # whether a span and the one before are trained, in one row
-    joined[1:-1] = trained[1:] & trained[:-1] & (row[1:] == row[:-1])
-    closes = control & ~named & joined[:-1] & ~joined[1:]
-    opens = trained & ~joined[:-1]
-    opens[1:] |= trained[1:] & (spans.role[1:] != spans.role[:-1]) & ~closes[1:]
-    latest = _latest(named & trained)
-    before = np.append(-1, latest[:-1])
-    opens |= trained & named & (before >= _latest(opens)) & (spans.message[before] != spans.message)
+    trained = spans.weight > 0
+    if not trained.any():
+        return Answers(*(np.zeros(0, np.int64) for _ in range(5)))
+    opens, closes = _bounds(spans, trained)
     first = np.flatnonzero(opens)
-    last = np.append(first[1:], len(place)) - 1
-    last = np.minimum(last, _latest(trained)[last])
-    end_control = _latest(control)[last]
-    by_control = (end_control >= first) & (latest[last] <= end_control)
-    runs = control & (opens | ~np.append(False, control[:-1]))
-    same = (last > first) & (~named[last] | (spans.message[last] == spans.message[last - 1]))
-    stop = np.where(by_control, _latest(runs)[end_control], np.where(same, last, last + 1))
-    template = spans.role[first] == _TEMPLATE  # its control tokens start turns, except for a final EOS
-    stop = np.where(template, np.where(closes[last], last, last + 1), stop)
+    last = _latest(trained)[np.append(first[1:], len(trained)) - 1]
+    stop = np.where(spans.role[first] == _TEMPLATE, last + ~closes[last], _stops(spans, trained, opens, first, last))
     chosen = (stop <= last) | np.isin(spans.role[first], _OF_ANSWERS)
     first, stop, last = first[chosen], stop[chosen], last[chosen]
     start, end = token_bounds(spans)
-    return Answers(row[first], first, start[first], np.where(stop > last, end[last], start[stop % len(place)]), end[last])
+    stops_at = np.where(stop > last, end[last], start[np.minimum(stop, last)])
+    return Answers(row_of(spans.counts)[first], first, start[first], stops_at, end[last])
+
+
+def _bounds(spans: FlatSpans, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether each span is the first of a trained text, and whether it is a final EOS; both bool [spans]."""
+    row, named = row_of(spans.counts), spans.message >= 0
+    joined = np.zeros(len(row) + 1, bool)  # whether a span and the one before are trained, in one row
+    joined[1:-1] = trained[1:] & trained[:-1] & (row[1:] == row[:-1])
+    closes = trained & spans.control & ~named & joined[:-1] & ~joined[1:]
+    opens = trained & ~joined[:-1]
+    opens[1:] |= trained[1:] & (spans.role[1:] != spans.role[:-1]) & ~closes[1:]
+    before = np.append(-1, _latest(named & trained)[:-1])
+    opens |= trained & named & (before >= _latest(opens)) & (spans.message[before] != spans.message)
+    return opens, closes
+
+
+def _stops(spans: FlatSpans, trained: np.ndarray, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
+    """Return the first span of the stop of each trained text, or the span after its last one.
+
+    The stop starts at the control tokens after the last content. Without any, it is the text after the content.
+    """
+    control, named = trained & spans.control, spans.message >= 0
+    runs = control & (opens | ~np.append(False, control[:-1]))
+    final = _latest(control)[last]
+    by_control = (final >= first) & (_latest(named & trained)[last] <= final)
+    text = (last > first) & (~named[last] | (spans.message[last] == spans.message[last - 1]))
+    return np.where(by_control, _latest(runs)[final], last + ~text)
 
 
 def token_bounds(spans: FlatSpans) -> tuple[Ints, Ints]:
@@ -160,7 +174,7 @@ def unstopped_warning(config: PipelineConfig, counters: Mapping[str, int]) -> st
     shorten = "" if strategy == "smart" else " `length.strategy: smart`, which shortens prompts first, or"
     return (
         f"warning: {counters[WITHOUT_STOP]:,} of {counters[ANSWERS]:,} answers ({found:.2%}, above "
-        f"validation.max_unstopped_fraction {allowed:.2%}) lost their end and stop token at max_length {longest:,}, so the "
+        f"validation.max_unstopped_fraction {allowed:.2%}) lost their end and stop at max_length {longest:,}, so the "
         f"model does not learn to end them; raise tokenizer.max_length, or set{shorten} `length.strategy: drop`"
     )
 
@@ -207,7 +221,8 @@ def _emptied(spans: FlatSpans, answers: Answers, present: Ints) -> np.ndarray:
         present: int64 [spans], the number of tokens in the documents.
     """
     empty = np.zeros(len(answers.row), bool)
-    asked = np.flatnonzero((spans.weight == 0) & (spans.message >= 0) & ~spans.control & np.isin(spans.role, _QUESTIONS))
+    content = (spans.weight == 0) & (spans.message >= 0) & ~spans.control
+    asked = np.flatnonzero(content & np.isin(spans.role, _QUESTIONS))
     if not len(asked) or not len(empty):
         return empty
     row = row_of(spans.counts)[asked]
@@ -237,8 +252,9 @@ def _by_role_and_turn(spans: FlatSpans, trained: Ints) -> dict[str, int]:
     so_far = np.cumsum(asks)
     turn = so_far - np.repeat(np.append(0, so_far)[spans.offsets[:-1]], spans.counts)
     spoken = np.isin(spans.role, _SPEAKERS)
-    turns = np.bincount(np.clip(turn[spoken], 1, LATER_TURNS), trained[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
-    names = [f"turn_{number}" for number in range(LATER_TURNS)] + [f"turn_{LATER_TURNS}_and_later"]
+    number = np.clip(turn[spoken], 1, LATER_TURNS)
+    turns = np.bincount(number, trained[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
+    names = [*(f"turn_{turn}" for turn in range(LATER_TURNS)), f"turn_{LATER_TURNS}_and_later"]
     counts = {**dict(zip(ROLES, roles, strict=True)), **dict(zip(names, turns, strict=True))}
     return {f"{TRAINED_OF}{name}": count for name, count in counts.items() if count}
 

@@ -47,8 +47,8 @@ def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
     yield f"{counters[ANSWERS]:,} answers; {cut:,} cut, {unstopped:,} without their stop, {emptied:,} prompts emptied"
     counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
     turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
-    shown = [", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in part.items()) for part in (counts, turns)]
-    yield f"trained tokens: {'; '.join(filter(None, shown))}"
+    lists = [[f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()] for found in (counts, turns)]
+    yield f"trained tokens: {'; '.join(', '.join(found) for found in lists if found)}"
 
 
 def _turn_number(name: str) -> int:
