@@ -36,9 +36,9 @@ def to_sequences(
     short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
     dropped = len(whole.ids) - len(short.ids)
     filtered = len(whole.rows) - len(short.rows)
-    kept = short
-    if length.packing != "concat" and (short.lengths > max_length).any():
-        kept = _shorten(short, spans, answers, _longest(table, short), length, max_length, order)
+    kept, longest = short, _longest(table, short)
+    if length.packing != "concat" and (longest > max_length).any():
+        kept = _shorten(short, spans, answers, longest, length, max_length, order)
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
     kept, rejects, counters["tokens_rejected"] = _reject(kept, max_length)
     rows_out = len(kept.rows)
