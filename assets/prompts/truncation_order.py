@@ -47,7 +47,7 @@ class TruncationOrder:
     keep: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "ranks": list(self.ranks)}
 
 
 Strategy = Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"]
