@@ -21,7 +21,7 @@ class ColumnsStage(Stage):
     name = "columns"
     version = 4
     upstream = ("raw", "schema")
-    libraries = ("pyarrow", "numpy")
+    libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
