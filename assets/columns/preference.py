@@ -15,7 +15,7 @@ from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, values_of
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, sum_rows
 
 TRUE_LABELS = ("true", "yes", "1", "desirable", "good", "chosen")
 FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")

@@ -203,7 +203,9 @@ ANSWERED = [{"role": "assistant", "content": "a"}]
 OPEN = [*ASKED, {"role": "assistant", "content": "It is"}]
 
 
-@pytest.mark.parametrize(("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (OPEN, ANSWERED), (ASKED[0], ANSWERED)])
+@pytest.mark.parametrize(
+    ("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (OPEN, ANSWERED), (ASKED[0], ANSWERED)]
+)
 def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, completion: Any) -> None:
     def messages(value: Any, role: str) -> list[Row]:
         talk = [value] if isinstance(value, dict) else value
