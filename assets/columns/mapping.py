@@ -188,6 +188,18 @@ def _values(profile: Profile) -> str:
     return ", ".join(profile.facts.get("values") or ()) or profile.shape()
 
 
+def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
+    """Check that the data has the columns of `dataset.keep_columns`.
+
+    Raises:
+        ConfigError: a column or field does not exist.
+    """
+    names, setting = [column["column"] for column in columns], "dataset.keep_columns"
+    paths = [parse_path(text, names) for text in config.dataset.keep_columns]
+    if faults := [fault for path in paths for fault in _missing(config, columns, path, setting)]:
+        raise ConfigError(faults)
+
+
 def _missing(
     config: PipelineConfig, columns: Columns, source: Source, setting: str, line: int | None = None, name: str = ""
 ) -> list[Fault]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import plain_roles, resolve
+from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
 
@@ -34,7 +34,9 @@ class ColumnsStage(Stage):
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
-        mapping = resolve(context.config, context.manifest("schema").facts["columns"])
+        columns = context.manifest("schema").facts["columns"]
+        check_kept_columns(context.config, columns)
+        mapping = resolve(context.config, columns)
         return Work(
             context.input_chunks("raw"),
             lambda table: to_canonical(table, mapping),

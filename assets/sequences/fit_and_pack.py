@@ -21,7 +21,11 @@ from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offs
 
 
 def to_sequences(
-    table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None = None
+    table: pa.Table,
+    length: LengthConfig,
+    max_length: int,
+    order: TruncationOrder | None = None,
+    trained: bool = True,
 ) -> ChunkOutput:
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
@@ -29,6 +33,7 @@ def to_sequences(
         length: the YAML's `length` section.
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
+        trained: reject rows without a trained token.
     """
     whole = Documents.of(table)
     short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
@@ -36,10 +41,10 @@ def to_sequences(
     filtered = len(whole.rows) - len(short.rows)
     kept, fits = _shorten(short, table, length, max_length, order)
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
-    kept, rejects, counters["tokens_rejected"] = _reject(kept, fits, max_length)
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, fits, max_length, trained)
     rows_out = len(kept.rows)
     if length.strategy == "split" and length.packing != "concat":
-        kept, more = _split(kept, max_length, length.stride)
+        kept, more = _split(kept, max_length, length.stride, trained)
         counters |= more
     layout = LAYOUTS[length.packing](kept.lengths, max_length)
     counters["sequences"] = len(layout.pieces)
@@ -83,9 +88,12 @@ def _shorten(
     return documents, fit
 
 
-def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Documents, pa.Table, int]:
-    """Return the documents that fit and have a trained token, rejects for the others, and the others' token count."""
-    useless = fits & ~documents.are_trained()
+def _reject(
+    documents: Documents, fits: np.ndarray, max_length: int, trained: bool
+) -> tuple[Documents, pa.Table, int]:
+    """Return the documents that fit and, if `trained`, have a trained token; rejects for the others, and the others'
+    token count."""
+    useless = fits & ~documents.are_trained() if trained else np.zeros(len(fits), bool)
     reasons = (
         (~fits, f"parts that must not be truncated fill max_length {max_length}: no room is left for the answer"),
         (useless, f"no trained token is left within max_length {max_length}"),
@@ -98,13 +106,13 @@ def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Do
     return documents.select(~bad), join_rejects(rejects), int(documents.lengths[bad].sum())
 
 
-def _split(documents: Documents, max_length: int, stride: int) -> tuple[Documents, dict[str, int]]:
-    """Split documents; return the pieces that have a trained token, and counters."""
+def _split(documents: Documents, max_length: int, stride: int, trained: bool) -> tuple[Documents, dict[str, int]]:
+    """Split documents; return the pieces, only those with a trained token if `trained`, and counters."""
     row, start, size, overlap = overlapping(documents.lengths, max_length, stride)
     starts = offsets_of(documents.lengths)[:-1][row] + start
     pieces = documents.take(ranges(starts, size), size, documents.rows[row])
     pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
-    useful = pieces.are_trained()
+    useful = pieces.are_trained() if trained else np.ones(len(size), bool)
     counters = {
         "tokens_repeated": int(overlap.sum()),
         "tokens_left_out": int(size[~useful].sum()),

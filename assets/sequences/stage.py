@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
+from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
@@ -36,6 +37,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
 
@@ -55,9 +57,11 @@ class SequencesStage(Stage):
         return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings and `give_up`; keys contain the truncation order that `give_up` resolves to."""
+        """Return the settings; `give_up`, which keys contain as the truncation order that it resolves to; and the
+        columns kept in sidecars."""
         order = ("length.give_up",) if config.length.strategy == "smart" else ()
-        return {**self.settings(config), **read_settings(config, *order)}
+        kept = ("dataset.keep_columns",) if config.dataset.keep_columns else ()
+        return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]
@@ -71,8 +75,15 @@ class SequencesStage(Stage):
         settings = {"order": order} if order else {}
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
+    def lengths(self, table: pa.Table) -> pa.Table:
+        """Return the number of tokens of each sequence; for pairs, of the longer side."""
+        lengths = row_lengths(table)
+        kind = pa.uint16() if lengths.max(initial=0) < 1 << 16 else pa.uint32()
+        return pa.table({sequence_schema.LENGTH: pa.array(lengths, kind)})
+
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Return what loaders need: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
+        """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
+        whether they have labels."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -81,6 +92,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
+            "labels": _is_trained(context.manifest("columns").facts["mapping"]),
         }
 
 
@@ -122,6 +134,11 @@ def in_turn(render: Encode, tokenize: Encode) -> Encode:
     return encode
 
 
+def _is_trained(mapping: Mapping[str, Any]) -> bool:
+    """Whether rows have a part that is trained; prompts alone have none."""
+    return mapping["form"] != "prompt_only"
+
+
 Sequence = Callable[..., ChunkOutput]
 """Converts a chunk of tokens, and for drop_turns its rows in canonical form, to sequences."""
 
@@ -139,7 +156,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     check_length_settings(config, mapping)
     length, longest = config.length, config.tokenizer.max_length
     order = truncation_order(config, mapping) if length.strategy == "smart" else None
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
+    trained = _is_trained(mapping)
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
         dropped = ChunkOutput(tokens, tokens.num_rows)
@@ -150,8 +168,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         counters = {**dropped.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, packed.table, longest)
         counters[WEIGHTED] = int(any(name.endswith("weights") for name in packed.table.column_names))
-        trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
-        counters[TRAINED] = sum(int(np.count_nonzero(flags)) for flags in trained)
+        flags = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
+        counters[TRAINED] = sum(map(int, map(np.count_nonzero, flags)))
         rejects = join_rejects([dropped.rejects, packed.rejects])
         return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
 

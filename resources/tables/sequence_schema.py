@@ -25,6 +25,12 @@ DOCUMENT_LENGTHS = "document_lengths"
 LABEL = "label"
 """bool, for KTO only: whether the completion is desirable."""
 
+RAW_ROW = "_row"
+"""int32, the raw row of each row of a sidecar, ascending."""
+
+LENGTH = "length"
+"""uint16 or uint32, the number of tokens of each sequence; for pairs, of the longer side. In an object of its own."""
+
 TOKEN_COLUMNS = (INPUT_IDS, TRAINED, WEIGHTS)
 """Columns with one value per token, which make up nearly all bytes of a chunk."""
 

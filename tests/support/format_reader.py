@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-FORMAT = b"tokenloom store 2\n"
+FORMAT = b"tokenloom store 3\n"
 MIB = 1 << 20
 
 
@@ -39,7 +39,7 @@ class ReadManifest:
     def __init__(self, store: Path, digest: str):
         table = read_object(store, digest)
         self.head = json.loads(table.schema.metadata[b"tokenloom"])
-        if self.head["version"] != 3:
+        if self.head["version"] != 4:
             raise RefusedError(f"manifest version {self.head['version']}")
         self.chunks: list[dict[str, Any]] = table.to_pylist()
         self.digest = digest_of(
@@ -53,12 +53,20 @@ def open_store(store: Path) -> Path:
     return store
 
 
+def read_record(store: Path, name: str) -> Any:
+    record = json.loads((store / name).read_bytes())
+    if record["digest"] != digest_of({"content": record["content"], "name": name}):
+        raise RefusedError(f"{name} is damaged")
+    return record["content"]
+
+
 def latest(store: Path, name: str, stage: str) -> ReadManifest:
-    return ReadManifest(store, json.loads((store / "datasets" / name / f"{stage}.json").read_bytes())["manifest"])
+    return ReadManifest(store, read_record(store, f"datasets/{name}/{stage}.json")["manifest"])
 
 
 def versions(store: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_bytes()) for path in sorted((store / "versions" / name).iterdir())]
+    folder = f"versions/{name}"
+    return [read_record(store, f"{folder}/{path.name}") for path in sorted((store / folder).iterdir())]
 
 
 def blocks_of(data: bytes) -> str:

@@ -89,7 +89,8 @@ def test_the_next_build_recomputes_only_that_chunk(built: Built, stage: str, kin
     flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
     (finding,) = check(store, "small").findings
     assert (finding.kind, finding.problem, finding.dataset, finding.stage) == (kind, lost, "small", stage)
-    place = f"{chunk['source']}:{chunk['offset'] + 1}" if chunk["offset"] >= 0 else chunk["source"]
+    run = chunk["runs"][0]
+    place = f"{run['source']}:{run['offset'] + 1}" if run["offset"] >= 0 else run["source"]
     assert (finding.place, finding.digest) == (place, chunk[kind])
     assert not path.exists()
     rebuilt = build(config, store)
@@ -219,7 +220,7 @@ def test_the_command_prints_findings_and_remedies(built: Built, tmp_path: Path) 
     flip(path, 1000)
     kept = run("verify", "small", "--keep-damaged", folder=tmp_path)
     assert (kept.returncode, path.exists()) == (4, True)
-    place = f"{chunk['source']}:{chunk['offset'] + 1}"
+    place = f"{chunk['runs'][0]['source']}:{chunk['runs'][0]['offset'] + 1}"
     assert f"small/tokens: output of {place} is damaged: {chunk['output']}" in kept.stdout
     printed = run("verify", "--json", folder=tmp_path)
     assert printed.returncode == 4
