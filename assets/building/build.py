@@ -185,7 +185,8 @@ class Build:
         chunks, _, _ = self._results(stage, work, parts)
         if len(chunks) != count:
             raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")
-        return self.store.put_manifest_object(Manifest(self.name, SIDECARS, tuple(chunks), parts=asdict(parts)))
+        manifest = Manifest(self.name, SIDECARS, tuple(chunks), parts=asdict(parts))
+        return self.store.put_manifest_object(replace(manifest, facts=stage.facts(context, manifest)))
 
     def reject_reasons(self, stage: str) -> str:
         """Return why rows of a stage were rejected, in one line."""
