@@ -58,10 +58,18 @@ class SequenceReader:
         self.kept = KeptColumns(*kept, len(self._open)) if kept else None
 
     @classmethod
-    def of_tables(cls, tables: Sequence[pa.Table]) -> SequenceReader:
-        """Return a reader of tables in memory."""
+    def of_tables(
+        cls,
+        tables: Sequence[pa.Table],
+        labels: bool = True,
+        keep_columns: Sequence[str] = (),
+        sidecars: Sequence[pa.Table | None] = (),
+    ) -> SequenceReader:
+        """Return a reader of tables in memory; `sidecars` are those of the tables if there are `keep_columns`."""
         weighted = any(name.endswith(WEIGHTS) for table in tables for name in table.column_names)
-        return cls([table.num_rows for table in tables], lambda chunk: InMemory(tables[chunk]), weighted)
+        rows, kept = [table.num_rows for table in tables], (keep_columns, sidecars.__getitem__)
+        load = [InMemory(table) for table in tables].__getitem__
+        return cls(rows, load, weighted, labels=labels, kept=kept if keep_columns else None)
 
     @classmethod
     def joined(cls, readers: Sequence[SequenceReader]) -> SequenceReader:

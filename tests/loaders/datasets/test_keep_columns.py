@@ -13,7 +13,7 @@ import pytest
 
 from support.loaded_rows import settings, write_rows
 from support.store_files import age, flip, object_path
-from tokenloom import open_dataset
+from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.building.explain import explain
 from tokenloom.assets.stage.definition import ChunkSize
@@ -165,6 +165,28 @@ def test_in_a_mixture_a_dataset_without_the_column_gives_none(
                 name: expected[question][name] if name in names else None for name in KEPT
             }
     assert kinds == {"whole", "some", "bare"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_streams_carry_the_values_of_their_rows(
+    folder: tuple[Path, Rows], tokenizer_folder: Path, tmp_path: Path, packing: str, workers: int
+) -> None:
+    config = config_of(
+        folder[0],
+        tokenizer_folder,
+        dataset={"streaming": True},
+        dataloader={"num_workers": workers},
+        length={"packing": packing},
+    )
+    seen: list[str] = []
+    for batch in DataPipeline(config, tmp_path).get_dataloader("train", shuffle=True).unwrap():
+        if packing == "none":
+            seen += check(batch, folder[1])
+        else:
+            for number in range(len(batch["q"])):
+                seen += check({name: batch[name][number] for name in KEPT}, folder[1])
+    assert sorted(seen) == sorted(row["q"] for row in folder[1])
 
 
 def test_another_column_recomputes_sidecars_alone(
