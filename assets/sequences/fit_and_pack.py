@@ -88,9 +88,7 @@ def _shorten(
     return documents, fit
 
 
-def _reject(
-    documents: Documents, fits: np.ndarray, max_length: int, trained: bool
-) -> tuple[Documents, pa.Table, int]:
+def _reject(documents: Documents, fits: np.ndarray, max_length: int, trained: bool) -> tuple[Documents, pa.Table, int]:
     """Return the documents that fit and, if `trained`, have a trained token; rejects for the others, and the others'
     token count."""
     useless = fits & ~documents.are_trained() if trained else np.zeros(len(fits), bool)

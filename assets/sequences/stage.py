@@ -83,7 +83,7 @@ class SequencesStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
-        whether they have labels."""
+        what a row is."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -92,7 +92,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
-            "labels": _is_trained(context.manifest("columns").facts["mapping"]),
+            "kind": _kind(context.manifest("columns").facts["mapping"]),
         }
 
 
@@ -134,9 +134,9 @@ def in_turn(render: Encode, tokenize: Encode) -> Encode:
     return encode
 
 
-def _is_trained(mapping: Mapping[str, Any]) -> bool:
-    """Whether rows have a part that is trained; prompts alone have none."""
-    return mapping["form"] != "prompt_only"
+def _kind(mapping: Mapping[str, Any]) -> str:
+    """Return the kind of row that a resolved mapping gives."""
+    return sequence_schema.KINDS.get(mapping["form"], sequence_schema.SEQUENCE)
 
 
 Sequence = Callable[..., ChunkOutput]
@@ -156,7 +156,7 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     check_length_settings(config, mapping)
     length, longest = config.length, config.tokenizer.max_length
     order = truncation_order(config, mapping) if length.strategy == "smart" else None
-    trained = _is_trained(mapping)
+    trained = _kind(mapping) != sequence_schema.PROMPT
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:

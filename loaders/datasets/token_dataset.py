@@ -25,9 +25,8 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 from tokenloom.resources.store.read_lock import ReadLock
-from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints, one_array
-from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, LENGTH
+from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
 
 
 class TokenDataset(Dataset[dict[str, torch.Tensor]]):
@@ -84,7 +83,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         def sidecar(chunk: int) -> pa.Table:
             return MappedObject(objects, sidecars[chunk], name, verify=verify).table
 
-        rows, has_labels = [chunk.table_rows for chunk in chunks], self._facts["labels"]
+        rows, has_labels = [chunk.table_rows for chunk in chunks], self.kind != PROMPT
         kept = (self.keep_columns, sidecar) if self.keep_columns else None
         return SequenceReader(rows, opened, self._weighted, self._all_trained, has_labels, kept)
 
@@ -142,11 +141,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     @property
     def kind(self) -> str:
         """Kind of row: `sequence`, `prompt`, `pair` (preference data) or `labelled sequence` (KTO data)."""
-        if not self._facts["labels"]:
-            return "prompt"
-        columns = self._store.objects.get(self._chunks[0].output).column_names if self._chunks else []
-        is_pair = f"{SIDES[0]}_{INPUT_IDS}" in columns
-        return "labelled sequence" if LABEL in columns else "pair" if is_pair else "sequence"
+        return self._facts["kind"]
 
     @property
     def tokenizer_path(self) -> str:

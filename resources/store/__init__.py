@@ -19,4 +19,14 @@ from tokenloom.resources.store.cache_key import KeyParts
 from tokenloom.resources.store.manifest import Manifest, ManifestChunk, Run
 from tokenloom.resources.store.versions import Version
 
-__all__ = ["Action", "ArtifactStore", "KeyParts", "Manifest", "ManifestChunk", "Missed", "Run", "Version", "default_store"]
+__all__ = [
+    "Action",
+    "ArtifactStore",
+    "KeyParts",
+    "Manifest",
+    "ManifestChunk",
+    "Missed",
+    "Run",
+    "Version",
+    "default_store",
+]

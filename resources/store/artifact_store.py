@@ -177,7 +177,7 @@ class ArtifactStore:
             output=self.objects.put(data),
             bytes=data.size,
             rejects=rejects_digest,
-            lengths=self.objects.put(encode_table(lengths, compressed=True)) if lengths is not None else None,
+            lengths=self.objects.put(encode_table(lengths, compressed=False)) if lengths is not None else None,
             **counts,
             table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",

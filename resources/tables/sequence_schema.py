@@ -31,6 +31,10 @@ RAW_ROW = "_row"
 LENGTH = "length"
 """uint16 or uint32, the number of tokens of each sequence; for pairs, of the longer side. In an object of its own."""
 
+SEQUENCE, PROMPT = "sequence", "prompt"
+KINDS = {"preference": "pair", "kto": "labelled sequence", "prompt_only": PROMPT}
+"""What a row is, by the canonical form that it comes from; rows of other forms are sequences. Prompts have no labels."""
+
 TOKEN_COLUMNS = (INPUT_IDS, TRAINED, WEIGHTS)
 """Columns with one value per token, which make up nearly all bytes of a chunk."""
 

@@ -14,7 +14,14 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.tables.ragged import list_array, offsets_of
 
-FACTS = {"pad_token_id": 0, "vocab_size": 60_000, "max_length": 1 << 20, "packed": False, "tokenizer": "", "labels": True}
+FACTS = {
+    "pad_token_id": 0,
+    "vocab_size": 60_000,
+    "max_length": 1 << 20,
+    "packed": False,
+    "tokenizer": "",
+    "kind": "sequence",
+}
 VALUES = {"input_ids": np.uint16, "trained": np.uint8, "weights": np.float32}
 
 

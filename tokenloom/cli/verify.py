@@ -54,7 +54,10 @@ def _report(result: Verification, keep_damaged: bool) -> list[str]:
     count = f"{result.objects:,} objects ({size(result.bytes)}) checked"
     dropped = f"; {result.dropped:,} outputs were dropped, as keep: sequences allows" if result.dropped else ""
     found = Counter(finding.problem for finding in result.findings)
-    fate = {"damaged": f"damaged and {'kept' if keep_damaged else 'removed'}", "unknown": "unknown, which nothing reads"}
+    fate = {
+        "damaged": f"damaged and {'kept' if keep_damaged else 'removed'}",
+        "unknown": "unknown, which nothing reads",
+    }
     counts = [f"{found[problem]:,} {fate.get(problem, problem)}" for problem in sorted(found)]
     if not found["damaged"] + found["missing"]:
         counts.insert(0, "none damaged or missing")

@@ -35,7 +35,11 @@ Rows = list[dict[str, Any]]
 def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """The oracle: the kept values of a raw row."""
     tags = row["tags"] or [None]
-    return {**{name: row[name] for name in ("q", "source", "meta")}, "meta.score": row["meta"]["score"], "tags[0]": tags[0]}
+    return {
+        **{name: row[name] for name in ("q", "source", "meta")},
+        "meta.score": row["meta"]["score"],
+        "tags[0]": tags[0],
+    }
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,8 @@ def budgeted(*names: str, store: Path) -> TokenLoader:
 def test_a_token_budget_opens_no_chunk(tmp_path: Path, names: tuple[str, ...]) -> None:
     written = [write_sequences(tmp_path, name, [30_000, 20_000, 0, 40_000], mean=200, seed=ord(name)) for name in names]
     batches = list(budgeted(*names, store=tmp_path))
-    for one in written:
-        for path in one.objects():
-            path.unlink()
+    for path in {path for one in written for path in one.objects()}:
+        path.unlink()
     loader = budgeted(*names, store=tmp_path)
     assert len(loader) == len(batches)
     steps = list(loader.steps())
@@ -51,7 +50,9 @@ def test_lengths_of_pairs_are_those_of_the_longer_side(tmp_path: Path, tokenizer
     store = ArtifactStore(tmp_path)
     build, _ = build_canonical(config, store, "preference", [table_of("preference", rows)])
     dataset = open_dataset(build.name, store=tmp_path)
-    longer = [max(len(row["chosen_input_ids"]), len(row["rejected_input_ids"])) for row in map(dataset.__getitem__, range(20))]
+    longer = [
+        max(len(row["chosen_input_ids"]), len(row["rejected_input_ids"])) for row in map(dataset.__getitem__, range(20))
+    ]
     assert dataset.lengths(np.arange(20)).tolist() == longer
 
 
@@ -73,11 +74,13 @@ def test_prompts_have_no_labels(tmp_path: Path, side: str) -> None:
     write_sequences(tmp_path, "a", [3000, 3000], mean=50)
     store = ArtifactStore(tmp_path)
     manifest = store.manifest("a")
-    store.put_manifest(replace(manifest, dataset="prompts", facts={**manifest.facts, "labels": False}))
+    store.put_manifest(replace(manifest, dataset="prompts", facts={**manifest.facts, "kind": "prompt"}))
     dataset, trained = open_dataset("prompts", store=tmp_path), open_dataset("a", store=tmp_path)
     assert dataset.kind == "prompt"
     assert set(dataset[3]) == {"input_ids", "attention_mask"}
-    loaders = [TokenLoader(each, padding="longest", padding_side=side, world_size=3, rank=2) for each in (dataset, trained)]
+    loaders = [
+        TokenLoader(each, padding="longest", padding_side=side, world_size=3, rank=2) for each in (dataset, trained)
+    ]
     for batch, other in zip(*loaders, strict=True):
         assert batch.keys() == {"input_ids", "attention_mask"}
         assert all((batch[name] == other[name]).all() for name in batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import threading
@@ -17,7 +18,11 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.store_files import snapshot
+from support.terminal import run
+from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import DatasetNotFoundError, StoreError
+from tokenloom.loaders import open_mixture
 from tokenloom.resources.digest import canonical_json
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.actions import ActionStore
@@ -132,7 +137,8 @@ RUNS = (Run("a.csv", 0, 0), Run("b.csv", 3, 0), Run("c.csv", 4, 7), Run("d.json"
 
 
 @pytest.mark.parametrize(
-    ("position", "place"), [(0, "a.csv:1"), (2, "a.csv:3"), (3, "b.csv:1"), (4, "c.csv:8"), (9, "c.csv:13"), (12, "d.json")]
+    ("position", "place"),
+    [(0, "a.csv:1"), (2, "a.csv:3"), (3, "b.csv:1"), (4, "c.csv:8"), (9, "c.csv:13"), (12, "d.json")],
 )
 def test_the_place_of_a_row_is_in_its_run(store: ArtifactStore, position: int, place: str) -> None:
     shared = replace(chunk("o" * 64), runs=RUNS)
@@ -173,10 +179,31 @@ def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
         Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
 
 
-def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "FORMAT").write_text("tokenloom store 99\n")
-    with pytest.raises(StoreError, match="tokenloom store 99"):
-        ArtifactStore(tmp_path)
+@pytest.mark.parametrize(
+    ("found", "writer"), [("tokenloom store 2", "tokenloom 0.1"), ("tokenloom store 99", "another version")]
+)
+def test_a_store_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, found: str, writer: str) -> None:
+    from support.datasets_on_disk import write_dataset
+
+    config, store = write_dataset(tmp_path, 20), tmp_path / "old"
+    for name, content in (("FORMAT", f"{found}\n"), ("objects/ab/x.arrow", "x"), ("datasets/small/raw.json", "{}")):
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / name).write_text(content)
+    before = snapshot(store)
+    remedy = f"{re.escape(str(store))} has the format '{found}', written by {writer}.*build into another.*or delete"
+    for opened in (
+        lambda: ArtifactStore(store),
+        lambda: open_dataset("small", store=store),
+        lambda: open_mixture("small", store=store),
+        lambda: DataPipeline.from_config(config, store=store).unwrap().build().unwrap(),
+    ):
+        with pytest.raises(StoreError, match=remedy):
+            opened()
+    for command in (["build", config], ["gc", "--delete"], ["verify"], ["versions", "small"]):
+        done = run(*command, "--store", store, folder=tmp_path)
+        assert done.returncode == 4
+        assert found in done.stderr
+    assert snapshot(store) == before
 
 
 def test_a_missing_dataset_is_reported_with_the_existing_ones(store: ArtifactStore) -> None:
