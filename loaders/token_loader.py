@@ -82,7 +82,7 @@ class TokenLoader(DataLoader[Any]):
     `cu_seqlens` [documents + 1] and int `max_seqlen`. Datasets with weights other than 0 and 1 add float32
     `loss_weights` of that shape. Preference datasets have all keys twice, prefixed with `chosen_` and `rejected_`, each
     side padded separately. KTO datasets add `label`, bool [batch_size]. Prompts have no `labels`. Each column of
-    `keep_columns` is a list with a Python value per row; for packed rows, with a list per row of one value per document.
+    `keep_columns` is a list with a Python value per row; for packed rows, a list of one value per document.
 
     Each iteration is one epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
     position. `state_dict` and `load_state_dict` resume at any step, on any number of ranks and workers, and with any

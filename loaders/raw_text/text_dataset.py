@@ -14,11 +14,11 @@ from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.raw_text.encoding import TextEncoder
 from tokenloom.loaders.raw_text.text_files import text_files, tokenized_file
-from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.address_space import flat_values
+from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.tables.ragged import list_array, offsets_of
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of
 from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, TRAINED
 
 TRAIN = "train"

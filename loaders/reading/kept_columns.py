@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,13 +73,10 @@ class KeptColumns:
             counts = counts * real
         rows = self._rows.values.lists(self._rows.values.places(chunks, first), counts)
         of_documents = self._of_documents(np.repeat(chunks, counts), rows)
-        bounds = offsets_of(counts).tolist()
+        bounds = [*pairwise(offsets_of(counts).tolist())]
         if packed:
-            return {
-                name: [values[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
-                for name, values in of_documents.items()
-            }
-        at = [begin if end > begin else -1 for begin, end in zip(bounds, bounds[1:], strict=False)]
+            return {name: [values[begin:end] for begin, end in bounds] for name, values in of_documents.items()}
+        at = [begin if end > begin else -1 for begin, end in bounds]
         return {name: [*map([*values, None].__getitem__, at)] for name, values in of_documents.items()}
 
     def _of_documents(self, chunks: Ints, rows: np.ndarray) -> dict[str, list[Any]]:

@@ -106,10 +106,11 @@ class ArtifactStore:
             return
         if stored != FORMAT:
             found = stored.strip()[:60]
+            writer = WRITERS.get(found, "another version of tokenloom")
             raise StoreError(
-                f"the store {self.address} has the format {found!r}, written by {WRITERS.get(found, 'another version')}, "
-                f"but this version of tokenloom reads {FORMAT.strip()!r}; build into another store (--store or "
-                f"$TOKENLOOM_STORE), or delete {self.address} and build again"
+                f"the store {self.address} has the format {found!r}, written by {writer}; this version reads "
+                f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "
+                "and build again"
             )
 
     def prepare(self) -> None:

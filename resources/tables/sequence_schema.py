@@ -33,7 +33,7 @@ LENGTH = "length"
 
 SEQUENCE, PROMPT = "sequence", "prompt"
 KINDS = {"preference": "pair", "kto": "labelled sequence", "prompt_only": PROMPT}
-"""What a row is, by the canonical form that it comes from; rows of other forms are sequences. Prompts have no labels."""
+"""What a row is, by its canonical form; rows of other forms are sequences. Prompts have no labels."""
 
 TOKEN_COLUMNS = (INPUT_IDS, TRAINED, WEIGHTS)
 """Columns with one value per token, which make up nearly all bytes of a chunk."""

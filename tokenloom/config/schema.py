@@ -102,8 +102,8 @@ class DatasetConfig(Section):
     """Maps each role to the source of its values: a column, a path such as `answers[0].text`, a text with `{column}`
     placeholders, `choices[{answer}]`, or `{constant: value}`. Example: `{prompt: question, completion: answer}`."""
     keep_columns: Names = ()
-    """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists: `batch["answer"]`.
-    They are not tokenized, and need not be part of the template."""
+    """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
+    `batch["answer"]`. They are not tokenized, and need not be part of the template."""
     filters: Names = ()
     """Row conditions, e.g. `len(output) > 0`. Rows that fail a condition are dropped and counted as filtered."""
 

@@ -180,9 +180,10 @@ def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "writer"), [("tokenloom store 2", "tokenloom 0.1"), ("tokenloom store 99", "another version")]
+    ("found", "writer"),
+    [("tokenloom store 2", "tokenloom 0.1"), ("tokenloom store 99", "another version of tokenloom")],
 )
-def test_a_store_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, found: str, writer: str) -> None:
+def test_a_store_of_another_format_is_refused_and_kept(tmp_path: Path, found: str, writer: str) -> None:
     from support.datasets_on_disk import write_dataset
 
     config, store = write_dataset(tmp_path, 20), tmp_path / "old"
