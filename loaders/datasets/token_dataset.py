@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError, did_you_mean
@@ -29,7 +28,7 @@ from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
 
 
-class TokenDataset(Dataset[dict[str, torch.Tensor]]):
+class TokenDataset(Dataset[dict[str, Any]]):
     """The sequences of one split of a built dataset, as a map-style dataset. `open_dataset` opens one by name.
 
     `dataset[i]` is row i without padding: int64 [length] `input_ids`, `attention_mask` and `labels` (-100 where not
@@ -64,7 +63,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return sum(chunk.table_rows for chunk in self._chunks)
 
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, row: int) -> dict[str, Any]:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))

@@ -165,7 +165,7 @@ def test_in_a_mixture_a_dataset_without_the_column_gives_none(
             kinds.add(kind)
             names = {"whole": KEPT, "some": ("q", "source"), "bare": ()}[kind]
             assert {name: batch[name][number] for name in KEPT} == {
-                name: expected[question][name] if name in names else None for name in KEPT
+                name: expected[str(question)][name] if name in names else None for name in KEPT
             }
     assert kinds == {"whole", "some", "bare"}
 
@@ -261,7 +261,7 @@ def test_exports_have_the_columns(
     path = tmp_path / "kept.yaml"
     path.write_text(json.dumps({"name": "kept", **given.model_dump(mode="json", exclude_unset=True)}))
     assert main(["export", str(path), str(tmp_path / "out"), "--to", layout, "--store", str(tmp_path / "store")]) == 0
-    found = (
+    found: Any = (
         datasets.load_from_disk(str(tmp_path / "out"))["train"]
         if layout == "hf"
         else datasets.load_dataset("parquet", data_files=str(tmp_path / "out" / "train*" / "*"), split="train")

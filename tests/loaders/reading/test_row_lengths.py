@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def test_a_token_budget_opens_no_chunk(tmp_path: Path, names: tuple[str, ...]) -
     assert [len(step.rows) for step in steps] == [len(batch["input_ids"]) for batch in batches]
     rows = np.concatenate([step.rows for step in steps])
     lengths = [len(ids) for one in written for ids, _, _ in one.rows]
-    assert loader.dataset.dataset.lengths(rows).tolist() == [lengths[row] for row in rows]
+    data: Any = loader.dataset
+    assert data.dataset.lengths(rows).tolist() == [lengths[row] for row in rows]
 
 
 def test_lengths_of_pairs_are_those_of_the_longer_side(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -70,7 +72,7 @@ def test_damaged_lengths_are_reported(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_prompts_have_no_labels(tmp_path: Path, side: str) -> None:
+def test_prompts_have_no_labels(tmp_path: Path, side: Literal["left", "right"]) -> None:
     write_sequences(tmp_path, "a", [3000, 3000], mean=50)
     store = ArtifactStore(tmp_path)
     manifest = store.manifest("a")

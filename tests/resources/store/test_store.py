@@ -51,6 +51,7 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
         output=output,
         bytes=9,
         rejects=None,
+        lengths=None,
         table_rows=3,
         blocks="",
         **COUNTS,
