@@ -74,6 +74,34 @@ def blocks_of(data: bytes) -> str:
     return "".join(blake3(data[begin : begin + MIB]).digest(length=16).hex() for begin in begins)
 
 
+def read_lengths(store: Path, chunk: dict[str, Any]) -> list[int]:
+    """The number of tokens of each row of a chunk of sequences."""
+    return read_object(store, chunk["lengths"])["length"].to_pylist()
+
+
+def read_kept(store: Path, manifest: ReadManifest, number: int, row: int) -> dict[str, list[Any]]:
+    """The kept columns of a row of chunk `number` of sequences: by name, the values of its documents."""
+    sidecars = ReadManifest(store, manifest.head["notes"]["sidecars"])
+    sidecar = read_object(store, sidecars.chunks[number]["output"])
+    rows = read_object(store, manifest.chunks[number]["output"])["rows"][row].as_py()
+    at = [sidecar["_row"].to_pylist().index(raw) for raw in rows]
+    return {name: [_value(sidecar[name][place]) for place in at] for name in sidecars.head["facts"]["columns"]}
+
+
+def _value(scalar: Any) -> Any:
+    value = scalar.as_py()
+    return json.loads(value) if str(scalar.type) == "extension<arrow.json>" and value is not None else value
+
+
+def place_of(chunk: dict[str, Any], row: int) -> str:
+    """The source of a raw row of a chunk, and its line or row."""
+    run = [run for run in chunk["runs"] if run["first"] <= row][-1]
+    if run["offset"] < 0:
+        return run["source"]
+    at = run["offset"] + row - run["first"]
+    return f"{run['source']}:{at + 1}" if chunk["unit"] == "line" else f"{run['source']} row {at}"
+
+
 def read_row(store: Path, manifest: ReadManifest, split: str, row: int) -> dict[str, list[Any]]:
     """Row i of a split, unpadded: input_ids, labels and loss_weights, of pairs under `chosen_` and `rejected_`."""
     for chunk in (chunk for chunk in manifest.chunks if chunk["split"] == split):
