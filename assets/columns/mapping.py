@@ -160,14 +160,18 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     return ColumnMapping(form, roles)
 
 
-def unused_by(mapping: ColumnMapping, columns: Columns) -> list[str]:
+def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
     """Return the columns with content that a mapping leaves unused, except metadata.
 
     Args:
         columns: as the schema stage describes them.
+        kept: `dataset.keep_columns`, which batches hold.
     """
+    paths = profiles(columns)
+    names = _names(paths)
     used = {_steps(path) for source in mapping.sources().values() for path in paths_of(source)}
-    return [profile.source for profile in unused_columns(profiles(columns), used)]
+    used |= {_steps(parse_path(text, names)) for text in kept}
+    return [profile.source for profile in unused_columns(paths, used)]
 
 
 def unused_notice(names: Sequence[str]) -> str:
@@ -272,6 +276,18 @@ def _detected(
 def _values(profile: Profile) -> str:
     """Return a column's values if they are few, else what they look like."""
     return ", ".join(profile.facts.get("values") or ()) or profile.shape()
+
+
+def check_kept_columns(config: PipelineConfig, columns: Columns) -> None:
+    """Check that the data has the columns of `dataset.keep_columns`.
+
+    Raises:
+        ConfigError: a column or field does not exist.
+    """
+    paths, setting = profiles(columns), "dataset.keep_columns"
+    kept = [parse_path(text, _names(paths)) for text in config.dataset.keep_columns]
+    if faults := [fault for path in kept for fault in _missing(config, paths, path, setting)]:
+        raise ConfigError(faults)
 
 
 def _missing(

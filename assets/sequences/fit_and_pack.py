@@ -18,7 +18,6 @@ from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.config import LengthConfig
-from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
@@ -27,7 +26,7 @@ def to_sequences(
     length: LengthConfig,
     max_length: int,
     order: TruncationOrder | None = None,
-    untrained: bool = False,
+    trained: bool = True,
 ) -> ChunkOutput:
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
@@ -35,7 +34,7 @@ def to_sequences(
         length: the YAML's `length` section, with the strategy for these rows.
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
-        untrained: whether to keep rows without a trained token, such as prompts.
+        trained: reject rows without a trained token.
     """
     spans = flat_spans(table["spans"])
     whole = Documents.of(table, spans)
@@ -47,11 +46,10 @@ def to_sequences(
     if length.packing != "concat" and (longest > max_length).any():
         kept = _shorten(short, spans, answers, longest, length, max_length, order)
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
-    useless = ~kept.are_trained() if not untrained else np.zeros(len(kept.rows), bool)
-    kept, rejects, counters["tokens_rejected"] = _reject(kept, useless, max_length)
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, max_length, trained)
     rows_out = len(kept.rows)
     if length.strategy == "split" and length.packing != "concat":
-        kept, more = _split(kept, max_length, length.stride)
+        kept, more = _split(kept, max_length, length.stride, trained)
         counters |= more
     counters |= count_answers(kept, answers, spans, whole.lengths)
     layout = LAYOUTS[length.packing](kept.lengths, max_length)
@@ -106,21 +104,22 @@ def _shorten(
     return shorter
 
 
-def _reject(documents: Documents, useless: Flags, max_length: int) -> tuple[Documents, pa.Table, int]:
-    """Return the documents that have a trained token, rejects for the others, and the others' token count."""
+def _reject(documents: Documents, max_length: int, trained: bool) -> tuple[Documents, pa.Table, int]:
+    """Return the documents, only those with a trained token if `trained`; rejects for the others, and their tokens."""
+    useless = ~documents.are_trained() if trained else np.zeros(len(documents.rows), bool)
     sizes = [f"{size} tokens" for size in documents.lengths[useless]]
     message = f"no trained token is left within max_length {max_length}"
     rejects = reject_rows(documents.rows[useless], "sequences", "answer_cut_off", "input_ids", message, sizes)
     return documents.select(~useless), rejects, int(documents.lengths[useless].sum())
 
 
-def _split(documents: Documents, max_length: int, stride: int) -> tuple[Documents, dict[str, int]]:
-    """Split documents; return the pieces that have a trained token, and counters."""
+def _split(documents: Documents, max_length: int, stride: int, trained: bool) -> tuple[Documents, dict[str, int]]:
+    """Split documents; return the pieces, only those with a trained token if `trained`, and counters."""
     row, start, size, overlap = overlapping(documents.lengths, max_length, stride)
     starts = offsets_of(documents.lengths)[:-1][row] + start
     pieces = documents.take(ranges(starts, size), size, documents.rows[row])
     pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
-    useful = pieces.are_trained()
+    useful = pieces.are_trained() if trained else np.ones(len(size), bool)
     counters = {
         "tokens_repeated": int(overlap.sum()),
         "tokens_left_out": int(size[~useful].sum()),

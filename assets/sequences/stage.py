@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.truncation_order import check_length_settings, length_strategy, truncation_order
 from tokenloom.assets.sequences.answers import of_answers
+from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
@@ -38,6 +39,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
 
@@ -60,9 +62,11 @@ class SequencesStage(Stage):
         return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings, `give_up` and `keep`; keys contain the truncation order that these resolve to."""
+        """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to; and
+        the columns kept in sidecars."""
         order = ("length.give_up", "length.keep") if config.length.strategy in (None, "smart") else ()
-        return {**self.settings(config), **read_settings(config, *order)}
+        kept = ("dataset.keep_columns",) if config.dataset.keep_columns else ()
+        return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]
@@ -74,12 +78,19 @@ class SequencesStage(Stage):
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
         order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
-        untrained = {"untrained": True} if mapping["form"] == "prompt_only" else {}
-        settings = {STRATEGY: strategy, **order, **untrained}
+        trained = {} if _kind(mapping) != sequence_schema.PROMPT else {"trained": False}
+        settings = {STRATEGY: strategy, **order, **trained}
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
+    def lengths(self, table: pa.Table) -> pa.Table:
+        """Return the number of tokens of each sequence; for pairs, of the longer side."""
+        lengths = row_lengths(table)
+        kind = pa.uint16() if lengths.max(initial=0) < 1 << 16 else pa.uint32()
+        return pa.table({sequence_schema.LENGTH: pa.array(lengths, kind)})
+
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Return what loaders need: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
+        """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
+        what a row is."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -88,6 +99,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
+            "kind": _kind(context.manifest("columns").facts["mapping"]),
         }
 
 
@@ -129,6 +141,11 @@ def in_turn(render: Encode, tokenize: Encode) -> Encode:
     return encode
 
 
+def _kind(mapping: Mapping[str, Any]) -> str:
+    """Return the kind of row that a resolved mapping gives."""
+    return sequence_schema.KINDS.get(mapping["form"], sequence_schema.SEQUENCE)
+
+
 Sequence = Callable[..., ChunkOutput]
 """Converts a chunk of tokens, and for drop_turns its rows in canonical form, to sequences."""
 
@@ -147,8 +164,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     strategy, longest = length_strategy(config, mapping), config.tokenizer.max_length
     length = config.length.model_copy(update={"strategy": strategy})
     order = truncation_order(config, mapping) if strategy == "smart" else None
-    untrained = mapping["form"] == "prompt_only"
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, untrained))
+    trained = _kind(mapping) != sequence_schema.PROMPT
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
         dropped = ChunkOutput(tokens, tokens.num_rows)
@@ -159,8 +176,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         counters = {**dropped.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, packed.table, longest)
         counters[WEIGHTED] = int(any(name.endswith("weights") for name in packed.table.column_names))
-        trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
-        counters[TRAINED] = sum(int(np.count_nonzero(flags)) for flags in trained)
+        flags = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
+        counters[TRAINED] = sum(map(int, map(np.count_nonzero, flags)))
         rejects = join_rejects([dropped.rejects, packed.rejects])
         return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
 

@@ -460,6 +460,27 @@ def test_a_suggested_mapping_builds_and_what_it_leaves_out_is_named(tmp_path: Pa
     assert manifest.total("rows_out") == COUNT
 
 
+def test_a_column_that_comes_with_the_batch_is_not_unused(tmp_path: Path) -> None:
+    make = ASKED["prompts with a ground truth"][0]
+    for kept, unused in ((["ground_truth"], []), ([], ["ground_truth"])):
+        prompts = {"format_type": "prompt_only"}
+        build = columns_of(tmp_path, make, dataset={"keep_columns": kept}, prompt_template=prompts)
+        assert build.manifest("columns").notes["unused_columns"] == unused
+
+
+def test_inspect_names_unused_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    write(tmp_path / "rows.jsonl", lambda n: {"question": ask(n), "answer": right(n), "hint": wrong(n), "id": n})
+    assert main(["inspect", "rows.jsonl"]) == 0
+    assert "Notice: unused columns: hint; map them, or " in capsys.readouterr().out
+    assert "# unused columns: hint; " in (tmp_path / "rows.yaml").read_text()
+    assert main(["inspect", "rows.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unused_columns"] == ["hint"]
+
+
 @pytest.mark.parametrize("name", ["a prompt beside messages", "images"])
 def test_a_column_that_is_not_kept_raises_no_doubt(tmp_path: Path, name: str) -> None:
     build = columns_of(tmp_path, ASKED[name][0], dataset={"columns": ["messages"]})

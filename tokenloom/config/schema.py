@@ -31,6 +31,14 @@ RESERVED_VARIABLES = frozenset(
 """Variables of chat templates that `template_kwargs` cannot set; nor can it set the tokenizer's tokens (`…_token`)."""
 
 
+_COLUMNS_OF_ROWS = ("input_ids", "attention_mask", "labels", "position_ids", "loss_weights", "cu_seqlens", "max_seqlen")
+BATCH_KEYS = (
+    *(f"{side}{name}" for side in ("", "chosen_", "rejected_") for name in (*_COLUMNS_OF_ROWS, "seq_lengths")),
+    "label",
+)
+"""Names that batches and exports use for themselves."""
+
+
 class Section(BaseModel):
     """A section of the YAML. Immutable; unknown settings are refused."""
 
@@ -97,6 +105,9 @@ class DatasetConfig(Section):
     column_mapping: dict[str, str | Constant] = {}
     """Maps each role to the source of its values: a column, a path such as `answers[0].text`, a text with `{column}`
     placeholders, `choices[{answer}]`, or `{constant: value}`. Example: `{prompt: question, completion: answer}`."""
+    keep_columns: Names = ()
+    """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
+    `batch["answer"]`. They are not tokenized, and need not be part of the template."""
     filters: Names = ()
     """Row conditions, e.g. `len(output) > 0`. Rows that fail a condition are dropped and counted as filtered."""
 
@@ -105,6 +116,15 @@ class DatasetConfig(Section):
     def _no_column_twice(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value is not None and (duplicate := first_duplicate(value)) is not None:
             raise ValueError(f"{duplicate} is listed twice")
+        return value
+
+    @field_validator("keep_columns")
+    @classmethod
+    def _free_of_batch_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if (duplicate := first_duplicate(value)) is not None:
+            raise ValueError(f"{duplicate} is listed twice")
+        if taken := [name for name in value if name in BATCH_KEYS]:
+            raise ValueError(f"{taken[0]} is a key of every batch; rename this column in the source")
         return value
 
     @field_validator("encoding")
