@@ -62,8 +62,8 @@ class SequencesStage(Stage):
         return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to; and
-        the columns kept in sidecars."""
+        """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to;
+        and the columns kept in sidecars."""
         order = ("length.give_up", "length.keep") if config.length.strategy in (None, "smart") else ()
         kept = ("dataset.keep_columns",) if config.dataset.keep_columns else ()
         return {**self.settings(config), **read_settings(config, *order, *kept)}
