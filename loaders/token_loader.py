@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -82,7 +81,8 @@ class TokenLoader(DataLoader[Any]):
     shifted and are -100 where nothing is trained. Packed datasets add int64 `position_ids` of that shape, int32
     `cu_seqlens` [documents + 1] and int `max_seqlen`. Datasets with weights other than 0 and 1 add float32
     `loss_weights` of that shape. Preference datasets have all keys twice, prefixed with `chosen_` and `rejected_`, each
-    side padded separately. KTO datasets add `label`, bool [batch_size].
+    side padded separately. KTO datasets add `label`, bool [batch_size]. Prompts have no `labels`. Each column of
+    `keep_columns` is a list with a Python value per row; for packed rows, a list of one value per document.
 
     Each iteration is one epoch. The order is a pure function of the dataset's content, the seed, the epoch and the
     position. `state_dict` and `load_state_dict` resume at any step, on any number of ranks and workers, and with any
@@ -147,9 +147,8 @@ class TokenLoader(DataLoader[Any]):
             plan = FixedBatches(order, rows, batch_size, drop_last)
             sizes: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last}
         else:
-            lengths = partial(_lengths, dataset)
             key = ("batches", dataset.digest, seed)
-            plan = TokenBudget(order, rows, token_budget, lengths, key, self._policy.width)
+            plan = TokenBudget(order, rows, token_budget, dataset.lengths, key, self._policy.width)
             sizes = {"token_budget": token_budget, "padding": padding}
         self._data = dataset
         self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes, "world_size": self.world_size}
@@ -289,7 +288,3 @@ def _grouped(steps: Iterator[Step]) -> Iterator[list[Step]]:
         yield group
         raise
     yield group
-
-
-def _lengths(dataset: TokenDataset | MixedDataset, rows: Ints) -> Ints:
-    return dataset.reader.lengths(rows)

@@ -203,6 +203,9 @@ class DataPipeline:
             rank,
             world_size,
             whole_chunks=engine.whole_chunks,
+            labels=self.config.prompt_template.format_type != "prompt_only",
+            keep_columns=self.config.dataset.keep_columns,
+            keep=engine.kept_columns if self.config.dataset.keep_columns else None,
         )
         return StreamingLoader(dataset, num_workers=settings.num_workers)
 

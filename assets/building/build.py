@@ -21,6 +21,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
+from tokenloom.resources.store.manifest import SIDECARS
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 
@@ -95,6 +96,9 @@ class Build:
     def latest_manifest(self, stage: str) -> Manifest | None:
         """Return the stage's latest manifest in the store, or None if it does not exist or cannot be read."""
         try:
+            if stage == SIDECARS:
+                named = self.store.manifest(self.name).sidecars
+                return self.store.manifest_at(named) if named else None
             return self.store.manifest(self.name, stage)
         except StoreUnavailableError:
             raise
@@ -114,9 +118,8 @@ class Build:
             yield InputChunk(
                 chunk.output,
                 chunk.split,
-                chunk.source,
+                chunk.runs,
                 lambda digest=chunk.output: self.store.objects.get_verified(digest),
-                chunk.offset,
                 chunk.unit,
                 ((stage, chunk.output),),
             )
@@ -159,6 +162,8 @@ class Build:
         for action in actions:
             counters.update(action.counters)
         notes = work.notes() | ({"keep": "sequences"} if self._is_droppable(stage) else {})
+        if name == STAGES[-1] and self.config.dataset.keep_columns:
+            notes[SIDECARS] = self._sidecars(len(chunks))
         manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=notes, parts=asdict(parts))
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
@@ -169,6 +174,21 @@ class Build:
         self._publish(manifest)
         explanation = reasons(self.config, previous, parts, chunks, states)
         return self._report(manifest, states, time.perf_counter() - started, explanation)
+
+    def _sidecars(self, count: int) -> str:
+        """Find or compute the sidecar of each of `count` chunks of sequences; returns the digest of their manifest.
+
+        Raises:
+            StoreError: the raw chunks are from another build.
+        """
+        stage, context = stage_named(SIDECARS), self._context()
+        work = stage.prepare(context)
+        parts = key_parts(stage, self.config, self.store, work)
+        chunks, _, _ = self._results(stage, work, parts)
+        if len(chunks) != count:
+            raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")
+        manifest = Manifest(self.name, SIDECARS, tuple(chunks), parts=asdict(parts))
+        return self.store.put_manifest_object(replace(manifest, facts=stage.facts(context, manifest)))
 
     def reject_reasons(self, stage: str) -> str:
         """Return why rows of a stage were rejected, in one line."""
@@ -222,7 +242,7 @@ class Build:
             inputs = list(inputs)
             covered = self._covered(stage, parts, inputs)
         for chunk, key, action, state in self.engine.map(self._step(stage, work, parts, covered), inputs):
-            place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
+            place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
             chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
             actions.append(action)
             states.append(state)
@@ -261,6 +281,7 @@ class Build:
                 output.counters,
                 stage.compressed,
                 stage.loaded,
+                stage.lengths(output.table),
                 output.engine,
             )
             return chunk, key, action, missed

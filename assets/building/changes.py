@@ -105,7 +105,7 @@ def _inputs(
     """Yield a sentence about the input chunks that changed."""
     if new and previous.stage == "tokenizer":
         trained = config.tokenizer.train is not None
-        yield "the prompts it is trained on changed" if trained else f"the tokenizer {new[0].source} changed"
+        yield "the prompts it is trained on changed" if trained else f"the tokenizer {new[0].place(0)} changed"
     elif len(new) == len(chunks) > 1:
         yield f"all {len(chunks):,} chunks are new or changed"
     elif new:
@@ -119,7 +119,7 @@ def _inputs(
 def _places(chunks: Sequence[ManifestChunk]) -> str:
     """Return a subject and verb for some chunks, such as `the chunk starting at rows.jsonl:120 (and 1 other) is`."""
     first, others = chunks[0], len(chunks) - 1
-    named = f"a chunk of {first.source}" if first.offset < 0 else f"the chunk starting at {first.place(0)}"
+    named = f"{'a chunk of' if first.runs[0].offset < 0 else 'the chunk starting at'} {first.place(0)}"
     more = f" (and {others:,} other{'s' * (others > 1)})" if others else ""
     return f"{named}{more} is"
 

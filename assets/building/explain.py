@@ -19,6 +19,7 @@ from tokenloom.assets.stage.definition import Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.errors import StoreError, TokenloomError
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk
+from tokenloom.resources.store.manifest import SIDECARS
 
 T = TypeVar("T")
 
@@ -52,14 +53,15 @@ class StageExplanation:
 
 
 def explain(build: Build) -> list[StageExplanation]:
-    """Return what a build would do in each stage, in order.
+    """Return what a build would do in each stage, in order; with `keep_columns`, also for their sidecars.
 
     Raises:
         ConfigError: the build would raise it, too.
     """
     forecast = _Forecast(build)
     _ = forecast.build.tokenizer  # a wrong tokenizer is reported first, as in a build
-    return [forecast.explain(stage_named(name)) for name in STAGES]
+    names = (*STAGES, SIDECARS) if build.config.dataset.keep_columns else STAGES
+    return [forecast.explain(stage_named(name)) for name in names]
 
 
 class _Certainty(IntEnum):
@@ -147,7 +149,7 @@ class _Forecast:
     def _input_chunks(self, stage: str) -> Iterator[InputChunk]:
         self._consumed.add(stage)
         for chunk in self._manifests[stage].chunks:
-            place = (chunk.split, chunk.source, _never, chunk.offset, chunk.unit)
+            place = (chunk.split, chunk.runs, _never, chunk.unit)
             yield _PredictedChunk(chunk.output, *place, awaited=not chunk.output, rows=chunk.rows_out)
 
     def _prepared(self, stage: Stage, context: Context) -> tuple[KeyParts, list[InputChunk]]:
@@ -178,7 +180,7 @@ class _Forecast:
             counters.update(action.counters if action else {})
             rows = chunk.rows if predicted else 0
             outcome = action.outcome() if action else {**_NO_COUNTS, "rows_in": rows, "rows_out": rows, "output": ""}
-            place = {"split": chunk.split, "source": chunk.source, "offset": chunk.offset, "unit": chunk.unit}
+            place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
             digest = "" if awaited else chunk.digest
             chunks.append(ManifestChunk(**place, **{"rejects": None, **outcome}, input=digest, key=key))
         return Manifest(self.build.name, stage.name, tuple(chunks), counters=dict(counters)), states

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.assets.columns.mapping import ColumnMapping, check_kept_columns, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.sequences.stage import in_turn, sequencer
+from tokenloom.assets.sidecars.stage import kept_columns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
@@ -22,6 +23,7 @@ from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.tables.json_text import rows_table
+from tokenloom.resources.tables.nested_paths import parse_path
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
@@ -106,6 +108,12 @@ class PromptEngine:
         mask = list_array(offsets, np.ones(len(ids), np.uint8))
         return pa.table({ROW: one_array(prompts[ROW]), "input_ids": prompts["input_ids"], "attention_mask": mask})
 
+    def kept_columns(self, table: pa.Table) -> pa.Table:
+        """Return the columns of `dataset.keep_columns` of a raw table, as the sidecars of a build have them."""
+        self._first = self._first or merge([sketch(table)])
+        names, known = self.config.dataset.keep_columns, [column["column"] for column in self._first]
+        return kept_columns(_numbered(table), names, [parse_path(name, known) for name in names])
+
     @property
     def pad_token_id(self) -> int:
         """Token id that pads batches."""
@@ -135,6 +143,7 @@ class PromptEngine:
     def _training(self) -> Sequence[Step]:
         """Return the functions from raw rows to sequences."""
         config = self.config
+        check_kept_columns(config, self._first)
         mapping = resolve(config, self._first)
         render = renderer(config, mapping.to_json(), self._tokenizer)
         encode = in_turn(render, in_pairs(self._tokens))

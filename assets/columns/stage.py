@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import plain_roles, resolve, unused_by
+from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve, unused_by
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
 
@@ -35,12 +35,13 @@ class ColumnsStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         columns = context.manifest("schema").facts["columns"]
+        check_kept_columns(context.config, columns)
         mapping = resolve(context.config, columns)
         return Work(
             context.input_chunks("raw"),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
-            notes=lambda: {"unused_columns": unused_by(mapping, columns)},
+            notes=lambda: {"unused_columns": unused_by(mapping, columns, context.config.dataset.keep_columns)},
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:

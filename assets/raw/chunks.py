@@ -30,6 +30,7 @@ from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
+from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import encode_table
 from tokenloom.resources.tables.ragged import Ints
@@ -172,8 +173,9 @@ def _record_chunks(
             positions = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
             return records.parse(data, bounds, start).positioned(positions, file.name)
 
-        where = _position(records, position)
-        chunk = InputChunk(digest, TRAIN, file.name, lambda: None, *where, size=len(block.data))
+        offset, unit = _position(records, position)
+        runs = (Run(file.name, offset=offset),)
+        chunk = InputChunk(digest, TRAIN, runs, lambda: None, unit, size=len(block.data))
         yield from _parts(config, chunk, parse, None if records.facts.get("inner") else block.hashes)
         position += len(lines) if lines is not None else len(block.bounds) - 1
         start += len(block.data)
@@ -207,7 +209,7 @@ def _table_chunks(
     row = 0
     for block in cut_blocks(map(TableBlock, tables), size):
         digest = digest_bytes(memoryview(encode_table(block.table, compressed=False)))
-        chunk = InputChunk(digest, split, source, lambda: None, row, "row")
+        chunk = InputChunk(digest, split, (Run(source, offset=row),), lambda: None)
 
         def parse(table: pa.Table = block.table) -> ParsedChunk:
             return parse_table(table, source).positioned(None, source)

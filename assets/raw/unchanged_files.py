@@ -10,6 +10,7 @@ from itertools import takewhile
 from tokenloom.assets.stage.definition import ChunkOutput, InputChunk
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, file_stamp
 
 FileReader = Callable[[Sequence[KnownChunk]], Iterator[InputChunk]]
@@ -44,7 +45,7 @@ class UnchangedFiles:
         seen: list[KnownChunk] = []
         before = file_stamp(file.path)
         for chunk in read(stored):
-            seen.append(KnownChunk(chunk.digest, chunk.split, chunk.offset, chunk.unit, chunk.size))
+            seen.append(KnownChunk(chunk.digest, chunk.split, chunk.runs[0].offset, chunk.unit, chunk.size))
             yield chunk
         self.files.note(file.path, before, seen, notes.get(file.name, {}))
 
@@ -52,7 +53,8 @@ class UnchangedFiles:
 def known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:
     """Return a chunk that an earlier build recorded; loading it reads the file again."""
     load = partial(_read_again, read, chunk.digest, file.name)
-    return InputChunk(chunk.digest, chunk.split, file.name, load, chunk.offset, chunk.unit, size=chunk.size)
+    runs = (Run(file.name, offset=chunk.offset),)
+    return InputChunk(chunk.digest, chunk.split, runs, load, chunk.unit, size=chunk.size)
 
 
 def _read_again(read: FileReader, digest: str, name: str) -> ChunkOutput:

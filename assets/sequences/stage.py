@@ -22,20 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
+from tokenloom.assets.prompts.truncation_order import check_length_settings, length_strategy, truncation_order
+from tokenloom.assets.sequences.answers import of_answers
+from tokenloom.assets.sequences.documents import row_lengths
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
-from tokenloom.assets.stage.rejects import join_rejects
+from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.tokens.stage import LazyTokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
 
@@ -43,36 +47,50 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
 
 
+STRATEGY = "length.strategy"
+
+
 class SequencesStage(Stage):
     name = "sequences"
-    version = 3
+    version = 4
     upstream = ("tokens",)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        stride = ("length.stride",) if config.length.strategy == "split" else ()
-        return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
+        stride = ("length.stride",) if config.length.stride else ()
+        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings and `give_up`; keys contain the truncation order that `give_up` resolves to."""
-        order = ("length.give_up",) if config.length.strategy == "smart" else ()
-        return {**self.settings(config), **read_settings(config, *order)}
+        """Return the settings; `give_up` and `keep`, which keys contain as the truncation order that they resolve to;
+        and the columns kept in sidecars."""
+        order = ("length.give_up", "length.keep") if config.length.strategy in (None, "smart") else ()
+        kept = ("dataset.keep_columns",) if config.dataset.keep_columns else ()
+        return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]
-        if config.length.strategy == "drop_turns":
+        strategy = length_strategy(config, mapping)
+        if strategy == "drop_turns":
             facts, policy = context.manifest("tokenizer").facts, config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        order = truncation_order(config, mapping).to_json() if config.length.strategy == "smart" else None
-        settings = {"order": order} if order else {}
+        order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
+        trained = {} if _kind(mapping) != sequence_schema.PROMPT else {"trained": False}
+        settings = {STRATEGY: strategy, **order, **trained}
         return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
+    def lengths(self, table: pa.Table) -> pa.Table:
+        """Return the number of tokens of each sequence; for pairs, of the longer side."""
+        lengths = row_lengths(table)
+        kind = pa.uint16() if lengths.max(initial=0) < 1 << 16 else pa.uint32()
+        return pa.table({sequence_schema.LENGTH: pa.array(lengths, kind)})
+
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
-        """Return what loaders need: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
+        """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
+        what a row is."""
         tokenizer = context.manifest("tokenizer").facts
         ids = tokenizer["ids"]
         return {
@@ -81,6 +99,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
+            "kind": _kind(context.manifest("columns").facts["mapping"]),
         }
 
 
@@ -122,6 +141,11 @@ def in_turn(render: Encode, tokenize: Encode) -> Encode:
     return encode
 
 
+def _kind(mapping: Mapping[str, Any]) -> str:
+    """Return the kind of row that a resolved mapping gives."""
+    return sequence_schema.KINDS.get(mapping["form"], sequence_schema.SEQUENCE)
+
+
 Sequence = Callable[..., ChunkOutput]
 """Converts a chunk of tokens, and for drop_turns its rows in canonical form, to sequences."""
 
@@ -137,22 +161,35 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         ConfigError: the length settings do not fit the form of the rows.
     """
     check_length_settings(config, mapping)
-    length, longest = config.length, config.tokenizer.max_length
-    order = truncation_order(config, mapping) if length.strategy == "smart" else None
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
+    strategy, longest = length_strategy(config, mapping), config.tokenizer.max_length
+    length = config.length.model_copy(update={"strategy": strategy})
+    order = truncation_order(config, mapping) if strategy == "smart" else None
+    trained = _kind(mapping) != sequence_schema.PROMPT
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, trained))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
         dropped = ChunkOutput(tokens, tokens.num_rows)
-        if length.strategy == "drop_turns" and encode is not None and columns is not None:
+        if strategy == "drop_turns" and encode is not None and columns is not None:
             dropped = drop_turns(columns, tokens, encode, longest)
-        packed = pack(with_pair_lengths(dropped.table) if order else dropped.table)
+        packed = in_pairs_counted(pack, with_pair_lengths(dropped.table) if order else dropped.table)
         counters = {name: count + dropped.counters.get(name, 0) for name, count in packed.counters.items()}
         counters = {**dropped.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, packed.table, longest)
         counters[WEIGHTED] = int(any(name.endswith("weights") for name in packed.table.column_names))
-        trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
-        counters[TRAINED] = sum(int(np.count_nonzero(flags)) for flags in trained)
+        flags = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
+        counters[TRAINED] = sum(map(int, map(np.count_nonzero, flags)))
         rejects = join_rejects([dropped.rejects, packed.rejects])
         return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
 
     return sequence
+
+
+def in_pairs_counted(pack: Callable[[pa.Table], ChunkOutput], table: pa.Table) -> ChunkOutput:
+    """Return `pack(table)`, with counters of answers that leave out pairs of which only one side became a sequence."""
+    packed = pack(table)
+    if len(sides(table)) == 1 or packed.table.num_rows == table.num_rows:
+        return packed
+    rows = list_parts(packed.table["rows"])[1]
+    whole = pack(table.filter(pc.is_in(table[ROW], rows)).combine_chunks()).counters
+    counters = {name: count for name, count in packed.counters.items() if not of_answers(name)}
+    return replace(packed, counters={**counters, **{name: whole[name] for name in whole if of_answers(name)}})

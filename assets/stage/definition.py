@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.store import Run
 
 if TYPE_CHECKING:
     from pandera.pyarrow import DataFrameSchema
@@ -47,19 +48,17 @@ class InputChunk:
     Args:
         digest: identifies the content.
         split: split of the rows; passed on to the output.
-        source: file, or split of the source, that the rows come from; passed on to the output.
+        runs: which rows come from which file, or split of the source; passed on to the output.
         load: returns the content; called only if the chunk must be computed.
-        offset: line or row of the source at which the chunk starts, counted from 0; -1 if unknown. Passed on.
-        unit: what `offset` counts, "line" or "row"; passed on.
+        unit: what `offset` of the runs counts, "line" or "row"; passed on.
         reads: stage and digest of each object that `load` reads from the store.
         size: bytes of file text that the chunk was cut from, or -1.
     """
 
     digest: str
     split: str
-    source: str
+    runs: tuple[Run, ...]
     load: Callable[[], Any]
-    offset: int = -1
     unit: str = "row"
     reads: tuple[tuple[str, str], ...] = ()
     size: int = -1
@@ -202,6 +201,10 @@ class Stage(ABC):
         Raises:
             ConfigError: the YAML does not fit the data or the output of upstream stages.
         """
+
+    def lengths(self, table: pa.Table) -> pa.Table | None:
+        """Return the number of tokens of each row of an output, if loaders batch rows by it."""
+        return None
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what a reader of the output needs to know; stored in its manifest."""

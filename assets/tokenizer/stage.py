@@ -12,6 +12,7 @@ from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, 
 from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.store import Run
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import (
     CONFIG,
@@ -47,7 +48,7 @@ class TokenizerStage(Stage):
         if settings is None:
             name = context.config.tokenizer.name_or_path or ""
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
-            chunk = InputChunk(digest, "all", Path(name).name, lambda: spec.files[TOKENIZER])
+            chunk = InputChunk(digest, "all", (Run(Path(name).name),), lambda: spec.files[TOKENIZER])
         else:
             prompts = [chunk.output for chunk in context.manifest("prompts").chunks if chunk.split == "train"]
 
@@ -56,7 +57,7 @@ class TokenizerStage(Stage):
                 return train((content_segments(table) for table in tables), settings, spec)
 
             reads = tuple(("prompts", digest) for digest in prompts)
-            chunk = InputChunk(digest_json(prompts), "all", "trained", trained, reads=reads)
+            chunk = InputChunk(digest_json(prompts), "all", (Run("trained"),), trained, reads=reads)
         control = {"control": list(spec.control)} if settings is not None else {}
         resolved = {"special_tokens": spec.tokens(), **control}
         return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved, lambda: _notes(spec))

@@ -166,6 +166,16 @@ class MixedDataset:
             for source, each, rows, part in zip(self.mixture.sources, self._all, taken, tokens, strict=True)
         ]
 
+    def lengths(self, rows: Ints) -> Ints:
+        """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side. Opens no chunk."""
+        first_row = offsets_of(np.array([len(each) for each in self._all]))
+        numbers = np.searchsorted(first_row, rows, side="right") - 1
+        lengths = np.empty(len(rows), np.int64)
+        for number in np.unique(numbers).tolist():
+            of_dataset = numbers == number
+            lengths[of_dataset] = self._all[number].lengths(rows[of_dataset] - first_row[number])
+        return lengths
+
     @property
     def pad_token_id(self) -> int:
         return self._all[0].pad_token_id

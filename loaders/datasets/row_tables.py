@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pyarrow as pa
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.reading.batch import Batch
-from tokenloom.loaders.reading.unpadded import flat_columns, side_of
+from tokenloom.loaders.reading.unpadded import flat_columns, kept_values, side_of
+from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of
 from tokenloom.resources.tables.sequence_schema import LABEL
 
@@ -40,20 +42,26 @@ def row_tables(dataset: TokenDataset | MixedDataset) -> Iterator[pa.Table]:
     Columns are lists: int32 `input_ids`, int8 `attention_mask`, int32 `labels` (-100 where not trained). Packed rows
     also have int32 `position_ids` and `seq_lengths`, the number of tokens in each document. If weights differ from 1,
     there are float32 `loss_weights`. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. KTO rows
-    have a bool `label`.
+    have a bool `label`. The columns of `keep_columns` keep their type if it is the same in all chunks; otherwise they
+    are JSON text. For packed rows they are lists with one value per document.
 
     Raises:
         StoreError: bytes of a row are missing or damaged.
     """
+    kept = dataset.reader.kept.types() if dataset.reader.kept else {}
     order, policy = dataset.order(0, "none"), dataset.padding("longest")
     for begin in range(0, len(dataset), ROWS_AT_ONCE):
         rows = order.span(begin, min(begin + ROWS_AT_ONCE, len(dataset)))
-        for block in _blocks(rows, dataset.reader.lengths(rows)):
-            yield row_table(dataset.reader.batch(block, policy))
+        for block in _blocks(rows, dataset.lengths(rows)):
+            yield row_table(dataset.reader.batch(block, policy), kept)
 
 
-def row_table(batch: Batch) -> pa.Table:
-    """Return the rows of a batch as a table, without padding."""
+def row_table(batch: Batch, kept: Mapping[str, pa.DataType | None] | None = None) -> pa.Table:
+    """Return the rows of a batch as a table, without padding.
+
+    Args:
+        kept: type of each kept column; None: JSON text. Default: no kept columns.
+    """
     columns: dict[str, Any] = {}
     for name, (values, lengths) in flat_columns(batch).items():
         side = side_of(name)
@@ -63,7 +71,21 @@ def row_table(batch: Batch) -> pa.Table:
             columns[f"{side}{LENGTHS}"] = _document_lengths(values, lengths)
     if LABEL in batch:
         columns[LABEL] = pa.array(np.asarray(batch[LABEL]))
+    values, packed = kept_values(batch), "cu_seqlens" in batch or f"{SIDES[0]}_cu_seqlens" in batch
+    for name, kind in (kept or {}).items():
+        columns[name] = _kept_array(values[name], kind, packed)
     return pa.table(columns)
+
+
+def _kept_array(values: list[Any], kind: pa.DataType | None, packed: bool) -> pa.Array:
+    if kind is None:
+        values = [[*map(_json_text, value)] if packed else _json_text(value) for value in values]
+    kind = kind or pa.string()
+    return pa.array(values, pa.list_(kind) if packed else kind)
+
+
+def _json_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _blocks(rows: Ints, lengths: Ints) -> Iterator[Ints]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
+import pyarrow as pa
 from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError, did_you_mean
@@ -23,17 +24,18 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 from tokenloom.resources.store.read_lock import ReadLock
-from tokenloom.resources.tables.preference_pairs import SIDES
-from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL
+from tokenloom.resources.tables.ragged import Ints, one_array
+from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
 
 
-class TokenDataset(Dataset[dict[str, torch.Tensor]]):
+class TokenDataset(Dataset[dict[str, Any]]):
     """The sequences of one split of a built dataset, as a map-style dataset. `open_dataset` opens one by name.
 
     `dataset[i]` is row i without padding: int64 [length] `input_ids`, `attention_mask` and `labels` (-100 where not
     trained). Packed rows also have int64 `position_ids`, and rows of datasets whose weights differ from 1 have float32
     `loss_weights`. Pairs have these columns twice, prefixed with `chosen_` and `rejected_`. Labelled rows have a bool
-    `label`. For batches, use `TokenLoader`.
+    `label`; prompts have no `labels`. The values of `keep_columns` come under their own names; for packed rows, as a
+    list with one value per document. For batches, use `TokenLoader`.
 
     Attributes:
         name, split: name of the dataset and of the split.
@@ -42,6 +44,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         pad_token_id, vocab_size: of the dataset's tokenizer.
         max_length: maximum number of tokens per row.
         packed: whether a row can hold several documents.
+        keep_columns: names of the columns of `dataset.keep_columns`.
     """
 
     def __init__(
@@ -53,11 +56,14 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
         self._all_trained = manifest.counters.get(TRAINED) == manifest.total("tokens")
         self.digest = digest_json([chunk.output for chunk in self._chunks])
+        sidecars = store.manifest_at(manifest.sidecars) if manifest.sidecars else None
+        self._sidecars = tuple(sidecars.of_split(split)) if sidecars else ()
+        self.keep_columns: tuple[str, ...] = tuple(sidecars.facts["columns"]) if sidecars else ()
 
     def __len__(self) -> int:
         return sum(chunk.table_rows for chunk in self._chunks)
 
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, row: int) -> dict[str, Any]:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         batch = self.reader.batch(np.array([row % len(self)]), self.padding("longest"))
@@ -67,13 +73,34 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
     def reader(self) -> SequenceReader:
         """Reads the chunks, each of which is opened when it is first read."""
         objects, chunks, name, verify = self._store.objects, self._chunks, self.name, self._verify
-
-        objects.fetch(chunk.output for chunk in chunks)
+        sidecars = self._sidecars
+        objects.fetch(chunk.output for chunk in (*chunks, *sidecars))
 
         def opened(chunk: int) -> MappedObject:
             return MappedObject(objects, chunks[chunk], name, DEFERRED, verify)
 
-        return SequenceReader([chunk.table_rows for chunk in chunks], opened, self._weighted, self._all_trained)
+        def sidecar(chunk: int) -> pa.Table:
+            return MappedObject(objects, sidecars[chunk], name, verify=verify).table
+
+        rows, has_labels = [chunk.table_rows for chunk in chunks], self.kind != PROMPT
+        kept = (self.keep_columns, sidecar) if self.keep_columns else None
+        return SequenceReader(rows, opened, self._weighted, self._all_trained, has_labels, kept)
+
+    def lengths(self, rows: Ints) -> Ints:
+        """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side. Opens no chunk.
+
+        Raises:
+            StoreError: the lengths of a chunk are missing or damaged.
+        """
+        return self._lengths[rows].astype(np.int64)
+
+    @cached_property
+    def _lengths(self) -> npt.NDArray[np.integer]:
+        """uint16 or uint32 [all rows]: the number of tokens of each row."""
+        objects, digests = self._store.objects, [chunk.lengths or "" for chunk in self._chunks]
+        objects.fetch(digests)
+        lengths = [one_array(objects.get_intact(digest)[LENGTH]).to_numpy() for digest in digests]
+        return np.concatenate([np.zeros(0, np.uint16), *lengths])
 
     @property
     def pad_token_id(self) -> int:
@@ -112,10 +139,8 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def kind(self) -> str:
-        """Kind of row: `sequence`, `pair` (preference data) or `labelled sequence` (KTO data)."""
-        columns = self._store.objects.get(self._chunks[0].output).column_names if self._chunks else []
-        is_pair = f"{SIDES[0]}_{INPUT_IDS}" in columns
-        return "labelled sequence" if LABEL in columns else "pair" if is_pair else "sequence"
+        """Kind of row: `sequence`, `prompt`, `pair` (preference data) or `labelled sequence` (KTO data)."""
+        return self._facts["kind"]
 
     @property
     def tokenizer_path(self) -> str:
@@ -135,7 +160,7 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
         return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "reader"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("reader", "_lengths")}
 
 
 def open_dataset(

@@ -178,6 +178,8 @@ class ArrayDataLoader(TokenLoader):
     def to_tf_dataset(self) -> tf.data.Dataset:
         """Return the batches as a `tf.data.Dataset` of dicts of tensors; each pass over it is an epoch of this loader.
 
+        Columns of `keep_columns` are omitted, because TensorFlow cannot hold Python values.
+
         The loader's state is that of the last batch TensorFlow has taken. Without `prefetch`, that is the last batch
         it has yielded.
 
@@ -199,11 +201,11 @@ class ArrayDataLoader(TokenLoader):
             return tf.TensorSpec(shape, array.dtype)
 
         def batches() -> Iterator[Arrays]:
-            return ({name: np.asarray(value) for name, value in batch.items()} for batch in self)
+            return ({name: np.asarray(batch[name]) for name in signature} for batch in self)
 
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # the state would run ahead
-        signature = {name: spec(value) for name, value in first.items()}
+        signature = {name: spec(value) for name, value in first.items() if not isinstance(value, list)}
         return tf.data.Dataset.from_generator(batches, output_signature=signature).with_options(options)
 
 

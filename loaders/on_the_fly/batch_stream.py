@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,9 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         drop_last: drop the last batch if it is not full. Otherwise, with several ranks, padding rows fill it.
         rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
         whole_chunks: keep chunks whole, as is always done for packed rows.
+        labels: whether batches have labels.
+        keep_columns: names of columns whose values come with each batch as lists.
+        keep: returns a sidecar with the values of these columns, given raw rows.
     """
 
     def __init__(
@@ -55,7 +58,11 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         rank: int | None = None,
         world_size: int | None = None,
         whole_chunks: bool = False,
+        labels: bool = True,
+        keep_columns: Sequence[str] = (),
+        keep: Callable[[pa.Table], pa.Table] | None = None,
     ):
+        self._labels, self._keep_columns, self._keep = labels, tuple(keep_columns), keep
         self._whole_chunks = whole_chunks or policy.packed
         self._tables, self._encoder, self._policy, self._batch_size = tables, encoder, policy, batch_size
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
@@ -69,8 +76,10 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         share, pending = Share.of(self._rank, self._world_size), _Pending()
         for number, (rows, _) in enumerate(share.deal(self._tables(), self._whole_chunks)):
-            chunk = self._encoder.encode(to_table(rows))
-            pending.add(chunk, share.order(chunk.num_rows, number, self._seed, self.epoch) if self._shuffle else None)
+            raw = to_table(rows)
+            chunk, sidecar = self._encoder.encode(raw), self._keep(raw) if self._keep else None
+            order = share.order(chunk.num_rows, number, self._seed, self.epoch) if self._shuffle else None
+            pending.add(chunk, sidecar, order)
             yield from self._batches(pending, self._batch_size)
         if not self._drop_last:
             yield from self._batches(pending, 1)
@@ -85,18 +94,21 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         """Return a batch of padding rows."""
         columns = self._encoder.encode(next(self._tables()).slice(0, 0)).schema
         row = {field.name: [] if pa.types.is_list(field.type) else False for field in columns}
-        reader = SequenceReader.of_tables([pa.Table.from_pylist([row], columns)])
+        reader = self._reader([pa.Table.from_pylist([row], columns)], [None])
         return to_tensors(reader.batch(np.full(self._batch_size, FILLER), self._policy))
 
     def _batches(self, pending: _Pending, minimum: int) -> Iterator[dict[str, Any]]:
         """Yield batches while at least `minimum` rows are pending."""
-        reader = SequenceReader.of_tables(pending.chunks)
+        reader = self._reader(pending.chunks, pending.sidecars)
         while len(pending.rows) >= minimum:
             rows, pending.rows = pending.rows[: self._batch_size], pending.rows[self._batch_size :]
             if len(rows) < self._batch_size and self._world_size > 1:
                 rows = np.concatenate([rows, np.full(self._batch_size - len(rows), FILLER)])
             yield to_tensors(reader.batch(rows, self._policy))
         pending.release_finished()
+
+    def _reader(self, chunks: Sequence[pa.Table], sidecars: Sequence[pa.Table | None]) -> SequenceReader:
+        return SequenceReader.of_tables(chunks, self._labels, self._keep_columns, sidecars)
 
 
 class StreamingLoader(DataLoader[Any]):
@@ -126,12 +138,14 @@ class _Pending:
 
     def __init__(self) -> None:
         self.chunks: list[pa.Table] = []
+        self.sidecars: list[pa.Table | None] = []
         self.rows = np.zeros(0, np.int64)
 
-    def add(self, chunk: pa.Table, order: Ints | None) -> None:
+    def add(self, chunk: pa.Table, sidecar: pa.Table | None, order: Ints | None) -> None:
         before = sum(earlier.num_rows for earlier in self.chunks)
         order = np.arange(chunk.num_rows) if order is None else order
         self.chunks.append(chunk)
+        self.sidecars.append(sidecar)
         self.rows = np.concatenate([self.rows, order + before])
 
     def release_finished(self) -> None:
@@ -139,4 +153,4 @@ class _Pending:
         first = int(self.rows.min(initial=sum(chunk.num_rows for chunk in self.chunks)))
         while self.chunks and self.chunks[0].num_rows <= first:
             self.rows, first = self.rows - self.chunks[0].num_rows, first - self.chunks[0].num_rows
-            del self.chunks[0]
+            del self.chunks[0], self.sidecars[0]

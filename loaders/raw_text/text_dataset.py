@@ -14,10 +14,11 @@ from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.raw_text.encoding import TextEncoder
 from tokenloom.loaders.raw_text.text_files import text_files, tokenized_file
+from tokenloom.loaders.reading.address_space import flat_values
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.tables.ragged import list_array, offsets_of
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of
 from tokenloom.resources.tables.sequence_schema import DOCUMENT_LENGTHS, INPUT_IDS, TRAINED
 
 TRAIN = "train"
@@ -62,9 +63,14 @@ class TextDataset:
             raise SourceError(f"{self.name}: found no text")
         self.reader = SequenceReader.of_tables(tables)
         self.digest = digest_json([_digest(table) for table in tables])
+        self._lengths = np.concatenate([flat_values(table[DOCUMENT_LENGTHS]) for table in tables])
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def lengths(self, rows: Ints) -> Ints:
+        """Return the number of tokens of each row, int64 [rows]."""
+        return self._lengths[rows].astype(np.int64)
 
     def digest_until(self, position: int) -> str:
         """Return the digest, which determines the rows before any position."""

@@ -17,7 +17,8 @@ IGNORED = -100
 """The label of tokens that are not trained."""
 
 Padding = Literal["max_length", "longest"] | int
-Batch = dict[str, npt.NDArray[np.generic] | int]
+Batch = dict[str, npt.NDArray[np.generic] | int | list[Any]]
+"""Arrays by name; for packed rows also the int `max_seqlen`; and a list for each kept column."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def to_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def batch_digest(batch: Mapping[str, Any]) -> str:
-    """Return the hex BLAKE3 of a batch of tensors or arrays; equal batches have equal digests."""
+    """Return the hex BLAKE3 of a batch of tensors or arrays; equal batches have equal digests. Lists do not count."""
     parts = []
-    for name in sorted(batch):
+    for name in sorted(name for name, value in batch.items() if not isinstance(value, list)):
         value = batch[name]
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         parts.append([name, str(array.dtype), list(array.shape), digest_bytes(np.ascontiguousarray(array).tobytes())])

@@ -16,11 +16,13 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders.reading.address_space import FlatValues
 from tokenloom.loaders.reading.batch import Batch, PaddingPolicy
 from tokenloom.loaders.reading.chunk import Chunk, InMemory
+from tokenloom.loaders.reading.kept_columns import KeptColumns
+from tokenloom.loaders.reading.kept_columns import Load as LoadSidecar
 from tokenloom.loaders.reading.rectangles import Flags
 from tokenloom.loaders.reading.sequences import SequenceBatches, SequenceColumns
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, offsets_of
-from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, WEIGHTS
+from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, ROWS, WEIGHTS
 
 
 class SequenceReader:
@@ -31,6 +33,8 @@ class SequenceReader:
         load: opens a chunk, given its index.
         weighted: whether any chunk has weights.
         all_trained: bool, or bool [chunks]: whether all tokens are known to be trained.
+        labels: whether batches have labels; prompts have none.
+        kept: names of kept columns, and what opens the sidecar of a chunk.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class SequenceReader:
         load: Callable[[int], Chunk],
         weighted: bool,
         all_trained: bool | Flags = False,
+        labels: bool = True,
+        kept: tuple[Sequence[str], LoadSidecar] | None = None,
     ):
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
@@ -48,12 +54,22 @@ class SequenceReader:
         self._unchecked: dict[int, Chunk] = {}
         self._sides: dict[str, SequenceColumns] = {}
         self._label: FlatValues | None = None
+        self._labels = labels
+        self.kept = KeptColumns(*kept, len(self._open)) if kept else None
 
     @classmethod
-    def of_tables(cls, tables: Sequence[pa.Table]) -> SequenceReader:
-        """Return a reader of tables in memory."""
+    def of_tables(
+        cls,
+        tables: Sequence[pa.Table],
+        labels: bool = True,
+        keep_columns: Sequence[str] = (),
+        sidecars: Sequence[pa.Table | None] = (),
+    ) -> SequenceReader:
+        """Return a reader of tables in memory; `sidecars` are those of the tables if there are `keep_columns`."""
         weighted = any(name.endswith(WEIGHTS) for table in tables for name in table.column_names)
-        return cls([table.num_rows for table in tables], lambda chunk: InMemory(tables[chunk]), weighted)
+        rows, kept = [table.num_rows for table in tables], (keep_columns, sidecars.__getitem__)
+        load = [InMemory(table) for table in tables].__getitem__
+        return cls(rows, load, weighted, labels=labels, kept=kept if keep_columns else None)
 
     @classmethod
     def joined(cls, readers: Sequence[SequenceReader]) -> SequenceReader:
@@ -66,15 +82,18 @@ class SequenceReader:
             number = int(np.searchsorted(first, chunk, side="right")) - 1
             return readers[number]._load(chunk - int(first[number]))
 
-        return cls(lengths, load, any(reader._weighted for reader in readers), all_trained)
+        def sidecar(chunk: int) -> pa.Table | None:
+            number = int(np.searchsorted(first, chunk, side="right")) - 1
+            kept = readers[number].kept
+            return kept.sidecar(chunk - int(first[number])) if kept else None
+
+        names = dict.fromkeys(name for reader in readers if reader.kept for name in reader.kept.names)
+        labels = all(reader._labels for reader in readers)
+        kept = (tuple(names), sidecar) if names else None
+        return cls(lengths, load, any(reader._weighted for reader in readers), all_trained, labels, kept)
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
-
-    def lengths(self, rows: Ints) -> Ints:
-        """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side."""
-        chunks, local = self._places(rows)
-        return np.max([side.ids.rows(chunks, local)[1] for side in self._sides.values()], axis=0)
 
     def batch(self, rows: Ints, policy: PaddingPolicy) -> Batch:
         """Return a batch of at least one row. A negative row number means a padding row.
@@ -85,6 +104,8 @@ class SequenceReader:
             (each run of padding counts as a document), and int `max_seqlen`. If any chunk has weights, also float32
             [rows, width] `loss_weights`, 0 where `labels` are -100. Pairs have all of these twice, prefixed with
             `chosen_` and `rejected_`, each side with its own width. Labelled rows also have `label`, bool [rows].
+            Prompts have no labels. Each kept column is a list of [rows] Python values; for packed sequences, of a list
+            per row with one value per document.
 
         Raises:
             StoreError: bytes of the batch are missing or damaged.
@@ -117,7 +138,7 @@ class SequenceReader:
         if self._unchecked:
             self._touch(chunks, local)
         batches_of = {
-            f"{side}_" if side else "": SequenceBatches(columns, chunks, local, real, bounds, policy)
+            f"{side}_" if side else "": SequenceBatches(columns, chunks, local, real, bounds, policy, self._labels)
             for side, columns in self._sides.items()
         }
         label = None
@@ -125,8 +146,10 @@ class SequenceReader:
             label = self._label.at(self._label.places(chunks, local)).view(bool)
             label = label if real is None else label & real
 
+        kept = self.kept.values(chunks, local, real, policy.packed) if self.kept else {}
+
         def batch(number: int) -> Batch:
-            if label is None and "" in batches_of:
+            if label is None and not kept and "" in batches_of:
                 return batches_of[""].batch(number)
             columns: Batch = {
                 f"{side}{name}": value
@@ -135,6 +158,8 @@ class SequenceReader:
             }
             if label is not None:
                 columns["label"] = label[bounds[number] : bounds[number + 1]].copy()
+            for name, values in kept.items():
+                columns[name] = values[bounds[number] : bounds[number + 1]]
             return columns
 
         return batch
@@ -169,8 +194,10 @@ class SequenceReader:
         for side, columns in sides(table).items():
             if side not in self._sides:
                 dtype = columns[INPUT_IDS].type.value_type.to_pandas_dtype()
-                self._sides[side] = SequenceColumns(dtype, self._all_trained, self._weighted)
+                self._sides[side] = SequenceColumns(dtype, self._all_trained, self._weighted and self._labels)
             self._sides[side].hold(chunk, columns)
+        if self.kept:
+            self.kept.hold(chunk, table[ROWS])
         if LABEL in table.column_names:
             self._label = self._label or FlatValues(np.uint8, len(self._open))
             self._label.hold(chunk, table[LABEL].to_numpy().view(np.uint8))

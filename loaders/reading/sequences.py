@@ -76,6 +76,7 @@ class SequenceBatches:
         real: bool [rows], False for padding rows; None: all rows are real.
         bounds: int64 [batches + 1], where each batch begins and ends; no batch is empty.
         policy: how the rows are padded.
+        labels: whether the batches have labels.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class SequenceBatches:
         real: Flags | None,
         bounds: Ints,
         policy: PaddingPolicy,
+        labels: bool = True,
     ):
         begins, lengths = columns.ids.rows(chunks, local)
         if real is not None:
@@ -97,7 +99,7 @@ class SequenceBatches:
         self._all_trained = np.logical_and.reduceat(columns.all_trained[chunks], firsts).tolist()
         self._weights = None if columns.weights is None else self._rows.places(columns.weights)
         self._documents = Documents(columns.documents, chunks, local, real, self._rows) if policy.packed else None
-        self._columns, self._pad = columns, np.array(policy.pad_token_id, ids.dtype)
+        self._columns, self._pad, self._labels = columns, np.array(policy.pad_token_id, ids.dtype), labels
 
     def batch(self, number: int) -> Batch:
         """Return the arrays of a batch, none of which shares memory with another."""
@@ -125,6 +127,8 @@ class SequenceBatches:
             loss_weights = rows.take(number, columns.weights, self._weights)
             loss_weights[labels == IGNORED] = 0.0
             batch["loss_weights"] = loss_weights
+        if not self._labels:
+            del batch["labels"]
         return batch
 
 

@@ -12,7 +12,7 @@ from tokenloom.loaders.reading.batch import Batch
 from tokenloom.resources.tables.preference_pairs import SIDES
 from tokenloom.resources.tables.ragged import Ints
 
-Row = dict[str, torch.Tensor]
+Row = dict[str, Any]
 
 
 def side_of(name: str) -> str:
@@ -33,8 +33,8 @@ def unpadded(batch: Batch) -> list[Row]:
     """Return the rows of a batch, none of which shares memory with another.
 
     Returns:
-        for each row its part of each column, [length] instead of [rows, width], and `label` as a bool scalar. Columns
-        of the batch as a whole (`cu_seqlens`, `max_seqlen`) are omitted.
+        for each row its part of each column, [length] instead of [rows, width], `label` as a bool scalar, and the value
+        of each kept column. Columns of the batch as a whole (`cu_seqlens`, `max_seqlen`) are omitted.
     """
     columns = flat_columns(batch)
     rows: list[Row] = [{} for _ in next(iter(columns.values()))[1]]
@@ -44,4 +44,12 @@ def unpadded(batch: Batch) -> list[Row]:
     if "label" in batch:
         for row, label in zip(rows, np.asarray(batch["label"]).tolist(), strict=True):
             row["label"] = torch.tensor(label)
+    for name, values in kept_values(batch).items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
     return rows
+
+
+def kept_values(batch: Batch) -> dict[str, list[Any]]:
+    """Return the kept columns of a batch."""
+    return {name: value for name, value in batch.items() if isinstance(value, list)}

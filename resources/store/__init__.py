@@ -3,6 +3,7 @@
 Modules, from the bottom up:
 
 - `blobs/`: named bytes in a folder or an S3 bucket.
+- `records`: small JSON blobs with a digest.
 - `objects`, `cache_key`, `actions`: immutable tables named by their digest, and the result of a stage on one chunk,
   stored under its cache key.
 - `manifest`, `versions`: the chunks of a stage's output, and the published states of a dataset.
@@ -15,7 +16,17 @@ Modules, from the bottom up:
 from tokenloom.resources.store.actions import Action
 from tokenloom.resources.store.artifact_store import ArtifactStore, Missed, default_store
 from tokenloom.resources.store.cache_key import KeyParts
-from tokenloom.resources.store.manifest import Manifest, ManifestChunk
+from tokenloom.resources.store.manifest import Manifest, ManifestChunk, Run
 from tokenloom.resources.store.versions import Version
 
-__all__ = ["Action", "ArtifactStore", "KeyParts", "Manifest", "ManifestChunk", "Missed", "Version", "default_store"]
+__all__ = [
+    "Action",
+    "ArtifactStore",
+    "KeyParts",
+    "Manifest",
+    "ManifestChunk",
+    "Missed",
+    "Run",
+    "Version",
+    "default_store",
+]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tokenloom.resources.digest import canonical_json, digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.records import decode_record, encode_record
 
 ACTIONS = "actions"
 
@@ -23,6 +22,7 @@ class Outcome:
         output: digest of the output object.
         bytes: size of the output object.
         rejects: digest of the object with the rejected rows, or None if no row was rejected.
+        lengths: digest of the object with the number of tokens of each row if loaders read the output, else None.
         tokens: tokens in the output.
         table_rows: rows of the output table.
         blocks: hex `block_digests` of the output if loaders read it, else "".
@@ -31,6 +31,7 @@ class Outcome:
     output: str
     bytes: int
     rejects: str | None
+    lengths: str | None = None
     rows_in: int
     rows_out: int
     rejected: int
@@ -38,6 +39,11 @@ class Outcome:
     tokens: int
     table_rows: int
     blocks: str = ""
+
+    @property
+    def beside(self) -> list[str]:
+        """Digests of the objects stored with the output."""
+        return [digest for digest in (self.rejects, self.lengths) if digest is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +76,15 @@ class ActionStore:
 
     def get(self, key: str) -> Action | None:
         """Return the action, or None if it is missing or damaged, so that it is computed again."""
+        name = self.blob(key)
         try:
-            return read_action(self._blobs.read(self.blob(key)))
+            return read_action(name, self._blobs.read(name))
         except FileNotFoundError:
             return None
 
     def put(self, key: str, action: Action) -> None:
-        content = asdict(action)
-        self._blobs.write(self.blob(key), canonical_json({"action": content, "digest": digest_json(content)}))
+        name = self.blob(key)
+        self._blobs.write(name, encode_record(name, asdict(action)))
 
     def delete(self, key: str) -> None:
         self._blobs.delete(self.blob(key))
@@ -88,10 +95,9 @@ def action_key(blob: str) -> str | None:
     return found[2] if (found := _BLOB.fullmatch(blob)) else None
 
 
-def read_action(data: bytes) -> Action | None:
-    """Parse the bytes of an action's blob; None if they are damaged."""
+def read_action(name: str, data: bytes) -> Action | None:
+    """Parse the bytes of the action with that blob name; None if they are damaged, or those of another action."""
     try:
-        content = json.loads(data)
-        return Action(**content["action"]) if digest_json(content["action"]) == content["digest"] else None
-    except (ValueError, TypeError, KeyError):
+        return Action(**decode_record(name, data))
+    except (ValueError, TypeError):
         return None

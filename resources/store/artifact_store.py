@@ -10,11 +10,12 @@ versions/<name>/<time>-<…>.json     manifests of each published state of a dat
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      chunks and stamps of source files that were read
 scratch/                            files being written
+
+Each JSON file is a record, with a digest of its name and content.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError, did_you_mean
-from tokenloom.resources.digest import block_digests, canonical_json
+from tokenloom.resources.digest import block_digests
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.folder import Folder
@@ -34,9 +35,13 @@ from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
 from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.read_lock import ReadLock
+from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.store.versions import VersionStore
 
-FORMAT = "tokenloom store 2\n"
+FORMAT = "tokenloom store 3\n"
+WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
+"""The versions of tokenloom that wrote older formats."""
+
 DEFAULT_STORE = ".tokenloom"
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
@@ -100,9 +105,12 @@ class ArtifactStore:
         except FileNotFoundError:
             return
         if stored != FORMAT:
+            found = stored.strip()[:60]
+            writer = WRITERS.get(found, "another version of tokenloom")
             raise StoreError(
-                f"{self.address} has the format {stored.strip()[:60]!r}, but this version of tokenloom reads "
-                f"{FORMAT.strip()!r}; build in another store"
+                f"the store {self.address} has the format {found!r}, written by {writer}; this version reads "
+                f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "
+                "and build again"
             )
 
     def prepare(self) -> None:
@@ -124,7 +132,7 @@ class ArtifactStore:
         if action is None or self.voids([action]):
             return None
         size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
-        lost = action.rejects is not None and not self.objects.renew(action.rejects)
+        lost = not all(map(self.objects.renew, action.beside))
         if lost or not (size == action.bytes or (dropped and size is None)):
             return None
         return action if renew(self.blobs, self.actions.blob(key)) else None
@@ -149,6 +157,7 @@ class ArtifactStore:
         counters: dict[str, int],
         compressed: bool,
         blocks: bool = False,
+        lengths: pa.Table | None = None,
         engine: str = "",
     ) -> Action:
         """Store the result of a stage on one chunk: objects first, then the action that names them.
@@ -160,6 +169,7 @@ class ArtifactStore:
             counters: further counts of the stage.
             compressed: store `table` compressed.
             blocks: store the block digests of `table`, for loaders to check.
+            lengths: number of tokens of each row of `table`, for loaders.
             engine: key of the certificate that the result relies on, or "".
         """
         data = encode_table(table, compressed)
@@ -168,6 +178,7 @@ class ArtifactStore:
             output=self.objects.put(data),
             bytes=data.size,
             rejects=rejects_digest,
+            lengths=self.objects.put(encode_table(lengths, compressed=False)) if lengths is not None else None,
             **counts,
             table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",
@@ -179,10 +190,15 @@ class ArtifactStore:
 
     def put_manifest(self, manifest: Manifest) -> str:
         """Store a manifest as the latest of its dataset and stage; returns the digest of its object."""
-        digest = self.objects.put(encode_table(manifest.to_table(), compressed=False))
+        digest = self.put_manifest_object(manifest)
         if self.latest(manifest.dataset, manifest.stage) != digest:
-            self.blobs.write(self._pointer(manifest.dataset, manifest.stage), canonical_json({"manifest": digest}))
+            pointer = self._pointer(manifest.dataset, manifest.stage)
+            self.blobs.write(pointer, encode_record(pointer, {"manifest": digest}))
         return digest
+
+    def put_manifest_object(self, manifest: Manifest) -> str:
+        """Store a manifest that another one names; returns the digest of its object."""
+        return self.objects.put(encode_table(manifest.to_table(), compressed=True))
 
     def latest(self, dataset: str, stage: str) -> str | None:
         """Return the object digest of a stage's latest manifest, or None if its pointer is missing or damaged."""
@@ -275,16 +291,13 @@ class ArtifactStore:
     def _read_pointer(self, pointer: str, strict: bool = True) -> str | None:
         """Return the digest in a pointer; None if the pointer is missing or, unless `strict`, damaged."""
         try:
-            digest = json.loads(self.blobs.read(pointer))["manifest"]
-            if isinstance(digest, str):
-                return digest
+            return decode_record(pointer, self.blobs.read(pointer))["manifest"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            pass
-        if strict:
-            raise StoreError(f"{pointer.removeprefix('datasets/')} is damaged; build the dataset again")
-        return None
+            if strict:
+                raise StoreError(f"{pointer.removeprefix('datasets/')} is damaged; build the dataset again") from None
+            return None
 
     def _not_found(self, dataset: str, stage: str) -> str:
         names = self.datasets()

@@ -6,16 +6,17 @@ facts. Each addition writes one blob with everything known and deletes the blobs
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from tokenloom.resources.digest import canonical_json, digest_bytes
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.tables.ragged import Ints, ranges
 
 CERTIFICATES = "certificates"
+_VOID = "void.json"
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,25 @@ class CertificateStore:
     def add(self, key: str, certificate: Certificate) -> None:
         """Add to what is known under `key`."""
         known = self._facts(key)
-        data = canonical_json(asdict(merge([*known.values(), certificate])))
-        name = f"{CERTIFICATES}/{key}/{digest_bytes(data)[:32]}.json"
-        self._blobs.write(name, data)
+        content = asdict(merge([*known.values(), certificate]))
+        name = f"{CERTIFICATES}/{key}/{digest_json(content)[:32]}.json"
+        self._blobs.write(name, encode_record(name, content))
         for merged in known:
             if merged != name:
                 self._blobs.delete(merged)
 
     def void(self, key: str, reason: str) -> None:
         """Withdraw a certificate: results that rely on it are computed again."""
-        self._blobs.write(self._void(key), canonical_json({"reason": reason}))
+        name = self._void(key)
+        self._blobs.write(name, encode_record(name, {"reason": reason}))
 
     def is_void(self, key: str) -> bool:
+        """Return whether a certificate was withdrawn; a damaged record withdraws it too."""
         return self._blobs.size(self._void(key)) is not None
 
     @staticmethod
     def _void(key: str) -> str:
-        return f"{CERTIFICATES}/{key}/void.json"
+        return f"{CERTIFICATES}/{key}/{_VOID}"
 
     def _facts(self, key: str) -> dict[str, Certificate]:
         """Return the certificate in each blob. If a blob disappears while reading, another process has merged it into a
@@ -94,17 +97,23 @@ class CertificateStore:
             facts: dict[str, Certificate] = {}
             try:
                 for blob in self._blobs.below(f"{CERTIFICATES}/{key}"):
-                    if blob.name != self._void(key) and (certificate := _parse(self._blobs.read(blob.name))):
+                    if blob.name != self._void(key) and (certificate := _parse(blob.name, self._blobs.read(blob.name))):
                         facts[blob.name] = certificate
                 return facts
             except FileNotFoundError:
                 continue
 
 
-def _parse(data: bytes) -> Certificate | None:
+def void_key(blob: str) -> str | None:
+    """Return the key that the blob with that name withdraws, or None if it is another blob."""
+    folder, _, name = blob.rpartition("/")
+    return folder.removeprefix(f"{CERTIFICATES}/") if name == _VOID and folder.startswith(CERTIFICATES) else None
+
+
+def _parse(name: str, data: bytes) -> Certificate | None:
     """Return a blob's content, or None if it is damaged; the engines are then compared again."""
     try:
-        facts = json.loads(data)
+        facts = decode_record(name, data)
         ranges_of = {name: tuple((int(a), int(b)) for a, b in facts[name]) for name in ("agreed", "disputed")}
         return Certificate(**ranges_of, refused=str(facts["refused"]))
     except (ValueError, KeyError, TypeError):

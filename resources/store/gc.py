@@ -149,7 +149,7 @@ class _Collection:
         """
         self._objects.add(digest)
         self._actions.update(chunk.key for chunk in manifest.chunks)
-        self._objects.update(chunk.rejects for chunk in manifest.chunks if chunk.rejects)
+        self._objects.update(digest for chunk in manifest.chunks for digest in chunk.beside)
         outputs = {chunk.output for chunk in manifest.chunks}
         if dropped_by is None:
             self._objects |= outputs
@@ -157,6 +157,8 @@ class _Collection:
             self._garbage.owners |= dict.fromkeys(outputs, dropped_by)
         if isinstance(tokenizer := manifest.facts.get("tokenizer"), str):
             self._objects.add(tokenizer)
+        if sidecars := manifest.sidecars:
+            self._mark(sidecars, self._manifest(sidecars, manifest.dataset))
 
     def _manifest(self, digest: str, name: str) -> Manifest:
         try:
@@ -191,14 +193,16 @@ class _Collection:
 
     def _named_by(self, version: Version) -> Iterator[str]:
         """Yield the digests of all objects that a version names, as far as its manifests are readable."""
-        for digest in version.stages.values():
+        digests = [*version.stages.values()]
+        for digest in digests:
             yield digest
             try:
                 manifest = Manifest.from_table(self._store.objects.get(digest))
             except StoreError:
                 continue
+            digests += [manifest.sidecars] if manifest.sidecars else []
             for chunk in manifest.chunks:
-                yield from (chunk.output, *([chunk.rejects] if chunk.rejects else []))
+                yield from (chunk.output, *chunk.beside)
 
     def _sweep_actions(self) -> None:
         for blob in self._store.blobs.below(ACTIONS):
@@ -211,11 +215,11 @@ class _Collection:
     def _mark_action(self, name: str) -> None:
         """Mark the objects of an action that is kept."""
         try:
-            action = read_action(self._store.blobs.read(name))
+            action = read_action(name, self._store.blobs.read(name))
         except FileNotFoundError:
             return
         if action is not None:
-            self._objects |= {action.output, *([action.rejects] if action.rejects else [])}
+            self._objects |= {action.output, *action.beside}
 
     def _sweep_objects(self) -> None:
         unmarked: dict[str, Blob] = {}

@@ -10,14 +10,14 @@ shortly before it was read gets no entry, because a later change could leave the
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenloom.resources.digest import canonical_json, digest_json
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.records import decode_record, encode_record
 
 FILES = "files"
 SETTLED_SECONDS = 2.0
@@ -55,14 +55,13 @@ class KnownFiles:
 
     def find(self, path: str) -> KnownFile | None:
         """Return the entry of a file, or None if it is missing or damaged."""
+        name = self._blob(path)
         try:
-            digest, entry = json.loads(self._blobs.read(self._blob(path)))
-            if digest_json(entry) == digest:
-                chunks = [KnownChunk(*chunk) for chunk in entry["chunks"]]
-                return KnownFile(chunks, entry["found"], entry["stands"] == file_stamp(path))
+            entry = decode_record(name, self._blobs.read(name))
+            chunks = [KnownChunk(*chunk) for chunk in entry["chunks"]]
+            return KnownFile(chunks, entry["found"], entry["stamp"] == file_stamp(path))
         except (OSError, ValueError, KeyError, TypeError):
-            pass
-        return None
+            return None
 
     def note(self, path: str, before: list[int] | None, chunks: list[KnownChunk], found: dict[str, str]) -> None:
         """Add an entry, unless the file can have changed while it was read.
@@ -72,8 +71,8 @@ class KnownFiles:
         """
         if before is None or before != file_stamp(path) or time.time() - max(before[1:3]) / 1e9 < SETTLED_SECONDS:
             return
-        entry = {"stands": before, "chunks": chunks, "found": found}
-        self._blobs.write(self._blob(path), canonical_json([digest_json(entry), entry]))
+        name = self._blob(path)
+        self._blobs.write(name, encode_record(name, {"stamp": before, "chunks": chunks, "found": found}))
 
     def _blob(self, path: str) -> str:
         return f"{FILES}/{digest_json([str(Path(path).resolve()), self._reading])}.json"

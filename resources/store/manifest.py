@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.actions import Outcome
 
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 4
 
 WEIGHTED = "weighted_chunks"
 """Counter of `sequences`: chunks that have weights."""
@@ -22,20 +22,23 @@ WEIGHTED = "weighted_chunks"
 TRAINED = "tokens_trained"
 """Counter of `sequences`: trained tokens, at any weight."""
 
+SIDECARS = "sidecars"
+"""Stage name in the manifest of sidecars: the columns that are kept beside each chunk of sequences."""
+
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
 
 _SCHEMA = pa.schema(
     [
         ("split", pa.string()),
-        ("source", pa.string()),
-        ("offset", pa.int64()),
+        ("runs", pa.list_(pa.struct([("source", pa.string()), ("first", pa.int64()), ("offset", pa.int64())]))),
         ("unit", pa.string()),
         ("input", pa.string()),
         ("key", pa.string()),
         ("output", pa.string()),
         ("bytes", pa.int64()),
         ("rejects", pa.string()),
+        ("lengths", pa.string()),
         ("rows_in", pa.int64()),
         ("rows_out", pa.int64()),
         ("rejected", pa.int64()),
@@ -47,22 +50,34 @@ _SCHEMA = pa.schema(
 )
 
 
+class Run(NamedTuple):
+    """Consecutive raw rows of a chunk that come from one source.
+
+    Args:
+        source: the raw file, or the split of a hub dataset.
+        first: position of the run's first raw row within the chunk.
+        offset: position of that row in the source, counted from 0; -1 if unknown.
+    """
+
+    source: str
+    first: int = 0
+    offset: int = -1
+
+
 @dataclass(frozen=True, kw_only=True)
 class ManifestChunk(Outcome):
     """One chunk of a stage's output.
 
     Args:
         split: the split that it belongs to.
-        source: the raw file, or the split of a hub dataset, that its rows come from.
-        offset: position of its first raw row in the source, in units of `unit`; -1 if unknown.
-        unit: "line" or "row".
+        runs: where its raw rows come from, in order; the first run begins at row 0. Small files share a chunk.
+        unit: what `offset` of the runs counts, "line" or "row".
         input: digest of the input chunk.
         key: key of its action.
     """
 
     split: str
-    source: str
-    offset: int
+    runs: tuple[Run, ...]
     unit: str
     input: str
     key: str
@@ -75,10 +90,11 @@ class ManifestChunk(Outcome):
         Args:
             position: the row's position within the chunk.
         """
-        if self.offset < 0:
-            return self.source
-        row = self.offset + position
-        return f"{self.source}:{row + 1}" if self.unit == "line" else f"{self.source} row {row}"
+        source, first, offset = self.runs[bisect_right(self.runs, position, key=lambda run: run.first) - 1]
+        if offset < 0:
+            return source
+        row = offset + position - first
+        return f"{source}:{row + 1}" if self.unit == "line" else f"{source} row {row}"
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,11 @@ class Manifest:
         return self.notes.get("manifests", {})
 
     @property
+    def sidecars(self) -> str | None:
+        """For sequences: the object digest of the manifest of their sidecars, or None if no columns are kept."""
+        return self.notes.get(SIDECARS)
+
+    @property
     def splits(self) -> list[str]:
         """Names of the splits, in order of first occurrence."""
         return list(dict.fromkeys(chunk.split for chunk in self.chunks))
@@ -135,7 +156,8 @@ class Manifest:
         """Encode the manifest as a table: one row per chunk, everything else as JSON in the schema's metadata."""
         head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
         head |= {"facts": self.facts, "counters": self.counters, "notes": self.notes, "parts": self.parts}
-        table = pa.Table.from_pylist([asdict(chunk) for chunk in self.chunks], _SCHEMA)
+        rows = [{**asdict(chunk), "runs": [run._asdict() for run in chunk.runs]} for chunk in self.chunks]
+        table = pa.Table.from_pylist(rows, _SCHEMA)
         return table.replace_schema_metadata({"tokenloom": json.dumps(head, sort_keys=True)})
 
     @classmethod
@@ -151,9 +173,9 @@ class Manifest:
                 f"the manifest has version {head.get('version')}, but this version of tokenloom reads version "
                 f"{MANIFEST_VERSION}; build the dataset again"
             )
-        rows: Sequence[dict[str, Any]] = table.to_pylist()
+        rows: list[dict[str, Any]] = table.to_pylist()
         try:
-            chunks = tuple(ManifestChunk(**row) for row in rows)
+            chunks = tuple(ManifestChunk(**{**row, "runs": tuple(Run(**run) for run in row["runs"])}) for row in rows)
             rest = (head[name] for name in ("facts", "counters", "notes", "parts"))
             return cls(head["dataset"], head["stage"], chunks, *rest)
         except (TypeError, KeyError) as error:

@@ -5,11 +5,11 @@ The digest is part of every cache key. It is stored so that a build does not run
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from tokenloom.resources.digest import canonical_json, digest_json
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.records import decode_record, encode_record
 
 PROBES = "probes"
 
@@ -26,13 +26,14 @@ class ProbeStore:
         return f"{PROBES}/{stage}-{digest_json([version, dict(libraries)])[:32]}.json"
 
     def get(self, stage: str, version: int, libraries: Mapping[str, str]) -> str | None:
-        """Return the digest, or None if it is missing or unreadable."""
+        """Return the digest, or None if it is missing or damaged."""
+        name = self.blob(stage, version, libraries)
         try:
-            probe = json.loads(self._blobs.read(self.blob(stage, version, libraries)))["probe"]
+            return decode_record(name, self._blobs.read(name))["probe"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return probe if isinstance(probe, str) else None
 
     def put(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None:
+        name = self.blob(stage, version, libraries)
         content = {"probe": probe, "version": version, "libraries": dict(libraries)}
-        self._blobs.write(self.blob(stage, version, libraries), canonical_json(content))
+        self._blobs.write(name, encode_record(name, content))

@@ -1,11 +1,12 @@
-"""Verification (`tokenloom verify`): rereads a dataset or the whole store and finds damaged or missing blobs.
+"""Verification (`tokenloom verify`): rereads a dataset or the whole store and finds damaged, missing or unknown blobs.
 
 Damaged blobs are removed, so that the next build recomputes only those. Damaged tokenizer files are restored from their
-object. Stages that can no longer be opened are removed from a version's record.
+object. Stages that can no longer be opened are removed from a version's record. Unknown files are only listed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -13,23 +14,50 @@ from typing import Literal
 from tokenloom.errors import StoreAddressError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.store.actions import ACTIONS, ActionStore, action_key, read_action
+from tokenloom.resources.store.actions import ActionStore, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
-from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest, object_digest
-from tokenloom.resources.store.manifest import Manifest, ManifestChunk
+from tokenloom.resources.store.blobs.folder import SCRATCH
+from tokenloom.resources.store.blobs.object_names import is_digest, object_digest
+from tokenloom.resources.store.certificates import CERTIFICATES, void_key
+from tokenloom.resources.store.known_files import FILES
+from tokenloom.resources.store.manifest import SIDECARS, Manifest, ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.probes import PROBES
+from tokenloom.resources.store.records import decode_record
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
 
-Kind = Literal["output", "rejects", "manifest", "object", "action", "pointer", "version", "tokenizer"]
-Problem = Literal["damaged", "missing"]
+Kind = Literal[
+    "output",
+    "rejects",
+    "lengths",
+    "manifest",
+    "object",
+    "action",
+    "pointer",
+    "version",
+    "tokenizer",
+    "certificate",
+    "probe",
+    "source file",
+    "file",
+]
+Problem = Literal["damaged", "missing", "unknown"]
+
+_RECORDS: dict[str, Kind] = {CERTIFICATES: "certificate", PROBES: "probe", FILES: "source file"}
+"""Folders of records that belong to no dataset."""
+
+_TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
+_OF_DATASETS = re.compile(rf"(datasets|{VERSIONS})/[^/]+/[^/]+\.json")
+_RECORD = re.compile(rf"({'|'.join(_RECORDS)})/(?:[^/]+/)?[^/]+\.json")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A damaged or missing blob.
+    """A damaged, missing or unknown blob.
 
     Args:
-        kind: kind of the blob; `object` is an object that no manifest names.
+        kind: kind of the blob; `object` is an object that no manifest names, `source file` what is known about a file
+            that was read, `file` an unknown file.
         problem: what is wrong with it.
         blob: its name in the store.
         dataset, stage: the first dataset and stage that it belongs to; "" if unknown.
@@ -55,7 +83,7 @@ class Verification:
     Attributes:
         objects, bytes: number of objects read, and their size.
         dropped: outputs that are missing because of `keep: sequences`, which is not a fault.
-        findings: the damaged and missing blobs.
+        findings: the damaged, missing and unknown blobs.
     """
 
     objects: int = 0
@@ -126,20 +154,37 @@ class _Run:
         for name in [dataset] if dataset is not None else sorted(set(every)):
             if name not in self._visited:
                 self._check_dataset(name)
-        if dataset is None:
-            digests = [object_digest(blob.name) for blob in store.blobs.below(OBJECTS)]
-            known = self._expected.keys() | self._manifests
-            self._expected |= {
-                digest: _Expected(digest, "object") for digest in digests if digest and digest not in known
-            }
-            self._keys |= {key for blob in store.blobs.below(ACTIONS) if (key := action_key(blob.name))}
+        records = self._list_store() if dataset is None else []
         faulty = self._check_objects(list(self._expected.values()))
         for digest in self._tokenizers.keys() - faulty:
             self._check_tokenizer(digest)
-        for finding in self._engine.map(self._check_action, sorted(self._keys)):
-            if finding:
+        for check, found in ((self._check_action, sorted(self._keys)), (self._check_record, records)):
+            for finding in filter(None, self._engine.map(check, found)):
                 self._report(finding)
         return self._result
+
+    def _list_store(self) -> list[str]:
+        """Expect every object and action of the store and every tokenizer folder with an object, and report unknown
+        files. Return the records that belong to no dataset."""
+        known, folders, records = self._expected.keys() | self._manifests, dict[str, list[str]](), list[str]()
+        for name in (blob.name for blob in self._store.blobs.below("")):
+            if digest := object_digest(name):
+                if digest not in known:
+                    self._expected[digest] = _Expected(digest, "object")
+            elif key := action_key(name):
+                self._keys.add(key)
+            elif file := _TOKENIZER_FILE.fullmatch(name):
+                folders.setdefault(file[1], []).append(name)
+            elif _RECORD.fullmatch(name):
+                records.append(name)
+            elif name != "FORMAT" and not name.startswith(f"{SCRATCH}/") and not _OF_DATASETS.fullmatch(name):
+                self._report(Finding("file", "unknown", name))
+        for digest in folders.keys() - self._tokenizers.keys():
+            if digest in self._expected:
+                self._tokenizers[digest] = ""
+            else:
+                self._result.findings += [Finding("file", "unknown", name) for name in folders[digest]]
+        return records
 
     def _check_dataset(self, name: str) -> None:
         """Check a dataset's pointers, versions and manifests, and collect what they name in `_expected`. For a mixture,
@@ -165,6 +210,10 @@ class _Run:
                 intact[stage, digest] = manifest
                 self._expect(manifest, is_latest)
                 mixed |= manifest.pinned
+                if (named_by := manifest.sidecars) and named_by not in self._manifests:
+                    expected = _Expected(named_by, "manifest", name, SIDECARS, latest=is_latest)
+                    if sidecars := self._read_manifest(expected):
+                        self._expect(sidecars, is_latest)
         for blob, version in versions.items():
             self._check_version(name, blob, version, intact, latest)
         for dataset in mixed.keys() - self._visited:
@@ -210,8 +259,12 @@ class _Run:
         unless a later one is stricter about it."""
         stage = manifest.stage
         for chunk in manifest.chunks:
-            needed = not manifest.droppable if latest else stage in (LOADED, "tokenizer")
-            named: dict[Kind, str | None] = {"output": chunk.output, "rejects": chunk.rejects}
+            needed = not manifest.droppable if latest else stage in (LOADED, SIDECARS, "tokenizer")
+            named: dict[Kind, str | None] = {
+                "output": chunk.output,
+                "rejects": chunk.rejects,
+                "lengths": chunk.lengths,
+            }
             for kind, digest in named.items():
                 if digest is None:
                     continue
@@ -256,14 +309,28 @@ class _Run:
     def _check_action(self, key: str) -> Finding | None:
         blob = ActionStore.blob(key)
         try:
-            intact = read_action(self._store.blobs.read(blob)) is not None
+            intact = read_action(blob, self._store.blobs.read(blob)) is not None
         except FileNotFoundError:
             return None
         return None if intact else Finding("action", "damaged", blob, digest=key)
 
+    def _check_record(self, name: str) -> Finding | None:
+        try:
+            decode_record(name, self._store.blobs.read(name))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            return Finding(_RECORDS[name.partition("/")[0]], "damaged", name)
+        return None
+
     def _check_tokenizer(self, digest: str) -> None:
         """Compare a tokenizer's files with the object that stores them, and restore them if they differ."""
         table = self._store.objects.get(digest)
+        if table.column_names != ["file", "content"]:
+            self._result.findings += [
+                Finding("file", "unknown", blob.name) for blob in self._store.blobs.below(f"tokenizers/{digest}")
+            ]
+            return
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         problems: dict[str, Problem | None] = {
             name: self._check_file(digest, name, content) for name, content in files.items()
@@ -284,4 +351,7 @@ class _Run:
     def _report(self, finding: Finding) -> None:
         self._result.findings.append(finding)
         if self._remove and finding.problem == "damaged" and finding.blob:
-            self._store.blobs.delete(finding.blob)
+            if key := void_key(finding.blob):  # without it, results of a wrong engine would count again
+                self._store.certificates.void(key, "the reason is lost")
+            else:
+                self._store.blobs.delete(finding.blob)

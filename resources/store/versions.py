@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tokenloom.errors import DatasetNotFoundError
-from tokenloom.resources.digest import canonical_json
 from tokenloom.resources.store.blobs.blobs import Blob, Blobs
+from tokenloom.resources.store.records import decode_record, encode_record
 
 VERSIONS = "versions"
 
@@ -59,7 +58,7 @@ class VersionStore:
 
     def put(self, name: str, version: Version) -> None:
         """Write a version to a blob."""
-        self._blobs.write(name, canonical_json({"digest": version.digest, "stages": version.stages}))
+        self._blobs.write(name, encode_record(name, {"digest": version.digest, "stages": version.stages}))
 
     def of(self, dataset: str) -> list[Version]:
         """Return all readable versions of a dataset, oldest first."""
@@ -70,9 +69,9 @@ class VersionStore:
         return [blob for blob in self._blobs.below(self.folder(dataset)) if blob.name.endswith(".json")]
 
     def read(self, name: str) -> Version | None:
-        """Return the version in a blob, or None if it is missing or unreadable."""
+        """Return the version in a blob, or None if it is missing or damaged."""
         try:
-            entry = json.loads(self._blobs.read(name))
+            entry = decode_record(name, self._blobs.read(name))
             published = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _STAMP).replace(tzinfo=UTC)
             stages = {str(stage): str(manifest) for stage, manifest in dict(entry["stages"]).items()}
             return Version(str(entry["digest"]), published, stages)

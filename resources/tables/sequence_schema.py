@@ -25,6 +25,16 @@ DOCUMENT_LENGTHS = "document_lengths"
 LABEL = "label"
 """bool, for KTO only: whether the completion is desirable."""
 
+RAW_ROW = "_row"
+"""int32, the raw row of each row of a sidecar, ascending."""
+
+LENGTH = "length"
+"""uint16 or uint32, the number of tokens of each sequence; for pairs, of the longer side. In an object of its own."""
+
+SEQUENCE, PROMPT = "sequence", "prompt"
+KINDS = {"preference": "pair", "kto": "labelled sequence", "prompt_only": PROMPT}
+"""What a row is, by its canonical form; rows of other forms are sequences. Prompts have no labels."""
+
 TOKEN_COLUMNS = (INPUT_IDS, TRAINED, WEIGHTS)
 """Columns with one value per token, which make up nearly all bytes of a chunk."""
 

@@ -17,12 +17,13 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli import main
+from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]
-Make = Callable[[int], Row]
+Make = Callable[[int], Any]
 
 COUNT = 24
 
@@ -270,6 +271,15 @@ READ: dict[str, tuple[str, Make, Make]] = {
         },
         lambda n: {"prompt": [user(ask(n))], "chosen": [assistant(right(n))], "rejected": [assistant(wrong(n))]},
     ),
+    "OpenAI preference with tools": (
+        "preference",
+        lambda n: {
+            "input": {"messages": [user(ask(n))], "tools": [LOOK]},
+            "preferred_output": [assistant(right(n))],
+            "non_preferred_output": [assistant(wrong(n))],
+        },
+        lambda n: {"prompt": [user(ask(n))], "tools": json.dumps([LOOK])},
+    ),
     "messages as JSON text": (
         "messages",
         lambda n: {"messages": json.dumps([user(ask(n)), assistant(right(n))])},
@@ -308,14 +318,6 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"prompt": ask(n), "answers": [{"answer": right(n), "rank": 1}, {"answer": wrong(n), "rank": 2}]},
         "most rows hold 2 or more",
     ),
-    "OpenAI preference with tools": (
-        lambda n: {
-            "input": {"messages": [user(ask(n))], "tools": [LOOK]},
-            "preferred_output": [assistant(right(n))],
-            "non_preferred_output": [assistant(wrong(n))],
-        },
-        "leaves out 'input.tools', which may declare tools",
-    ),
     "a prompt beside messages": (
         lambda n: {"prompt": ask(n), "messages": [user("Hello."), assistant(right(n))]},
         "leaves out 'prompt', which may belong to the prompt",
@@ -336,6 +338,7 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "images": ["a.png"]},
         "leaves out 'images', and images, audio and video cannot be read",
     ),
+    "rows that are lists": (lambda n: [right(n), n % 2], "the items of the lists have no names"),
     "two equal answers": (
         lambda n: {"instruction": ask(n), "input": f"On {n}.", "output_a": right(n), "output_b": wrong(n)},
         "output_a.* or .*output_b",
@@ -431,15 +434,12 @@ def test_unused_columns_are_named_by_a_build(tmp_path: Path, make: Make, unused:
 SUGGESTED: dict[str, tuple[Row, list[str]]] = {
     "LLaMA-Factory alpaca with history": ({"prompt": "instruction", "completion": "output"}, ["history"]),
     "axolotl zephyr.nectar": ({"prompt": "prompt", "completion": "answers[0].answer"}, []),
-    "OpenAI preference with tools": (
-        {"prompt": "input.messages", "chosen": "preferred_output", "rejected": "non_preferred_output"},
-        ["input.tools"],
-    ),
     "a prompt beside messages": ({"messages": "messages"}, ["prompt"]),
     "a flag beside an answer": ({"prompt": "question", "completion": "answer", "label": "is_correct"}, []),
     "a response beside messages": ({"prompt": "messages", "completion": "response"}, []),
     "rejected answers beside messages": ({"messages": "messages"}, ["rejected"]),
     "images": ({"messages": "messages"}, ["images"]),
+    "rows that are lists": ({"prompt": "items[0]", "completion": "items[1]"}, []),
     "two equal answers": (
         {"prompt": "instruction", "context": "input", "completion": "output_a"},
         ["output_b"],
@@ -458,6 +458,27 @@ def test_a_suggested_mapping_builds_and_what_it_leaves_out_is_named(tmp_path: Pa
     assert manifest.facts["mapping"]["roles"] == roles
     assert manifest.notes["unused_columns"] == unused
     assert manifest.total("rows_out") == COUNT
+
+
+def test_a_column_that_comes_with_the_batch_is_not_unused(tmp_path: Path) -> None:
+    make = ASKED["prompts with a ground truth"][0]
+    for kept, unused in ((["ground_truth"], []), ([], ["ground_truth"])):
+        prompts = {"format_type": "prompt_only"}
+        build = columns_of(tmp_path, make, dataset={"keep_columns": kept}, prompt_template=prompts)
+        assert build.manifest("columns").notes["unused_columns"] == unused
+
+
+def test_inspect_names_unused_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    write(tmp_path / "rows.jsonl", lambda n: {"question": ask(n), "answer": right(n), "hint": wrong(n), "id": n})
+    assert main(["inspect", "rows.jsonl"]) == 0
+    assert "Notice: unused columns: hint; map them, or " in capsys.readouterr().out
+    assert "# unused columns: hint; " in (tmp_path / "rows.yaml").read_text()
+    assert main(["inspect", "rows.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unused_columns"] == ["hint"]
 
 
 @pytest.mark.parametrize("name", ["a prompt beside messages", "images"])
@@ -501,7 +522,32 @@ def test_an_inspected_yaml_builds_the_same_rows(
     assert yaml.safe_load((tmp_path / "rows.yaml").read_text())["prompt_template"]["format_type"] == form
     assert main(["build", "rows.yaml", "--stage", "columns"]) == 0
     store = ArtifactStore(tmp_path / "store")
-    table = store.objects.get(store.manifest("rows", "columns").chunks[0].output).drop_columns([ROW])
+    table = store.objects.get(store.manifest("rows", "columns").chunks[0].output).select([*expected(0)])
     assert [{field: _said(value) for field, value in row.items()} for row in table.to_pylist()] == [
         expected(n) for n in range(COUNT)
     ]
+
+
+@pytest.mark.parametrize(
+    ("make", "trained"),
+    [
+        (READ["TRL prompt-completion, conversational"][1], lambda n: f"{right(n)}<|im_end|>"),
+        (READ["messages with a label"][1], lambda n: f"{right(n)}<|im_end|>"),
+        (ASKED["TRL prompt-only"][0], lambda n: ""),
+    ],
+)
+def test_only_the_completion_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make, trained: Callable[[int], str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    write(tmp_path / "rows.jsonl", make)
+    assert main(["inspect", "rows.jsonl"]) == 0
+    assert main(["build", "rows.yaml"]) == 0
+    reader = RowReader(ArtifactStore(tmp_path / "store"), "rows")
+    for n in range(0, COUNT, 5):
+        runs = reader.read(n).sides[""]
+        text = "".join(run.text for run in runs)
+        assert text.startswith(f"<|im_start|>user\n{ask(n)}<|im_end|>\n<|im_start|>assistant\n")
+        assert text.removesuffix("\n").endswith(trained(n) or "assistant")
+        assert "".join(run.text for run in runs if run.trained) == trained(n)

@@ -17,7 +17,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
 Row = dict[str, Any]
@@ -109,7 +109,7 @@ def build_canonical(
         output = ChunkOutput(table, table.num_rows)
         action = store.put_action(f"{number:064x}", table, output.rejects, output.counts(), {}, True)
         counts = action.outcome()
-        place = {"split": "train", "source": str(number), "offset": 0, "unit": "row"}
+        place = {"split": "train", "runs": (Run(str(number), offset=0),), "unit": "row"}
         chunks.append(ManifestChunk(**place, input=f"{number:064x}", key=f"{number:064x}", **counts))
     for stage in ("raw", "columns"):
         store.put_manifest(Manifest(build.name, stage, tuple(chunks), {"mapping": {"form": form}}))

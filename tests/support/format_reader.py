@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-FORMAT = b"tokenloom store 2\n"
+FORMAT = b"tokenloom store 3\n"
 MIB = 1 << 20
 
 
@@ -39,7 +39,7 @@ class ReadManifest:
     def __init__(self, store: Path, digest: str):
         table = read_object(store, digest)
         self.head = json.loads(table.schema.metadata[b"tokenloom"])
-        if self.head["version"] != 3:
+        if self.head["version"] != 4:
             raise RefusedError(f"manifest version {self.head['version']}")
         self.chunks: list[dict[str, Any]] = table.to_pylist()
         self.digest = digest_of(
@@ -53,17 +53,53 @@ def open_store(store: Path) -> Path:
     return store
 
 
+def read_record(store: Path, name: str) -> Any:
+    record = json.loads((store / name).read_bytes())
+    if record["digest"] != digest_of({"content": record["content"], "name": name}):
+        raise RefusedError(f"{name} is damaged")
+    return record["content"]
+
+
 def latest(store: Path, name: str, stage: str) -> ReadManifest:
-    return ReadManifest(store, json.loads((store / "datasets" / name / f"{stage}.json").read_bytes())["manifest"])
+    return ReadManifest(store, read_record(store, f"datasets/{name}/{stage}.json")["manifest"])
 
 
 def versions(store: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_bytes()) for path in sorted((store / "versions" / name).iterdir())]
+    folder = f"versions/{name}"
+    return [read_record(store, f"{folder}/{path.name}") for path in sorted((store / folder).iterdir())]
 
 
 def blocks_of(data: bytes) -> str:
     begins = range(0, len(data), MIB)
     return "".join(blake3(data[begin : begin + MIB]).digest(length=16).hex() for begin in begins)
+
+
+def read_lengths(store: Path, chunk: dict[str, Any]) -> list[int]:
+    """The number of tokens of each row of a chunk of sequences."""
+    return read_object(store, chunk["lengths"])["length"].to_pylist()
+
+
+def read_kept(store: Path, manifest: ReadManifest, number: int, row: int) -> dict[str, list[Any]]:
+    """The kept columns of a row of chunk `number` of sequences: by name, the values of its documents."""
+    sidecars = ReadManifest(store, manifest.head["notes"]["sidecars"])
+    sidecar = read_object(store, sidecars.chunks[number]["output"])
+    rows = read_object(store, manifest.chunks[number]["output"])["rows"][row].as_py()
+    at = [sidecar["_row"].to_pylist().index(raw) for raw in rows]
+    return {name: [_value(sidecar[name][place]) for place in at] for name in sidecars.head["facts"]["columns"]}
+
+
+def _value(scalar: Any) -> Any:
+    value = scalar.as_py()
+    return json.loads(value) if str(scalar.type) == "extension<arrow.json>" and value is not None else value
+
+
+def place_of(chunk: dict[str, Any], row: int) -> str:
+    """The source of a raw row of a chunk, and its line or row."""
+    run = [run for run in chunk["runs"] if run["first"] <= row][-1]
+    if run["offset"] < 0:
+        return run["source"]
+    at = run["offset"] + row - run["first"]
+    return f"{run['source']}:{at + 1}" if chunk["unit"] == "line" else f"{run['source']} row {at}"
 
 
 def read_row(store: Path, manifest: ReadManifest, split: str, row: int) -> dict[str, list[Any]]:

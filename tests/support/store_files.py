@@ -25,12 +25,16 @@ def read_object(store: Path, digest: str) -> pa.Table:
 def latest(store: Path, name: str) -> dict[str, str]:
     """Return the digests of a dataset's latest manifests, by stage."""
     found = (store / "datasets" / name).glob("*.json")
-    return {path.stem: json.loads(path.read_text())["manifest"] for path in found}
+    return {path.stem: read_record(path)["manifest"] for path in found}
+
+
+def read_record(path: Path) -> Any:
+    return json.loads(path.read_text())["content"]
 
 
 def versions(store: Path, name: str) -> list[dict[str, Any]]:
     """Return the versions of a dataset, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((store / "versions" / name).glob("*.json"))]
+    return [read_record(path) for path in sorted((store / "versions" / name).glob("*.json"))]
 
 
 def chunks(store: Path, manifest: str) -> list[dict[str, Any]]:
@@ -55,7 +59,7 @@ def reachable(store: Path, keep: int, dropping: tuple[str, ...] = ()) -> tuple[s
             objects.add(manifest)
             for chunk in chunks(store, manifest):
                 actions.add(chunk["key"])
-                objects |= {chunk["rejects"]} - {None}
+                objects |= {chunk["rejects"], chunk["lengths"]} - {None}
                 if not (name in dropping and stage in INTERMEDIATE):
                     objects.add(chunk["output"])
     return objects, actions

@@ -9,11 +9,19 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.sequences.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.tables.ragged import list_array, offsets_of
 
-FACTS = {"pad_token_id": 0, "vocab_size": 60_000, "max_length": 1 << 20, "packed": False, "tokenizer": ""}
+FACTS = {
+    "pad_token_id": 0,
+    "vocab_size": 60_000,
+    "max_length": 1 << 20,
+    "packed": False,
+    "tokenizer": "",
+    "kind": "sequence",
+}
 VALUES = {"input_ids": np.uint16, "trained": np.uint8, "weights": np.float32}
 
 
@@ -89,6 +97,7 @@ def _put(
     columns["document_lengths"] = list_array(each, lengths.astype(np.int32))
     rows = len(each) - 1
     output = ChunkOutput(pa.table(columns), rows, tokens=int(lengths.sum()))
-    action = store.put_action(key, output.table, output.rejects, output.counts(), {}, False, True)
-    place = {"split": "train", "source": "made", "offset": 0, "unit": "row"}
+    tokens = STAGE.lengths(output.table)
+    action = store.put_action(key, output.table, output.rejects, output.counts(), {}, False, True, tokens)
+    place = {"split": "train", "runs": (Run("made", offset=0),), "unit": "row"}
     return ManifestChunk(**place, input=key, key=key, **action.outcome())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         say(console, line)
     if args.json:
         print(json.dumps(asdict(result)))
-    return StoreError.exit_code if result.findings else 0
+    return StoreError.exit_code if any(finding.problem != "unknown" for finding in result.findings) else 0
 
 
 def _report(result: Verification, keep_damaged: bool) -> list[str]:
@@ -52,18 +53,21 @@ def _report(result: Verification, keep_damaged: bool) -> list[str]:
     lines = [_line(finding) for finding in result.findings]
     count = f"{result.objects:,} objects ({size(result.bytes)}) checked"
     dropped = f"; {result.dropped:,} outputs were dropped, as keep: sequences allows" if result.dropped else ""
-    if not result.findings:
-        return [f"{count}, none damaged or missing{dropped}"]
-    damaged = sum(finding.problem == "damaged" for finding in result.findings)
-    counts = [f"{damaged:,} damaged and {'kept' if keep_damaged else 'removed'}"] if damaged else []
-    counts += [f"{len(result.findings) - damaged:,} missing"] if len(result.findings) > damaged else []
+    found = Counter(finding.problem for finding in result.findings)
+    fate = {
+        "damaged": f"damaged and {'kept' if keep_damaged else 'removed'}",
+        "unknown": "unknown, which nothing reads",
+    }
+    counts = [f"{found[problem]:,} {fate.get(problem, problem)}" for problem in sorted(found)]
+    if not found["damaged"] + found["missing"]:
+        counts.insert(0, "none damaged or missing")
     lines.append(f"{count}: {', '.join(counts)}{dropped}")
     to_build = {
         finding.dataset
         for finding in result.findings
         if finding.dataset and finding.latest and finding.kind != "tokenizer"
     }
-    if keep_damaged:
+    if keep_damaged and found["damaged"]:
         lines.append("run without --keep-damaged to remove them, so that the next build recomputes them")
     elif to_build:
         lines.append(f"build {', '.join(sorted(to_build))} to recompute only these chunks")

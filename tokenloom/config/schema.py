@@ -31,6 +31,14 @@ RESERVED_VARIABLES = frozenset(
 """Variables of chat templates that `template_kwargs` cannot set; nor can it set the tokenizer's tokens (`…_token`)."""
 
 
+_COLUMNS_OF_ROWS = ("input_ids", "attention_mask", "labels", "position_ids", "loss_weights", "cu_seqlens", "max_seqlen")
+BATCH_KEYS = (
+    *(f"{side}{name}" for side in ("", "chosen_", "rejected_") for name in (*_COLUMNS_OF_ROWS, "seq_lengths")),
+    "label",
+)
+"""Names that batches and exports use for themselves."""
+
+
 class Section(BaseModel):
     """A section of the YAML. Immutable; unknown settings are refused."""
 
@@ -97,6 +105,9 @@ class DatasetConfig(Section):
     column_mapping: dict[str, str | Constant] = {}
     """Maps each role to the source of its values: a column, a path such as `answers[0].text`, a text with `{column}`
     placeholders, `choices[{answer}]`, or `{constant: value}`. Example: `{prompt: question, completion: answer}`."""
+    keep_columns: Names = ()
+    """Source columns, or paths such as `answers[0].text`, whose values come with each batch as lists, such as
+    `batch["answer"]`. They are not tokenized, and need not be part of the template."""
     filters: Names = ()
     """Row conditions, e.g. `len(output) > 0`. Rows that fail a condition are dropped and counted as filtered."""
 
@@ -105,6 +116,15 @@ class DatasetConfig(Section):
     def _no_column_twice(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if value is not None and (duplicate := first_duplicate(value)) is not None:
             raise ValueError(f"{duplicate} is listed twice")
+        return value
+
+    @field_validator("keep_columns")
+    @classmethod
+    def _free_of_batch_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if (duplicate := first_duplicate(value)) is not None:
+            raise ValueError(f"{duplicate} is listed twice")
+        if taken := [name for name in value if name in BATCH_KEYS]:
+            raise ValueError(f"{taken[0]} is a key of every batch; rename this column in the source")
         return value
 
     @field_validator("encoding")
@@ -253,14 +273,16 @@ class PromptTemplateConfig(Section):
 class LengthConfig(Section):
     """What happens to rows longer than `tokenizer.max_length`, and how rows are packed into sequences."""
 
-    strategy: Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] = (
-        "truncate_right"
-    )
+    strategy: (
+        Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] | None
+    ) = None
     """What happens to rows longer than `tokenizer.max_length`: truncate, truncate part by part (`smart`), drop turns,
-    split, or drop the row (counted as filtered)."""
+    split, or drop the row (counted as filtered). null: `split` for plain text, `smart` for other rows."""
     give_up: Names = ("context", "question", "system")
-    """`smart`: parts, named by column or role, in the order in which they are truncated. The answer is truncated last,
-    its stop token never."""
+    """`smart`: parts, named by column or role, in the order in which they are shortened, each down to a floor. A row
+    that is still too long loses the end of its answer, and the stop with it."""
+    keep: Literal["start", "end"] = "start"
+    """`smart`: which end of a shortened part is kept."""
     stride: Count = 0
     """`split`: overlap between pieces, in tokens. The overlap is trained in the first piece only."""
     packing: Literal["none", "concat", "best_fit"] = "none"
@@ -269,10 +291,12 @@ class LengthConfig(Section):
 
 
 class ValidationConfig(Section):
-    """When bad data fails a run."""
+    """When bad data fails a run, or is worth a warning."""
 
     max_reject_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """A stage that rejects a larger fraction of its rows fails the run."""
+    max_unstopped_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """A build warns if a larger fraction of the answers lost their stop to `tokenizer.max_length`."""
 
 
 class DataLoaderConfig(Section):

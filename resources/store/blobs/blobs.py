@@ -60,7 +60,7 @@ class Blobs(Protocol):
         ...
 
     def below(self, prefix: str) -> Iterator[Blob]:
-        """Yield all blobs whose names start with `prefix` and `/`, in order of their names."""
+        """Yield all blobs whose names start with `prefix` and `/`, or all if it is "", in order of their names."""
         ...
 
     def delete(self, name: str) -> None:

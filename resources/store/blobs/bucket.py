@@ -86,9 +86,9 @@ class Bucket:
         return (found["ContentLength"], found["ETag"].strip('"')) == (len(content), md5)
 
     def below(self, prefix: str) -> Iterator[Blob]:
-        more = {}
+        more, folder = {}, f"{prefix}/" if prefix else ""
         while True:
-            page = self._s3.request(f"{prefix}/", "list_objects_v2", Prefix=self._key(f"{prefix}/"), **more)
+            page = self._s3.request(folder, "list_objects_v2", Prefix=self._key(folder), **more)
             for found in page.get("Contents", ()):
                 name = found["Key"].removeprefix(self._prefix)
                 yield Blob(name, found["Size"], found["LastModified"].timestamp())

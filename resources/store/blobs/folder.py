@@ -79,11 +79,11 @@ class Folder:
             return
         for entry in entries:
             if entry.is_dir():
-                yield from self.below(f"{prefix}/{entry.name}")
+                yield from self.below(f"{prefix}/{entry.name}".lstrip("/"))
                 continue
             with suppress(FileNotFoundError):  # another process removed it
                 found = entry.stat(follow_symlinks=False)
-                yield Blob(f"{prefix}/{entry.name}", found.st_size, found.st_mtime)
+                yield Blob(f"{prefix}/{entry.name}".lstrip("/"), found.st_size, found.st_mtime)
 
     def delete(self, name: str) -> None:
         with _store_errors(name, "remove"), suppress(FileNotFoundError):

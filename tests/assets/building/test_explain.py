@@ -107,7 +107,7 @@ def _delete(project: Project) -> None:
 
 
 def _delete_the_end(project: Project) -> None:
-    offset = project.chunk("raw", -1).offset
+    offset = project.chunk("raw", -1).runs[0].offset
     project.lines(lambda lines: lines[:offset])
 
 
@@ -180,7 +180,7 @@ def test_the_next_build_does_what_is_predicted(project: Project, name: str) -> N
     change(project)
     stages = predicted(project)
     expected = reason.format(
-        last=last.offset + 1, chunks=len(ArtifactStore(project.store).manifest("small", "raw").chunks)
+        last=last.runs[0].offset + 1, chunks=len(ArtifactStore(project.store).manifest("small", "raw").chunks)
     )
     lines = [f"{stage}: {line}" for stage, found in stages.items() for line in found.reasons]
     assert (any(expected in line for line in lines)) if expected else lines == []

@@ -79,7 +79,7 @@ def described(chunks: list[InputChunk]) -> list[tuple[object, ...]]:
     for chunk in chunks:
         output = chunk.load()
         rows = output.table.to_pylist(), output.rejects.to_pylist(), output.rows_in
-        found.append((chunk.digest, chunk.split, chunk.source, chunk.offset, chunk.unit, chunk.size, rows))
+        found.append((chunk.digest, chunk.split, chunk.runs, chunk.unit, chunk.size, rows))
     return found
 
 

@@ -87,13 +87,13 @@ class Repeated(TokenDataset):
     def __init__(self, real: TokenDataset):
         self.__dict__.update(real.__dict__)
         reader, real_rows, self.read = SequenceReader.joined([real.reader]), len(real), list[int]()
-        batches, lengths = reader.batches, reader.lengths
+        batches = reader.batches
 
         def batches_of(rows: Any, policy: Any) -> Any:
             self.read += [row for some in rows for row in some.tolist()]
             return batches([some % real_rows for some in rows], policy)
 
-        reader.batches, reader.lengths = batches_of, lambda rows: lengths(rows % real_rows)
+        reader.batches, self.lengths = batches_of, lambda rows: real.lengths(rows % real_rows)
         self.__dict__["reader"] = reader
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -56,6 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     lengths = {"packed": {"packing": "concat"}, "split": {"strategy": "split", "stride": 2}}
     short = {"tokenizer": {**given["tokenizer"], "max_length": 16}}
     configs: dict[str, Any] = {"plain": rows, "packed": {**rows, "length": lengths["packed"]}}
+    configs["packed"]["dataset"] = {**rows["dataset"], "keep_columns": ["a", "q"]}
     configs["split"] = {**rows, **short, "length": lengths["split"]}
     chat = {"name_or_path": str(tokenizer_folder), "max_length": 64, "chat_template": CHATML}
     for name in FORMS:
@@ -78,7 +80,7 @@ def test_a_reader_written_from_the_page_finds_the_same_rows(store: Path, name: s
         dataset = open_dataset(name, split, store)
         assert len(dataset) == sum(chunk["table_rows"] for chunk in manifest.chunks if chunk["split"] == split)
         for row in range(len(dataset)):
-            opened = {key: value.tolist() for key, value in dataset[row].items()}
+            opened = {key: value.tolist() for key, value in dataset[row].items() if key not in dataset.keep_columns}
             found = reader.read_row(store, manifest, split, row)
             assert {key: opened[key] for key in found} == found
             unnamed = {key for key in opened.keys() - found.keys() if "attention_mask" not in key}
@@ -86,6 +88,32 @@ def test_a_reader_written_from_the_page_finds_the_same_rows(store: Path, name: s
         assert dataset.digest == reader.digest_of([c["output"] for c in manifest.chunks if c["split"] == split])
         facts = manifest.head["facts"]
         assert (dataset.pad_token_id, dataset.vocab_size) == (facts["pad_token_id"], facts["vocab_size"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_row_lengths_and_places_are_read_as_documented(store: Path, name: str) -> None:
+    manifest, dataset = reader.latest(store, name, "sequences"), open_dataset(name, store=store)
+    chunks = [chunk for chunk in manifest.chunks if chunk["split"] == "train"]
+    lengths = [length for chunk in chunks for length in reader.read_lengths(store, chunk)]
+    assert dataset.lengths(np.arange(len(dataset))).tolist() == lengths
+    documents = [
+        (chunk, rows) for chunk in chunks for rows in reader.read_object(store, chunk["output"])["rows"].to_pylist()
+    ]
+    assert [list(dataset.trace(row).places) for row in range(len(dataset))] == [
+        [reader.place_of(chunk, raw) for raw in rows] for chunk, rows in documents
+    ]
+
+
+def test_sidecars_are_read_as_documented(store: Path) -> None:
+    manifest, first = reader.latest(store, "packed", "sequences"), {"train": 0, "validation": 0}
+    opened = {split: open_dataset("packed", split, store) for split in first}
+    for number, chunk in enumerate(manifest.chunks):
+        dataset, split = opened[chunk["split"]], chunk["split"]
+        for row in range(chunk["table_rows"]):
+            kept = reader.read_kept(store, manifest, number, row)
+            assert kept.keys() == {"a", "q"}
+            assert kept == {key: dataset[first[split] + row][key] for key in kept}
+        first[split] += chunk["table_rows"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,9 +130,7 @@ def test_digests_and_keys_are_computed_as_documented(store: Path, name: str) -> 
             table = reader.read_object(store, chunk["output"])
             assert table.num_rows == chunk["table_rows"]
             assert chunk["rows_in"] == chunk["rows_out"] + chunk["rejected"] + chunk["filtered"]
-            filed = json.loads((store / "actions" / chunk["key"][:2] / f"{chunk['key']}.json").read_bytes())
-            action = filed["action"]
-            assert reader.digest_of(action) == filed["digest"]
+            action = reader.read_record(store, f"actions/{chunk['key'][:2]}/{chunk['key']}.json")
             assert {field: action[field] for field in action if field in chunk} == {
                 field: chunk[field] for field in chunk if field in action
             }
@@ -176,11 +202,11 @@ def test_a_moved_store_gives_the_same_rows(store: Path, tmp_path: Path) -> None:
     assert Path(open_dataset("plain", store=tmp_path / "moved").tokenizer_path, "tokenizer.json").is_file()
 
 
-@pytest.mark.parametrize("older", ["tokenloom store 1", "tokenloom store 3"])
+@pytest.mark.parametrize("older", ["tokenloom store 2", "tokenloom store 4"])
 def test_stores_of_other_formats_are_refused(store: Path, tmp_path: Path, older: str) -> None:
     shutil.copytree(store, tmp_path / "other")
     (tmp_path / "other" / "FORMAT").write_text(f"{older}\n")
-    with pytest.raises(StoreError, match=f"{older}.*tokenloom store 2.*build") as caught:
+    with pytest.raises(StoreError, match=f"{older}.*tokenloom store 3.*build") as caught:
         open_dataset("plain", store=tmp_path / "other")
     assert caught.value.exit_code == 4
     with pytest.raises(reader.RefusedError, match=older):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +18,17 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.store_files import snapshot
+from support.terminal import run
+from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import DatasetNotFoundError, StoreError
+from tokenloom.loaders import open_mixture
 from tokenloom.resources.digest import canonical_json
-from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk
+from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Run
+from tokenloom.resources.store.actions import ActionStore
 from tokenloom.resources.store.blobs.folder import STALE_SECONDS
 from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.store.records import decode_record, encode_record
 
 TABLE = pa.table({"a": [1, 2, 3], "b": ["x", None, "été 🌊"]})
 COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 0}
@@ -35,14 +44,14 @@ def store(tmp_path: Path) -> ArtifactStore:
 def chunk(output: str, split: str = "train") -> ManifestChunk:
     return ManifestChunk(
         split=split,
-        source="a.jsonl",
-        offset=0,
+        runs=(Run("a.jsonl", offset=0),),
         unit="line",
         input="i" * 64,
         key="k" * 64,
         output=output,
         bytes=9,
         rejects=None,
+        lengths=None,
         table_rows=3,
         blocks="",
         **COUNTS,
@@ -103,6 +112,41 @@ def test_an_unreadable_action_is_computed_again(store: ArtifactStore) -> None:
     assert store.find_action(key) is None
 
 
+def test_an_action_under_another_key_is_not_a_hit(store: ArtifactStore) -> None:
+    first, second = "ab" * 32, "cd" * 32
+    store.put_action(first, TABLE, TABLE.slice(0, 0), COUNTS, {}, compressed=True)
+    store.put_action(second, TABLE.slice(1), TABLE.slice(0, 0), COUNTS, {}, compressed=True)
+    folder = Path(store.address)
+    shutil.copy(folder / ActionStore.blob(first), folder / ActionStore.blob(second))
+    assert store.find_action(second) is None
+    assert store.find_action(first) is not None
+
+
+def test_a_record_is_read_only_under_its_name_and_with_its_bytes() -> None:
+    data = encode_record("files/a.json", {"n": [1, "é"]})
+    assert decode_record("files/a.json", data) == {"n": [1, "é"]}
+    with pytest.raises(ValueError, match="damaged"):
+        decode_record("files/b.json", data)
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 0x01
+        with pytest.raises(ValueError):
+            decode_record("files/a.json", bytes(changed))
+
+
+RUNS = (Run("a.csv", 0, 0), Run("b.csv", 3, 0), Run("c.csv", 4, 7), Run("d.json", 10))
+
+
+@pytest.mark.parametrize(
+    ("position", "place"),
+    [(0, "a.csv:1"), (2, "a.csv:3"), (3, "b.csv:1"), (4, "c.csv:8"), (9, "c.csv:13"), (12, "d.json")],
+)
+def test_the_place_of_a_row_is_in_its_run(store: ArtifactStore, position: int, place: str) -> None:
+    shared = replace(chunk("o" * 64), runs=RUNS)
+    assert shared.place(position) == place
+    assert Manifest.from_table(Manifest("d", "raw", (shared,)).to_table()).chunks == (shared,)
+
+
 def test_every_part_of_a_key_changes_it() -> None:
     parts = [("s", "t"), (1, 2), ("p", "q"), ({"a": 1}, {"a": 2}), ({"x": "1"}, {"x": "2"}), ("c", "d")]
     base = [first for first, _ in parts]
@@ -131,15 +175,37 @@ def test_a_manifest_is_read_back(store: ArtifactStore) -> None:
 
 def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
     table = Manifest("d", "raw", ()).to_table()
-    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 3', b'"version": 9')
+    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 4', b'"version": 9')
     with pytest.raises(StoreError, match="has version 9"):
         Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
 
 
-def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "FORMAT").write_text("tokenloom store 99\n")
-    with pytest.raises(StoreError, match="tokenloom store 99"):
-        ArtifactStore(tmp_path)
+@pytest.mark.parametrize(
+    ("found", "writer"),
+    [("tokenloom store 2", "tokenloom 0.1"), ("tokenloom store 99", "another version of tokenloom")],
+)
+def test_a_store_of_another_format_is_refused_and_kept(tmp_path: Path, found: str, writer: str) -> None:
+    from support.datasets_on_disk import write_dataset
+
+    config, store = write_dataset(tmp_path, 20), tmp_path / "old"
+    for name, content in (("FORMAT", f"{found}\n"), ("objects/ab/x.arrow", "x"), ("datasets/small/raw.json", "{}")):
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / name).write_text(content)
+    before = snapshot(store)
+    remedy = f"{re.escape(str(store))} has the format '{found}', written by {writer}.*build into another.*or delete"
+    for opened in (
+        lambda: ArtifactStore(store),
+        lambda: open_dataset("small", store=store),
+        lambda: open_mixture("small", store=store),
+        lambda: DataPipeline.from_config(config, store=store).unwrap().build().unwrap(),
+    ):
+        with pytest.raises(StoreError, match=remedy):
+            opened()
+    for command in (["build", config], ["gc", "--delete"], ["verify"], ["versions", "small"]):
+        done = run(*command, "--store", store, folder=tmp_path)
+        assert done.returncode == 4
+        assert found in done.stderr
+    assert snapshot(store) == before
 
 
 def test_a_missing_dataset_is_reported_with_the_existing_ones(store: ArtifactStore) -> None:

@@ -19,7 +19,8 @@ from tokenloom.assets.building.build import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError
 from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, known_files
+from tokenloom.resources.store.certificates import Certificate
 from tokenloom.resources.store.verify import Verification, verify
 
 FLIPS = 400 if os.environ.get("TOKENLOOM_SOAK") == "1" else 6
@@ -89,7 +90,8 @@ def test_the_next_build_recomputes_only_that_chunk(built: Built, stage: str, kin
     flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
     (finding,) = check(store, "small").findings
     assert (finding.kind, finding.problem, finding.dataset, finding.stage) == (kind, lost, "small", stage)
-    place = f"{chunk['source']}:{chunk['offset'] + 1}" if chunk["offset"] >= 0 else chunk["source"]
+    run = chunk["runs"][0]
+    place = f"{run['source']}:{run['offset'] + 1}" if run["offset"] >= 0 else run["source"]
     assert (finding.place, finding.digest) == (place, chunk[kind])
     assert not path.exists()
     rebuilt = build(config, store)
@@ -146,6 +148,104 @@ def test_any_flipped_byte_of_an_action_is_found_and_its_chunk_recomputed(built: 
     assert [one.kind for one in check(store, "small").findings] == ["action"]
     rebuilt = build(config, store)
     assert (digests(rebuilt), computed(rebuilt)) == (expected, {"columns": 1})
+
+
+def test_a_copied_action_is_found_and_its_chunk_recomputed(built: Built) -> None:
+    config, store, expected = built
+    first, second = (chunk["key"] for chunk in chunks(store, latest(store, "small")["columns"])[:2])
+    paths = [store / "actions" / key[:2] / f"{key}.json" for key in (first, second)]
+    shutil.copy(*paths)
+    assert [(one.kind, one.digest) for one in check(store, remove=False).findings] == [("action", second)]
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {"columns": 1})
+    assert check(store).findings == []
+
+
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+def test_lost_row_lengths_are_recomputed_with_their_chunk(built: Built, lost: str) -> None:
+    config, store, expected = built
+    chunk = chunks(store, latest(store, "small")["sequences"])[0]
+    path = object_path(store, chunk["lengths"])
+    flip(path, path.stat().st_size // 2) if lost == "damaged" else path.unlink()
+    (finding,) = check(store, "small").findings
+    assert (finding.kind, finding.problem, finding.stage) == ("lengths", lost, "sequences")
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {"sequences": 1})
+    assert check(store).findings == []
+
+
+def put_certificates(store: Path) -> Path:
+    """Add facts about one pair of engines, and withdraw those of another; returns the record of the first."""
+    certificates = ArtifactStore(store).certificates
+    certificates.add("agreed", Certificate(((32, 126),)))
+    certificates.void("wrong", "they differ")
+    return next((store / "certificates" / "agreed").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["certificate", "probe", "source file"])
+def test_damaged_and_copied_records_are_found_and_made_again(
+    built: Built, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, store, expected = built
+    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 0.0)
+    build(config, store)
+    put_certificates(store)
+    folder = {"certificate": "certificates/agreed", "probe": "probes", "source file": "files"}[kind]
+    path = min((store / folder).iterdir())
+    name, content = f"{folder}/{path.name}", path.read_bytes()
+    draw = random.Random(5)
+    for position in draw.sample(range(len(content)), FLIPS):
+        flip(path, position)
+        found = check(store, remove=False).findings
+        assert [(one.kind, one.problem, one.blob) for one in found] == [(kind, "damaged", name)], position
+        flip(path, position)
+    shutil.copy(path, path.with_name(f"{'0' * 32}.json"))
+    assert [one.blob for one in check(store).findings] == [f"{folder}/{'0' * 32}.json"]
+    flip(path, len(content) // 2)
+    rebuilt = build(config, store)
+    assert (digests(rebuilt), computed(rebuilt)) == (expected, {})
+    if kind == "certificate":
+        assert ArtifactStore(store).certificates.read("agreed") == Certificate()
+        check(store)
+    else:
+        assert path.read_bytes() == content
+    assert check(store).findings == []
+
+
+def test_a_withdrawn_certificate_stays_withdrawn_when_its_record_is_damaged(built: Built) -> None:
+    _, store, _ = built
+    put_certificates(store)
+    path = store / "certificates" / "wrong" / "void.json"
+    flip(path, 20)
+    assert [(one.kind, one.problem) for one in check(store).findings] == [("certificate", "damaged")]
+    assert ArtifactStore(store).certificates.is_void("wrong")
+    assert check(store).findings == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.txt",
+        "objects/ab/half.arrow",
+        "actions/ab/cd.json",
+        "probes/old.txt",
+        "files/deep/er/a.json",
+        f"tokenizers/{'0' * 64}/tokenizer.json",
+        "elsewhere/a/b",
+    ],
+)
+def test_unknown_files_are_listed_and_kept(built: Built, name: str, tmp_path: Path) -> None:
+    _, store, _ = built
+    path = store / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"mine")
+    assert [(one.kind, one.problem, one.blob) for one in check(store).findings] == [("file", "unknown", name)]
+    assert check(store, "small").findings == []
+    assert path.read_bytes() == b"mine"
+    done = run("verify", "--store", store, folder=tmp_path)
+    assert done.returncode == 0
+    assert f"file is unknown: {name}" in done.stdout
+    assert "1 unknown, which nothing reads" in done.stdout
 
 
 @pytest.mark.parametrize("lost", ["damaged", "missing"])
@@ -219,7 +319,7 @@ def test_the_command_prints_findings_and_remedies(built: Built, tmp_path: Path) 
     flip(path, 1000)
     kept = run("verify", "small", "--keep-damaged", folder=tmp_path)
     assert (kept.returncode, path.exists()) == (4, True)
-    place = f"{chunk['source']}:{chunk['offset'] + 1}"
+    place = f"{chunk['runs'][0]['source']}:{chunk['runs'][0]['offset'] + 1}"
     assert f"small/tokens: output of {place} is damaged: {chunk['output']}" in kept.stdout
     printed = run("verify", "--json", folder=tmp_path)
     assert printed.returncode == 4

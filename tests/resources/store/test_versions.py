@@ -19,6 +19,7 @@ from tokenloom.cli import main
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.store import ArtifactStore, Version
 from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.records import encode_record
 from tokenloom.resources.store.versions import VersionStore
 
 DIGESTS = ("ab12" * 16, "ab1f" * 16, "cd34" * 16)
@@ -30,8 +31,8 @@ def published(folder: Path, states: list[tuple[str, str]]) -> VersionStore:
     """Add versions of a dataset `d` with the given times and digests."""
     (folder / "versions" / "d").mkdir(parents=True)
     for stamp, digest in states:
-        path = folder / "versions" / "d" / f"{stamp}-{digest[:16]}.json"
-        path.write_text(json.dumps({"digest": digest, "stages": {"sequences": digest}}))
+        name = f"versions/d/{stamp}-{digest[:16]}.json"
+        (folder / name).write_bytes(encode_record(name, {"digest": digest, "stages": {"sequences": digest}}))
     return VersionStore(Folder(folder))
 
 

@@ -134,7 +134,7 @@ def inspect_source(
         try:
             mapping = resolve(config, facts["columns"])
             roles = {role: str(text) for role, text in plain_roles(mapping.roles).items()}
-            unused = tuple(unused_by(mapping, facts["columns"]))
+            unused = tuple(unused_by(mapping, facts["columns"], config.dataset.keep_columns))
             choice = FormatCandidate("own", mapping.form, roles, 1.0, (), unused=unused)
         except ConfigError as error:
             refused = str(error)

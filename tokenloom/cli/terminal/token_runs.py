@@ -137,7 +137,7 @@ class RowReader:
 
     def _heads(self) -> list[str]:
         """Return the first raw chunk of each file or split."""
-        return list({chunk.source: chunk.output for chunk in reversed(self._raw.chunks)}.values())
+        return list({chunk.runs[0].source: chunk.output for chunk in reversed(self._raw.chunks)}.values())
 
     def _position(self, number: int, local: int) -> int:
         """Return the position of the `local`-th raw row of a chunk, counting rejected rows."""

@@ -1,0 +1,55 @@
+"""sidecars: the kept columns of the raw rows, uncompressed; loaders memory-map them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.config import PipelineConfig
+from tokenloom.resources.tables.nested_paths import Path, evaluate, parse_path
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store import Manifest
+
+
+class SidecarsStage(Stage):
+    name = "sidecars"
+    version = 1
+    upstream = ("raw", "schema")
+    libraries = ("pyarrow", "numpy")
+    compressed, loaded = False, True
+
+    def settings(self, config: PipelineConfig) -> dict[str, Any]:
+        return read_settings(config, "dataset.keep_columns")
+
+    def prepare(self, context: Context) -> Work:
+        columns = [column["column"] for column in context.manifest("schema").facts["columns"]]
+        names = context.config.dataset.keep_columns
+        paths = [parse_path(name, columns) for name in names]
+        return Work(
+            context.input_chunks("raw"),
+            lambda table: ChunkOutput(kept_columns(table, names, paths), table.num_rows),
+            settings={"paths": list(map(str, paths))},
+        )
+
+    def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
+        """Return the names of the kept columns."""
+        return {"columns": list(context.config.dataset.keep_columns)}
+
+
+STAGE = SidecarsStage()
+
+
+def kept_columns(table: pa.Table, names: Sequence[str], paths: Sequence[Path]) -> pa.Table:
+    """Return the values at some paths of raw rows, one column for each name, null where a row has none."""
+    columns = {name: _values(table, path) for name, path in zip(names, paths, strict=True)}
+    return pa.table({ROW: table[ROW], **columns})
+
+
+def _values(table: pa.Table, path: Path) -> pa.Array | pa.ChunkedArray:
+    whole = not path.steps and path.column in table.column_names
+    return table[path.column] if whole else evaluate(table, path)

@@ -1,0 +1,90 @@
+"""Row lengths are stored beside the chunks: token budgets and `len` of a loader open no chunk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from support.canonical_tables import build_canonical, config_of, said, table_of
+from support.store_files import flip, object_path
+from support.stored_sequences import write_sequences
+from tokenloom import open_dataset
+from tokenloom.errors import StoreError
+from tokenloom.loaders import MixedDataset, TokenLoader
+from tokenloom.resources.store import ArtifactStore
+
+
+def budgeted(*names: str, store: Path) -> TokenLoader:
+    parts = {name: open_dataset(name, store=store) for name in names}
+    dataset = parts[names[0]] if len(parts) == 1 else MixedDataset(parts, dict.fromkeys(names, 1.0), by="rows")
+    return TokenLoader(dataset, token_budget=20_000, padding="longest", seed=1)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_a_token_budget_opens_no_chunk(tmp_path: Path, names: tuple[str, ...]) -> None:
+    written = [write_sequences(tmp_path, name, [30_000, 20_000, 0, 40_000], mean=200, seed=ord(name)) for name in names]
+    batches = list(budgeted(*names, store=tmp_path))
+    for path in {path for one in written for path in one.objects()}:
+        path.unlink()
+    loader = budgeted(*names, store=tmp_path)
+    assert len(loader) == len(batches)
+    steps = list(loader.steps())
+    assert [len(step.rows) for step in steps] == [len(batch["input_ids"]) for batch in batches]
+    rows = np.concatenate([step.rows for step in steps])
+    lengths = [len(ids) for one in written for ids, _, _ in one.rows]
+    data: Any = loader.dataset
+    assert data.dataset.lengths(rows).tolist() == [lengths[row] for row in rows]
+
+
+def test_lengths_of_pairs_are_those_of_the_longer_side(tmp_path: Path, tokenizer_folder: Path) -> None:
+    def turns(answer: str) -> list[dict[str, object]]:
+        return [said("user", "which?"), said("assistant", answer)]
+
+    rows = [
+        {"prompt": [], "chosen": turns("yes " * (1 + number % 5)), "rejected": turns("no " * (1 + number % 3))}
+        for number in range(20)
+    ]
+    config = config_of(tokenizer_folder, {"format_type": "preference", "add_eos": False})
+    store = ArtifactStore(tmp_path)
+    build, _ = build_canonical(config, store, "preference", [table_of("preference", rows)])
+    dataset = open_dataset(build.name, store=tmp_path)
+    longer = [
+        max(len(row["chosen_input_ids"]), len(row["rejected_input_ids"])) for row in map(dataset.__getitem__, range(20))
+    ]
+    assert dataset.lengths(np.arange(20)).tolist() == longer
+
+
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
+def test_damaged_lengths_are_reported(tmp_path: Path, damage: str) -> None:
+    write_sequences(tmp_path, "a", [3000, 3000], mean=50)
+    digest = ArtifactStore(tmp_path).manifest("a").chunks[1].lengths
+    assert digest is not None
+    path = object_path(tmp_path, digest)
+    flip(path, path.stat().st_size // 2) if damage == "damaged" else path.unlink()
+    loader = TokenLoader(open_dataset("a", store=tmp_path), token_budget=2000, padding="longest")
+    with pytest.raises(StoreError, match=f"{digest} is {damage}"):
+        next(iter(loader))
+    assert len(list(TokenLoader(open_dataset("a", store=tmp_path)))) > 1
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_prompts_have_no_labels(tmp_path: Path, side: Literal["left", "right"]) -> None:
+    write_sequences(tmp_path, "a", [3000, 3000], mean=50)
+    store = ArtifactStore(tmp_path)
+    manifest = store.manifest("a")
+    store.put_manifest(replace(manifest, dataset="prompts", facts={**manifest.facts, "kind": "prompt"}))
+    dataset, trained = open_dataset("prompts", store=tmp_path), open_dataset("a", store=tmp_path)
+    assert dataset.kind == "prompt"
+    assert set(dataset[3]) == {"input_ids", "attention_mask"}
+    loaders = [
+        TokenLoader(each, padding="longest", padding_side=side, world_size=3, rank=2) for each in (dataset, trained)
+    ]
+    for batch, other in zip(*loaders, strict=True):
+        assert batch.keys() == {"input_ids", "attention_mask"}
+        assert all((batch[name] == other[name]).all() for name in batch)
+    with pytest.raises(ValueError, match="a prompt"):
+        MixedDataset({"prompts": dataset, "a": trained}, {"prompts": 1.0, "a": 1.0})
