@@ -123,7 +123,7 @@ def notices(certificate: Sequence[dict[str, str]]) -> list[str]:
         )
     if control["found"] != KNOWN:
         sentences.append(
-            f"the chat template writes {control['found'].removeprefix(LACKING)}, for which the tokenizer has no tokens: "
+            f"the chat template writes {control['found'].removeprefix(LACKING)}, for which the tokenizer has no token: "
             "that is tokenized as plain text; to add tokens, list them in tokenizer.special_tokens.additional"
         )
     return sentences
