@@ -10,16 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
+from tokenloom.assets.prompts.conversations import (
+    Conversations,
+    Message,
+    Turn,
+    conversations,
+    group_by_shape,
+    readable,
+)
 from tokenloom.assets.prompts.inline_reasoning import InlineConversations, taken, with_inline_reasoning
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
@@ -60,7 +66,7 @@ class ChatFormat:
         tools, kwargs = (
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )
-        shapes = self._shapes(one_array(table[ROW]), _groups(messages, tools, kwargs))
+        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, tools, kwargs))
         return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
 
     @cached_property
@@ -81,21 +87,25 @@ class ChatFormat:
         """
         return self.template.render(self._variables(messages, tools, prompted, kwargs))
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[tuple[Conversations, str]]) -> Iterator[Shape]:
-        for group, kwargs in groups:
-            yield self._shape(rows, group, kwargs, self._argument_form(group, kwargs))
+    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
+        for found in groups:
 
-    def _shape(self, rows: pa.Array, group: Conversations, kwargs: str, form: Form) -> Shape:
+            def write(messages: Sequence[Message], found: Conversations = found) -> str:
+                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
+            group = readable(found, self.template.roles, write)
+            yield self._shape(rows, group, self._argument_form(group))
+
+    def _shape(self, rows: pa.Array, group: Conversations, form: Form) -> Shape:
         def variables(values: Sequence[str]) -> dict[str, Any]:
             messages = with_arguments(group.messages(values), form)
-            return self._variables(messages, _tools(group), self.generation_prompt, kwargs)
+            return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
 
         def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
             """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
             whole = taken(group, index)
             for places, split in with_inline_reasoning(whole):
-                yield index[places], self._shape(rows, split, kwargs, form)
+                yield index[places], self._shape(rows, split, form)
             if self._marked:
                 for place in range(len(index)):
                     yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
@@ -105,7 +115,7 @@ class ChatFormat:
             group.values,
             group.empty,
             variables,
-            lambda slots: self._layout(slots, group, kwargs, form),
+            lambda slots: self._layout(slots, group, form),
             range(len(group.turns), len(group.values)),
             None if isinstance(group, InlineConversations) else readings,
         )
@@ -131,12 +141,14 @@ class ChatFormat:
 
         return Shape(rows.take(pa.array(group.rows)), [], [], lambda _: variables(values), layout)
 
-    def _argument_form(self, group: Conversations, kwargs: str) -> Form:
+    def _argument_form(self, group: Conversations) -> Form:
         """Return the form in which the template takes the arguments of a group's tool calls."""
         if not any(turn.tool_calls for turn in group.turns):
             return unchanged
+        if any(turn.problem for turn in group.turns):
+            return unchanged
         messages = group.messages(_marks(group))
-        return readable_form(messages, lambda given: self.written(given, False, _tools(group), kwargs))
+        return readable_form(messages, lambda given: self.written(given, False, _tools(group), group.template_kwargs))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -151,15 +163,13 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(
-        self, slots: list[Slot], group: Conversations, kwargs: str, form: Form
-    ) -> tuple[list[Piece], list[Piece]]:
-        calls = with_arguments([{"tool_calls": turn.tool_calls} for turn in group.turns], form)
-        constants = _strings([calls, [turn.name for turn in group.turns], group.parsed_tools])
+    def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> tuple[list[Piece], list[Piece]]:
+        fields = with_arguments([turn.fields or {} for turn in group.turns], form)
+        constants = _strings([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
-            message = "a name, a tool or a tool call contains a control token's text"
+            message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
-        outline = self._outline(slots, group, kwargs, form)
+        outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
@@ -181,20 +191,22 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Outline:
+    def _outline(self, slots: list[Slot], group: Conversations, form: Form) -> Outline:
         """Return the outline of a group's conversations.
 
         Raises:
             ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
         """
 
+        kwargs = _parsed_kwargs(group.template_kwargs)
+
         def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
             thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
-            given = json.dumps({**_parsed_kwargs(kwargs), **thinking}) if thinking else kwargs
+            given = json.dumps({**kwargs, **thinking}) if thinking else group.template_kwargs
             return self.written(messages, bool(prompted), _tools(group) if tools else None, given)
 
         messages = with_arguments(group.messages(_marks(group)), form)
-        set_thinking = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
+        set_thinking = "enable_thinking" in {*self.prompt.template_kwargs, *kwargs}
         thinks = not set_thinking and self.template.reads("enable_thinking")
         outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"), thinks)
         outline.check_tools(bool(group.tools))
@@ -225,6 +237,9 @@ class ChatFormat:
         weights = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
         template_weight = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
+        trained = [weight not in (0, template_weight) for weight in weights]
+        if any(turn.is_constant and trains for turn, trains in zip(turns, trained, strict=True)):
+            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         last = _last_answer(turns)
         regions = outline.regions([index for index, weight in enumerate(weights) if weight != template_weight], marked)
         if template_weight and last >= 0 and weights[last] == template_weight:
@@ -302,18 +317,6 @@ class AnswerEnd(NamedTuple):
     message: int
     at: int
     weight: float
-
-
-def _groups(messages: pa.Array, tools: pa.Array | None, kwargs: pa.Array | None) -> Iterator[tuple[Conversations, str]]:
-    """Yield the conversations of each shape with their rows' own variables for the template, as JSON text."""
-    if kwargs is None:
-        yield from ((group, "") for group in group_by_shape(messages, tools))
-        return
-    for text in pc.unique(kwargs).to_pylist():
-        rows = np.flatnonzero(pc.equal(kwargs, text).to_numpy(zero_copy_only=False))
-        index = pa.array(rows)
-        for group in group_by_shape(messages.take(index), None if tools is None else tools.take(index)):
-            yield replace(group, rows=rows[group.rows]), text
 
 
 @lru_cache(maxsize=256)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
+from tokenloom.resources.tables.json_values import json_column
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 EARLIER, NEXT = "REPLY", "FURTHER"
@@ -23,7 +24,7 @@ ENDS_WITH_EOS = "trained, ends with EOS"
 KNOWN, LACKING = "known", "not in the tokenizer: "
 _TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 THOUGHTS = "THOUGHT", "CONCLUSION"
-CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
+CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "x"}}}
 RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
 TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
 
@@ -97,7 +98,8 @@ class Rendered:
 
 
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
-    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
+    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:
         return Rendered(reason=str(out.rejects["message"][0].as_py()), code=out.rejects["code"][0].as_py())
@@ -188,7 +190,7 @@ def _spaces(chat: ChatFormat) -> Finding:
 
 
 def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
-    said = [{"role": "assistant", "content": SAID, "reasoning": thought} for thought in THOUGHTS]
+    said = [{"role": "assistant", "content": SAID, "reasoning_content": thought} for thought in THOUGHTS]
     talk = _rendered(chat, [user, said[0], user, said[1]])
     if not talk.text:
         return Finding("reasoning", "omitted" if talk.code == "reasoning_ignored" else "refused", talk.reason)
