@@ -286,13 +286,14 @@ def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict
     Args:
         tokens: int64 [trained spans], how many of their tokens are trained in the documents.
     """
-    counts = dict(zip(ROLES, np.bincount(trained.role, tokens, len(ROLES)).astype(np.int64).tolist(), strict=True))
+    roles = np.bincount(trained.role, tokens, len(ROLES)).astype(np.int64).tolist()
+    counts: dict[str, int] = dict(zip(ROLES, roles, strict=True))
     spoken = np.isin(trained.role, _SPEAKERS)
     if spoken.any():
         turn = np.clip(_turns(spans, trained)[spoken], 1, LATER_TURNS)
         turns = np.bincount(turn, tokens[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
         names = [*(f"turn_{number}" for number in range(LATER_TURNS)), f"turn_{LATER_TURNS}_and_later"]
-        counts |= zip(names, turns, strict=True)
+        counts.update(zip(names, turns, strict=True))
     return {f"{TRAINED_OF}{name}": count for name, count in counts.items() if count}
 
 
