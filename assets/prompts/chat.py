@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
+from tokenloom.assets.prompts.exact_turns import Layout, TrainedTurn, TurnCounts, judge, texts_of, verdict_by_row
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
@@ -53,8 +54,30 @@ class ChatFormat:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
         tools = one_array(table["tools"]) if "tools" in table.column_names else None
-        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, tools))
-        return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        rows, groups = one_array(table[ROW]), group_by_shape(messages, tools)
+        exact, counts = self.prompt.turns == "exact", TurnCounts.of(table.num_rows)
+        if exact:
+            groups = (text for group in groups for text in texts_of(self, group))
+        shapes = self._shapes(rows, groups, counts)
+        out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        out = verdict_by_row(out) if exact else out
+        return replace(out, counters=counts.counters(rows, out.table[ROW]))
+
+    def turns(self, group: Conversations) -> list[TrainedTurn]:
+        """Return the trained turns of a shape, and whether each is as it is at inference.
+
+        Raises:
+            TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
+        """
+        return judge(self, group, self.laid_out(group))
+
+    def laid_out(self, group: Conversations) -> Layout:
+        """Return the layout of a shape.
+
+        Raises:
+            TemplateError: as `turns` does.
+        """
+        return self._layout(self.template.probe(self._reader(group), group.empty), group)
 
     @cached_property
     def opacity(self) -> str | None:
@@ -73,18 +96,25 @@ class ChatFormat:
         """
         return self.template.render(self._variables(messages, tools, prompted))
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
+    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
+        def pieces(slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
+            layout = self._layout(slots, group)
+            counts.add(group.rows, judge(self, group, layout))
+            return layout.pieces, with_bos(layout.stopped, self.bos)
+
         for group in groups:
             yield Shape(
                 rows.take(pa.array(group.rows)),
                 group.values,
                 group.empty,
-                lambda values, group=group: self._variables(
-                    group.messages(values), _tools(group), self.generation_prompt
-                ),
-                lambda slots, group=group: self._layout(slots, group),
+                self._reader(group),
+                lambda slots, group=group: pieces(slots, group),
                 range(len(group.turns), len(group.values)),
             )
+
+    def _reader(self, group: Conversations) -> Callable[[Sequence[str]], dict[str, Any]]:
+        """Return the function from the values of a row to the template's variables."""
+        return lambda values: self._variables(group.messages(values), _tools(group), self.generation_prompt)
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -97,7 +127,7 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
+    def _layout(self, slots: list[Slot], group: Conversations) -> Layout:
         constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
         if any(token in text for text in constants for token in self.control):
             message = "a name, a tool or a tool call contains a control token's text"
@@ -106,7 +136,7 @@ class ChatFormat:
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
-        return pieces, with_bos(_with_stop(pieces, answer_end, eos), self.bos)
+        return Layout(slots, pieces, _with_stop(pieces, answer_end, eos))
 
     @property
     def _marked(self) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 3
+    version = 4
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
@@ -37,7 +37,7 @@ class PromptsStage(Stage):
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
-        chat = _of_prompts(config, "system", "date_string", "tools", *source)
+        chat = _of_prompts(config, "system", "date_string", "tools", "turns", *source)
         return {**self.settings(config), **declared_tokenizer(config), **chat}
 
     def prepare(self, context: Context) -> Work:
@@ -51,7 +51,7 @@ class PromptsStage(Stage):
             sides["few_shot"] = digest_bytes(memoryview(encode_table(examples, compressed=False)))
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
-        spoken = _of_prompts(context.config, "system", "date_string") if chat else {}
+        spoken = _of_prompts(context.config, "system", "date_string", "turns") if chat else {}
         settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             context.input_chunks("columns"),

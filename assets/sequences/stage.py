@@ -31,6 +31,7 @@ from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_len
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import join_rejects
+from tokenloom.assets.stage.texts import counted_by_row
 from tokenloom.assets.tokens.stage import LazyTokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
@@ -153,6 +154,7 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         trained = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
         counters[TRAINED] = sum(int(np.count_nonzero(flags)) for flags in trained)
         rejects = join_rejects([dropped.rejects, packed.rejects])
-        return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
+        packed = replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
+        return counted_by_row(packed, tokens)
 
     return sequence

@@ -1,0 +1,265 @@
+"""Exact turns: trained in the context, and with the text, that inference has.
+
+At inference the model reads `messages[:k]` with the generation prompt and writes turn k. In the text of a whole
+conversation a turn can differ: templates drop the reasoning of earlier turns, or end the last turn in another way.
+`judge` finds such turns by comparing outlines, once per shape. `texts_of` splits the conversations of a shape into texts
+in which every turn is as it is at inference; turns whose texts start with each other share a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.prompts.conversations import Conversations
+from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.texts import count_rows, first_of_row
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import TemplateError
+from tokenloom.resources.templates.jinja import MARK_CLOSE, Slot, padded
+
+if TYPE_CHECKING:
+    from tokenloom.assets.prompts.chat import ChatFormat
+
+TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
+"""Counters of `prompts`: trained turns, those of them that are not exact, and with `turns: exact` the texts."""
+
+SETTING = "prompt_template.turns"
+
+
+@dataclass(frozen=True)
+class TrainedTurn:
+    """A trained turn of the assistant in an outline.
+
+    Args:
+        message: index of the message.
+        start, end: character positions of its trained part.
+        same: whether the conversation up to this turn starts with the same text and trains the same part of it.
+        prompted: whether the text before `start` is the generation prompt's, white space at its end aside.
+    """
+
+    message: int
+    start: int
+    end: int
+    same: bool = True
+    prompted: bool = True
+
+    @property
+    def exact(self) -> bool:
+        return self.same and self.prompted
+
+
+@dataclass(frozen=True)
+class TurnCounts:
+    """Counts the turns of a chunk by row, as its shapes are laid out.
+
+    Args:
+        counts: int64 [rows, 2], the trained turns of each row, and those of them that are not exact.
+    """
+
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, rows: int) -> TurnCounts:
+        return cls(np.zeros((rows, 2), np.int64))
+
+    def add(self, rows: np.ndarray, turns: Sequence[TrainedTurn]) -> None:
+        """Count the turns of a shape; `rows` is int64 [rows of the shape]."""
+        self.counts[rows] += [len(turns), sum(not turn.exact for turn in turns)]
+
+    def counters(self, rows: pa.Array, kept: pa.ChunkedArray) -> dict[str, int]:
+        """Return the counters of a chunk.
+
+        Args:
+            rows: int32 [rows], the positions of all rows.
+            kept: the positions of the rows that were rendered.
+        """
+        trained, not_exact = self.counts[np.isin(rows.to_numpy(), kept.to_numpy())].sum(axis=0).tolist()
+        return {TURNS: trained, NOT_EXACT: not_exact}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a shape of conversations, without an added BOS.
+
+    Args:
+        slots: the template's slots.
+        pieces: the text that the template writes.
+        stopped: the same, with an added EOS if the template writes no stop.
+    """
+
+    slots: Sequence[Slot]
+    pieces: list[Piece]
+    stopped: list[Piece]
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The outline of each piece of `stopped`; values have white space around them."""
+        slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
+        return [slots[piece.column].padded if piece.text is None else piece.text for piece in self.stopped]
+
+    @cached_property
+    def text(self) -> str:
+        """The outline."""
+        return "".join(self.parts)
+
+
+def judge(chat: ChatFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
+    """Return the trained turns of a shape, in order, and whether each is exact."""
+    text = layout.text
+    messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
+
+    def written(count: int, prompted: bool) -> str | None:
+        try:
+            return chat.written(messages[:count], prompted, group.parsed_tools)
+        except TemplateError:
+            return None
+
+    turns = []
+    for turn in trained_turns(layout, group):
+        until, prompt = turn.message + 1, written(turn.message, True)
+        same = until == len(messages) or _is_same(chat, group, turn, layout, written(until, False))
+        before = text[: turn.start]
+        prompted = prompt is not None and before.startswith(prompt) and not before[len(prompt) :].strip()
+        turns.append(replace(turn, same=same, prompted=prompted))
+    return turns
+
+
+def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
+    """Return the trained turns of the assistant in a layout, in order.
+
+    Text of a generation block belongs to the message whose content the block has, else to the next answer.
+    """
+    bounds = accumulate(map(len, layout.parts), initial=0)
+    trained = [
+        (start, end, piece.message)
+        for piece, (start, end) in zip(layout.stopped, pairwise(bounds), strict=True)
+        if piece.weight > 0 and piece.role == "assistant"
+    ]
+    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
+    found: dict[int, TrainedTurn] = {}
+    latest = -1
+    for run in _adjacent(trained):
+        following = next((index for index in answers if index > latest), -1)
+        latest = next((message for _, _, message in run if message >= 0), following)
+        for start, end, message in run:
+            latest = message if message >= 0 else latest
+            known = found.get(latest)
+            found[latest] = TrainedTurn(latest, known.start if known else start, end)
+    return sorted(found.values(), key=lambda turn: turn.message)
+
+
+def texts_of(chat: ChatFormat, group: Conversations) -> list[Conversations]:
+    """Split the conversations of a shape into texts with exact turns, the shortest first.
+
+    Each text is the start of the conversation. A turn is trained in the longest text that is the same up to the turn's
+    end, and has weight 0 in all others. A turn that is not exact in any text is trained once like the others.
+    """
+    texts: list[Conversations] = []
+    text, others = group, any(turn.weight for turn in group.turns if turn.role != "assistant")
+    while True:
+        try:
+            turns = chat.turns(text)
+        except TemplateError:  # the renderer rejects it, with the reason
+            return [text]
+        apart = [turn.message for turn in turns if not turn.same]
+        if others or len(turns) > len(apart) or not turns:
+            texts.append(_masked(text, apart))
+        if not apart:
+            return texts[::-1]
+        count, others = apart[-1] + 1, False
+        text = _masked(_start_of(group, count), set(range(count)).difference(apart))
+
+
+def verdict_by_row(out: ChunkOutput) -> ChunkOutput:
+    """Return the texts of the rows without a rejected text, and one reject for each other row."""
+    rejects = out.rejects.filter(pa.array(first_of_row(out.rejects)))
+    table = out.table
+    if rejects.num_rows:
+        table = table.filter(pc.invert(pc.is_in(table[ROW], rejects[ROW].combine_chunks()))).combine_chunks()
+    return replace(out, table=table, rejects=rejects, rows_out=count_rows(table))
+
+
+def check_turns(config: PipelineConfig, form: str, chat: bool) -> None:
+    """Check that `turns: exact` fits the other settings and the form of the rows.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    prompt = config.prompt_template
+    if prompt.turns == "together":
+        return
+    if not chat:
+        message = "exact needs rows that go through a chat template, but these do not; set turns: together"
+        raise config.fault(SETTING, message)
+    if form in ("preference", "kto"):
+        message = f"{form} data train one answer per row, so there are no turns to separate; set turns: together"
+        raise config.fault(SETTING, message)
+    if prompt.train_on not in ("completions", "last", ("assistant",)):
+        message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
+        raise config.fault(SETTING, message)
+    if config.length.strategy == "drop_turns":
+        message = "exact gives each row several texts, and drop_turns shortens whole rows; set length.strategy: smart"
+        raise config.fault(SETTING, message)
+
+
+def _is_same(chat: ChatFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None) -> bool:
+    """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
+
+    Args:
+        own: the outline of the conversation up to the turn, as the template writes it; None if it refuses that.
+    """
+    text = layout.text[: turn.end]
+    if own is None:
+        return True  # there is no other text to train it in
+    ends_in_content = text.rstrip().endswith(MARK_CLOSE)
+    if own.startswith(text) and not own[turn.end :].strip() and not ends_in_content:
+        return True
+    if not own.startswith(text) and layout.stopped == layout.pieces:
+        return False
+    try:
+        alone = chat.laid_out(_start_of(group, turn.message + 1))
+    except TemplateError:
+        return True
+    (*_, last) = trained_turns(alone, group) or [turn]
+    numbers = _values_until(group, turn.message + 1)
+    slots = [replace(slot, value=numbers[slot.value]) if slot.value >= 0 else slot for slot in alone.slots]
+    return replace(alone, slots=slots).text[: last.end] == text
+
+
+def _adjacent(parts: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Group parts of a text, each with start, end and message, into runs without a gap."""
+    runs: list[list[tuple[int, int, int]]] = []
+    for part in parts:
+        if runs and runs[-1][-1][1] == part[0]:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _values_until(group: Conversations, count: int) -> list[int]:
+    """Return the indices of the values of the first `count` messages."""
+    return [value for value, owner in enumerate(group.owners) if owner < count]
+
+
+def _start_of(group: Conversations, count: int) -> Conversations:
+    """Return the first `count` messages of conversations."""
+    kept = _values_until(group, count)
+    values, empty = ([column[value] for value in kept] for column in (group.values, group.empty))
+    return replace(group, turns=group.turns[:count], values=values, empty=empty)
+
+
+def _masked(group: Conversations, messages: Collection[int]) -> Conversations:
+    """Return the conversations with weight 0 for some messages."""
+    turns = (replace(turn, weight=0.0) if index in messages else turn for index, turn in enumerate(group.turns))
+    return replace(group, turns=tuple(turns))
