@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -286,21 +287,27 @@ def _last_answer(turns: Sequence[Turn]) -> int:
 def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
     """Return the message of each generation block: the one whose content is in the block, else answer n for block n.
 
+    Blocks with no text between them count as one.
+
     Raises:
         ShapeError: the blocks do not match the answers one to one.
     """
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
-    blocks = {slot.generated for slot in slots if slot.generated}
-    messages = dict(enumerate(answers, 1)) if max(blocks, default=0) == len(answers) else {}
+    first_of: dict[int, int] = {}  # the first of the adjacent blocks
+    for before, slot in pairwise([Slot(-1, "", 0), *slots]):
+        if slot.generated and slot.generated not in first_of:
+            first_of[slot.generated] = first_of.get(before.generated, slot.generated)
+    blocks = sorted(set(first_of.values()))
+    messages = dict(zip(blocks, answers, strict=True)) if len(blocks) == len(answers) else {}
     consistent = all(
-        messages.setdefault(slot.generated, group.owners[slot.value]) == group.owners[slot.value]
+        messages.setdefault(first_of[slot.generated], group.owners[slot.value]) == group.owners[slot.value]
         for slot in slots
         if slot.generated and slot.value >= 0
     )
-    if not consistent or not blocks <= messages.keys():
+    if not consistent or not messages.keys() >= set(blocks):
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
-    return messages
+    return {block: messages[first] for block, first in first_of.items()}
 
 
 def _split_stop(

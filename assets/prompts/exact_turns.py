@@ -44,7 +44,8 @@ class TrainedTurn:
         message: index of the message.
         start, end: character positions of its trained part.
         same: whether the conversation up to this turn starts with the same text and trains the same part of it.
-        prompted: whether the text before `start` is the generation prompt's, white space at its end aside.
+        prompted: whether the text starts with what the model is prompted with, and the trained part starts at its end,
+            white space aside. A template's marks can start it earlier, and so train a header that is given.
     """
 
     message: int
@@ -128,8 +129,8 @@ def judge(chat: ChatFormat, group: Conversations, layout: Layout) -> list[Traine
     for turn in trained_turns(layout, group):
         until, prompt = turn.message + 1, written(turn.message, True)
         same = until == len(messages) or _is_same(chat, group, turn, layout, written(until, False))
-        before = text[: turn.start]
-        prompted = prompt is not None and before.startswith(prompt) and not before[len(prompt) :].strip()
+        prompted = prompt is not None and text[: turn.end].startswith(prompt)
+        prompted = prompted and not text[len(prompt or "") : turn.start].strip()
         turns.append(replace(turn, same=same, prompted=prompted))
     return turns
 
