@@ -72,6 +72,10 @@ class ChatFormat:
         """
         return judge(self, group, self.laid_out(group))
 
+    def trained(self, turns: Sequence[Turn]) -> list[int]:
+        """Return the indices of the messages that the settings and the row's weights train."""
+        return [index for index, weight in enumerate(self._weights(turns)) if weight]
+
     def laid_out(self, group: Conversations) -> Layout:
         """Return the layout of a shape.
 

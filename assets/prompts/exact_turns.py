@@ -128,9 +128,10 @@ def judge(chat: ChatFormat, group: Conversations, layout: Layout) -> list[Traine
     turns = []
     for turn in trained_turns(layout, group):
         until, prompt = turn.message + 1, written(turn.message, True)
-        same = until == len(messages) or _is_same(chat, group, turn, layout, written(until, False))
-        prompted = prompt is not None and text[: turn.end].startswith(prompt)
+        own = text if until == len(messages) else written(until, False)
+        prompted = prompt is not None and own is not None and text[: turn.end].startswith(prompt)
         prompted = prompted and not text[len(prompt or "") : turn.start].strip()
+        same = until == len(messages) or _is_same(chat, group, turn, layout, own)
         turns.append(replace(turn, same=same, prompted=prompted))
     return turns
 
@@ -166,19 +167,21 @@ def texts_of(chat: ChatFormat, group: Conversations) -> list[Conversations]:
     end, and has weight 0 in all others. A turn that is not exact in any text is trained once like the others.
     """
     texts: list[Conversations] = []
-    text, others = group, any(turn.weight for turn in group.turns if turn.role != "assistant")
-    while True:
-        try:
-            turns = chat.turns(text)
-        except TemplateError:  # the renderer rejects it, with the reason
-            return [text]
-        apart = [turn.message for turn in turns if not turn.same]
-        if others or len(turns) > len(apart) or not turns:
-            texts.append(_masked(text, apart))
-        if not apart:
-            return texts[::-1]
-        count, others = apart[-1] + 1, False
-        text = _masked(_start_of(group, count), set(range(count)).difference(apart))
+    trained = chat.trained(group.turns)
+    left = [index for index in trained if group.turns[index].role == "assistant"]
+    others, text = len(left) < len(trained), group
+    while left:
+        found = _divided(chat, text, left)
+        if found is None:  # the renderer rejects it, with the reason
+            return [group]
+        text, kept, left = found
+        if kept or others:
+            texts.append(_masked(text, left))
+        others = False
+        if left:
+            text = _start_of(group, left[-1] + 1)
+            text = _masked(text, set(range(len(text.turns))).difference(left))
+    return texts[::-1] or [group]
 
 
 def verdict_by_row(out: ChunkOutput) -> ChunkOutput:
@@ -221,7 +224,7 @@ def _is_same(chat: ChatFormat, group: Conversations, turn: TrainedTurn, layout: 
     """
     text = layout.text[: turn.end]
     if own is None:
-        return True  # there is no other text to train it in
+        return True  # there is no other text to train it in, and none to compare it with
     ends_in_content = text.rstrip().endswith(MARK_CLOSE)
     if own.startswith(text) and not own[turn.end :].strip() and not ends_in_content:
         return True
@@ -235,6 +238,28 @@ def _is_same(chat: ChatFormat, group: Conversations, turn: TrainedTurn, layout: 
     numbers = _values_until(group, turn.message + 1)
     slots = [replace(slot, value=numbers[slot.value]) if slot.value >= 0 else slot for slot in alone.slots]
     return replace(alone, slots=slots).text[: last.end] == text
+
+
+def _divided(
+    chat: ChatFormat, text: Conversations, left: Sequence[int]
+) -> tuple[Conversations, list[int], list[int]] | None:
+    """Return a text for some turns, those of them that it has as at inference, and the others; None if impossible.
+
+    A text that cannot be divided into its turns is cut after the last of them, then trains only that one.
+
+    Args:
+        left: indices of the turns that are still to be trained; the text trains them.
+    """
+    ended = _start_of(text, left[-1] + 1)
+    for tried in (text, ended, _masked(ended, left[:-1])):
+        try:
+            turns = chat.turns(tried)
+        except TemplateError:
+            continue
+        kept = [turn.message for turn in turns if turn.same]
+        done = {*kept, left[-1]} if len(tried.turns) == len(ended.turns) else set(kept)
+        return tried, kept, [index for index in left if index not in done]
+    return None
 
 
 def _adjacent(parts: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
