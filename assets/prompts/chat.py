@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -56,13 +56,12 @@ class ChatFormat:
         messages = conversations(table, self.prompt.system)
         tools = one_array(table["tools"]) if "tools" in table.column_names else None
         rows, groups = one_array(table[ROW]), group_by_shape(messages, tools)
-        exact, counts = self.prompt.turns == "exact", TurnCounts.of(table.num_rows)
-        if exact:
-            groups = (text for group in groups for text in texts_of(self, group))
-        shapes = self._shapes(rows, groups, counts)
+        exact, counts = self.prompt.turns == "exact", TurnCounts(rows)
+        texts = (enumerate(texts_of(self, group)) if exact else [(0, group)] for group in groups)
+        shapes = self._shapes(rows, chain.from_iterable(texts), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
         out = verdict_by_row(out) if exact else out
-        return replace(out, counters=counts.counters(rows, out.table[ROW]))
+        return replace(out, counters=counts.counters(out.table))
 
     def turns(self, group: Conversations) -> list[TrainedTurn]:
         """Return the trained turns of a shape, and whether each is as it is at inference.
@@ -101,19 +100,23 @@ class ChatFormat:
         """
         return self.template.render(self._variables(messages, tools, prompted))
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
-        def pieces(slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
+    def _shapes(
+        self, rows: pa.Array, texts: Iterator[tuple[int, Conversations]], counts: TurnCounts
+    ) -> Iterator[Shape]:
+        """Yield the shapes of conversations, each with the number of the text among those of its rows."""
+
+        def pieces(slots: list[Slot], number: int, group: Conversations) -> tuple[list[Piece], list[Piece]]:
             layout = self._layout(slots, group)
-            counts.add(group.rows, judge(self, group, layout))
+            counts.put(number, group.rows, judge(self, group, layout))
             return layout.pieces, with_bos(layout.stopped, self.bos)
 
-        for group in groups:
+        for number, group in texts:
             yield Shape(
                 rows.take(pa.array(group.rows)),
                 group.values,
                 group.empty,
                 self._reader(group),
-                lambda slots, group=group: pieces(slots, group),
+                lambda slots, number=number, group=group: pieces(slots, number, group),
                 range(len(group.turns), len(group.values)),
             )
 

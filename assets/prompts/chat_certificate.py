@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.conversations import group_by_shape
+from tokenloom.assets.prompts.exact_turns import texts_of
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 
@@ -36,7 +38,8 @@ class Finding:
 
 def certificate(chat: ChatFormat) -> list[dict[str, str]]:
     """Return the findings about a chat template with the dataset's settings, as JSON."""
-    return [asdict(finding) for finding in _findings(chat)]
+    together = chat.prompt.model_copy(update={"turns": "together"})
+    return [asdict(finding) for finding in (*_findings(replace(chat, prompt=together)), _turns(chat))]
 
 
 def _findings(chat: ChatFormat) -> Iterator[Finding]:
@@ -103,6 +106,32 @@ def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) ->
         return Finding("conversation begun", "refused", reason)
     stable = whole.startswith(prefix.rstrip()) if prefix else False
     return Finding("conversation begun", "not changed by later turns" if stable else "changed by later turns", whole)
+
+
+def _turns(chat: ChatFormat) -> Finding:
+    """Return whether every turn is trained as it is at inference, in conversations with and without reasoning."""
+    exact = chat.prompt.turns == "exact"
+    found, evidence = [], ""
+    for name, thoughts in (("", (None, None)), ("with reasoning ", THOUGHTS)):
+        messages: list[dict[str, Any]] = []
+        for thought in thoughts:
+            messages += [
+                {"role": "user", "content": ASKED},
+                {"role": "assistant", "content": SAID, "reasoning": thought},
+            ]
+        (group,) = group_by_shape(pa.array([messages], MESSAGES), None)
+        try:
+            turns = [turn for text in (texts_of(chat, group) if exact else [group]) for turn in chat.turns(text)]
+        except TemplateError:
+            continue
+        evidence = evidence or chat.written(group.messages([value[0].as_py() for value in group.values]), False)
+        if any(not turn.prompted for turn in turns if turn.same):
+            found.append(f"{name}not exact: the template does not write them right after its generation prompt")
+        elif any(not turn.exact for turn in turns):
+            found.append(f"{name}not exact: earlier ones are written differently; set prompt_template.turns: exact")
+        else:
+            found.append(f"{name}exact")
+    return Finding("turns", "; ".join(found) or "refused", evidence)
 
 
 def _spaces(chat: ChatFormat) -> Finding:

@@ -2,8 +2,8 @@
 
 At inference the model reads `messages[:k]` with the generation prompt and writes turn k. In the text of a whole
 conversation a turn can differ: templates drop the reasoning of earlier turns, or end the last turn in another way.
-`judge` finds such turns by comparing outlines, once per shape. `texts_of` splits the conversations of a shape into texts
-in which every turn is as it is at inference; turns whose texts start with each other share a text.
+`judge` finds such turns by comparing outlines, once per shape. `texts_of` splits the conversations of a shape into
+texts in which every turn is as it is at inference; turns whose texts start with each other share a text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
-"""Counters of `prompts`: trained turns, those of them that are not exact, and with `turns: exact` the texts."""
+"""Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
 
 SETTING = "prompt_template.turns"
 
@@ -59,33 +59,32 @@ class TrainedTurn:
         return self.same and self.prompted
 
 
-@dataclass(frozen=True)
 class TurnCounts:
-    """Counts the turns of a chunk by row, as its shapes are laid out.
+    """Counts the turns of a chunk, as its shapes are laid out.
 
     Args:
-        counts: int64 [rows, 2], the trained turns of each row, and those of them that are not exact.
+        rows: int32 [rows], the positions of the chunk's rows.
     """
 
-    counts: np.ndarray
+    def __init__(self, rows: pa.Array):
+        self._rows = rows.to_numpy()
+        self._counts: dict[int, np.ndarray] = {}
 
-    @classmethod
-    def of(cls, rows: int) -> TurnCounts:
-        return cls(np.zeros((rows, 2), np.int64))
-
-    def add(self, rows: np.ndarray, turns: Sequence[TrainedTurn]) -> None:
-        """Count the turns of a shape; `rows` is int64 [rows of the shape]."""
-        self.counts[rows] += [len(turns), sum(not turn.exact for turn in turns)]
-
-    def counters(self, rows: pa.Array, kept: pa.ChunkedArray) -> dict[str, int]:
-        """Return the counters of a chunk.
+    def put(self, text: int, rows: np.ndarray, turns: Sequence[TrainedTurn]) -> None:
+        """Record the turns of a shape, in place of those of an earlier shape of the same rows.
 
         Args:
-            rows: int32 [rows], the positions of all rows.
-            kept: the positions of the rows that were rendered.
+            text: number of the text among those of its rows.
+            rows: int64 [rows of the shape], their indices in the chunk.
         """
-        trained, not_exact = self.counts[np.isin(rows.to_numpy(), kept.to_numpy())].sum(axis=0).tolist()
-        return {TURNS: trained, NOT_EXACT: not_exact}
+        counts = self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))
+        counts[rows] = len(turns), sum(not turn.exact for turn in turns)
+
+    def counters(self, table: pa.Table) -> dict[str, int]:
+        """Return the counters of a chunk; `table` has its texts."""
+        kept = np.isin(self._rows, table[ROW].to_numpy())
+        trained, not_exact = sum((counts[kept].sum(axis=0) for counts in self._counts.values()), np.zeros(2, np.int64))
+        return {TURNS: int(trained), NOT_EXACT: int(not_exact), TEXTS: table.num_rows}
 
 
 @dataclass(frozen=True)

@@ -114,11 +114,14 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     from tokenloom.cli.terminal.console import say
     from tokenloom.cli.terminal.lengths import length_lines
     from tokenloom.cli.terminal.tables import stage_table
+    from tokenloom.cli.terminal.turns import turn_lines
 
     console.print(stage_table(build.name, reports))
     for report in reports:
         if report.rejected:
             say(console, f"{report.name} rejected {build.reject_reasons(report.name)}")
+    for line in turn_lines(reports):
+        say(console, line)
     if reports[-1].name == STAGES[-1]:
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
             say(console, line)

@@ -1,7 +1,7 @@
 """Exact turns: every trained turn in the context of inference, under every template that writes earlier turns anew.
 
-The oracle is `apply_chat_template` of `transformers`: the conversation before a turn with the generation prompt, and the
-conversation up to the turn. Templates are those that TRL ships.
+The oracle is `apply_chat_template` of `transformers`: the conversation before a turn with the generation prompt, and
+the conversation up to the turn. Templates are those that TRL ships.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from support.canonical_rows import canonical
 from support.rendered_prompts import assert_partition, trained_parts
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.exact_turns import NOT_EXACT, TURNS
+from tokenloom.assets.prompts.exact_turns import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -43,7 +43,9 @@ LOOKUP = [{"type": "function", "function": {"name": "lookup", "description": "",
 KNOWN = {"qwen3", "glm4moe", "gptoss", "gptoss_training", "lfm2_2_5", "gemma4_v5", "nemotron_3_nano", "qwen3_5_think"}
 IMPOSSIBLE = {"gptoss"}  # drops the thought of a call when it writes the answer after its result
 IMPOSSIBLE |= {"diffusion_gemma"}  # writes a header after a tool's result, but does not prompt with it
-IMPOSSIBLE |= {f"nemotron_3_{size}" for size in ("nano", "super", "ultra", "5_lightning")}  # prompt with an open thought
+IMPOSSIBLE |= {
+    f"nemotron_3_{size}" for size in ("nano", "super", "ultra", "5_lightning")
+}  # prompt with an open thought
 """Templates that write some turns of `conversations` after other text than they prompt with."""
 
 
@@ -76,7 +78,14 @@ def conversations() -> list[list[Row]]:
         [first, answer("Me."), second, answer("Because.")],
         [first, answer("Only me.", "One turn.")],
         [first, *called("a", "I look it up."), answer("A is.", "It says so."), second, answer("So it is.", "Yes.")],
-        [first, *called("a", "Look."), *called("b", "Look again."), answer("Both.", "Found."), second, answer("So.", "Y")],
+        [
+            first,
+            *called("a", "Look."),
+            *called("b", "Look again."),
+            answer("Both.", "Found."),
+            second,
+            answer("So.", "Y"),
+        ],
     ]
 
 
@@ -126,7 +135,9 @@ def chat(template: str, turns: str, **prompt: Any) -> ChatFormat:
     return ChatFormat(JinjaTemplate(template, DATE), settings, TOKENS, CONTROL, None, "</s>")
 
 
-def render(template: str, talks: list[list[Row]], turns: str = "exact", tools: Any = LOOKUP, **prompt: Any) -> ChunkOutput:
+def render(
+    template: str, talks: list[list[Row]], turns: str = "exact", tools: Any = LOOKUP, **prompt: Any
+) -> ChunkOutput:
     described = [json.dumps(tools) if any("tool_calls" in turn for turn in talk) else "" for talk in talks]
     rows = [{"messages": talk, "tools": found} for talk, found in zip(talks, described, strict=True)]
     table = canonical(rows).table
@@ -173,11 +184,12 @@ def assert_exact(template: str, talk: list[Row], texts: list[Row]) -> int:
             continue
         ended = (own, own + "</s>", own.rstrip() + "</s>")
         within = [turn for turn in found if any(text.startswith(turn[0] + turn[1]) for text in ended)]
-        ((before, part),) = (turn for turn in within if len(turn[0] + turn[1]) > len(prompt))
-        assert (before + part).startswith(prompt)
-        if before[len(prompt) :].strip():
+        within = [turn for turn in within if len(turn[0] + turn[1]) > len(prompt)]
+        if not within or within[0][0][len(prompt) :].strip():
             impossible += 1
             continue
+        ((before, part),) = within
+        assert (before + part).startswith(prompt)
         if re.search(r"{%-?\s*generation", template):  # marks can include the header, or end before the template does
             assert prompt.startswith(before.rstrip())
         else:
@@ -242,11 +254,11 @@ def test_turns_that_are_exact_together_stay_together() -> None:
     talks = [[user("a"), answer("b"), user("c"), answer("d"), user("e")], [user("f"), answer("g")]]
     together, exact = (render(CHATML, talks, turns) for turns in ("together", "exact"))
     assert exact.table.equals(together.table)
-    assert exact.counters == together.counters | {NOT_EXACT: 0, TURNS: 3}
+    assert exact.counters == together.counters == {NOT_EXACT: 0, TURNS: 3, TEXTS: 2}
 
 
 def test_turns_with_one_beginning_share_a_text() -> None:
-    """A turn with tool calls and the answer after it are one beginning; the question after them drops their thoughts."""
+    """The answer after a call starts with the call; the question after both drops their thoughts."""
     talk = [user("Who?"), *called("a", "Look."), answer("A.", "Said."), user("Why?"), answer("So.", "Last.")]
     out = render(templates()["qwen3"], [talk])
     assert [len(parts) for _, _, parts in parts_of(out)] == [2, 1]
@@ -298,19 +310,26 @@ def test_an_eos_that_only_the_last_answer_gets_makes_the_others_inexact() -> Non
 
 
 def test_a_template_that_trims_only_earlier_answers_is_noticed() -> None:
-    template = CHATML.replace("m.content", "(m.content | trim if m.role == 'assistant' and not loop.last else m.content)")
+    template = CHATML.replace(
+        "m.content", "(m.content | trim if m.role == 'assistant' and not loop.last else m.content)"
+    )
     talks = [[user("a"), answer(" b "), user("c"), answer("d")]]
     assert render(template, talks, "together").counters[NOT_EXACT] == 1
     assert [parts for _, _, parts in parts_of(render(template, talks))] == [[" b <|im_end|>"], ["d<|im_end|>"]]
 
 
 def test_a_row_is_rejected_once_and_whole() -> None:
-    refusing = LAST_ONLY.replace("{% for", "{% if messages | length == 2 %}{{ raise_exception('short') }}{% endif %}{% for")
-    talks = [[user("a"), answer("b", "1"), user("c"), answer("d", "2"), user("e"), answer("f", "3")], [user("g"), answer("h")]]
+    refusing = LAST_ONLY.replace(
+        "{% for", "{% if messages | length == 2 %}{{ raise_exception('short') }}{% endif %}{% for"
+    )
+    talks = [
+        [user("a"), answer("b", "1"), user("c"), answer("d", "2"), user("e"), answer("f", "3")],
+        [user("g"), answer("h")],
+    ]
     out = render(refusing, [*talks, talks[0]])
     assert out.rejects[ROW].to_pylist() == [1]
     assert set(out.table[ROW].to_pylist()) == {0, 2}
-    assert out.counters == {TURNS: 6, NOT_EXACT: 2}  # the first turn has no text of its own
+    assert out.counters == {TURNS: 6, NOT_EXACT: 2, TEXTS: 4}  # the first turn has no text of its own
 
 
 def test_texts_do_not_depend_on_neighbours() -> None:
