@@ -159,7 +159,7 @@ def test_texts_are_seen_by_preview_trace_and_diff(
     assert main(["preview", str(config), "--store", str(store), "--row", "1", "--inference"]) == 0
     assert "thought 2" not in capsys.readouterr().out
     assert main(["explain", str(config), "--store", str(store)]) == 0
-    dataset = open_dataset("exact", store)
+    dataset = open_dataset("exact", store=store)
     assert [dataset.trace(row).places[0].rpartition(":")[2] for row in range(len(dataset))] == [
         str(row + 1) for row, turns in enumerate(TURNS_OF_ROWS) for _ in range(turns)
     ]
