@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape
-from tokenloom.assets.prompts.exact_turns import texts_of
+from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 
@@ -109,29 +109,35 @@ def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) ->
 
 
 def _turns(chat: ChatFormat) -> Finding:
-    """Return whether every turn is trained as it is at inference, in conversations with and without reasoning."""
-    exact = chat.prompt.turns == "exact"
-    found, evidence = [], ""
-    for name, thoughts in (("", (None, None)), ("with reasoning ", THOUGHTS)):
+    """Return whether turns are trained as they are at inference, without and with reasoning."""
+    found: list[str] = []
+    evidence = ""
+    for kind, thoughts in (("without reasoning", (None, None)), ("with reasoning", THOUGHTS)):
         messages: list[dict[str, Any]] = []
         for thought in thoughts:
-            messages += [
-                {"role": "user", "content": ASKED},
-                {"role": "assistant", "content": SAID, "reasoning": thought},
-            ]
+            messages += [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}]
+            messages[-1]["reasoning"] = thought
         (group,) = group_by_shape(pa.array([messages], MESSAGES), None)
         try:
-            turns = [turn for text in (texts_of(chat, group) if exact else [group]) for turn in chat.turns(text)]
+            texts = texts_of(chat, group) if chat.prompt.turns == "exact" else [group]
+            turns = [turn for text in texts for turn in chat.turns(text)]
         except TemplateError:
             continue
-        evidence = evidence or chat.written(group.messages([value[0].as_py() for value in group.values]), False)
-        if any(not turn.prompted for turn in turns if turn.same):
-            found.append(f"{name}not exact: the template does not write them right after its generation prompt")
-        elif any(not turn.exact for turn in turns):
-            found.append(f"{name}not exact: earlier ones are written differently; set prompt_template.turns: exact")
-        else:
-            found.append(f"{name}exact")
+        written = [chat.written(text.messages([value[0].as_py() for value in text.values]), False) for text in texts]
+        evidence = "\n".join(written)
+        dropped = any(thought and thought not in evidence for thought in thoughts)
+        found.append(f"{kind}: {_exactness(turns, dropped)}")
     return Finding("turns", "; ".join(found) or "refused", evidence)
+
+
+def _exactness(turns: Sequence[TrainedTurn], dropped: bool) -> str:
+    """Return whether turns are exact, or why not; `dropped` is whether the template drops reasoning."""
+    if all(turn.exact for turn in turns):
+        return "exact"
+    if any(turn.same and not turn.prompted for turn in turns):
+        return "not exact, answers do not start with the generation prompt"
+    reason = "without their reasoning, which the template drops" if dropped else "as the template writes them there"
+    return f"not exact, earlier turns are trained {reason}; set prompt_template.turns: exact"
 
 
 def _spaces(chat: ChatFormat) -> Finding:
