@@ -156,7 +156,7 @@ def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
             latest = message if message >= 0 else latest
             known = found.get(latest)
             found[latest] = TrainedTurn(latest, known.start if known else start, end)
-    return sorted(found.values(), key=lambda turn: turn.message)
+    return sorted((turn for turn in found.values() if turn.message >= 0), key=lambda turn: turn.message)
 
 
 def texts_of(chat: ChatFormat, group: Conversations) -> list[Conversations]:
