@@ -17,7 +17,7 @@ NUMBER = r"^-?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
 
 
 class UnfitError(Exception):
-    """An operator does not fit the types of its values."""
+    """An operator does not support the types of its values."""
 
 
 def kind_of(kind: pa.DataType) -> str:

@@ -68,7 +68,7 @@ class Rectangles:
 
 @cache
 def _edges(size: int) -> FlatValues:
-    """Return `size` times False, True and False: the flags of a row are a window around an edge."""
+    """Return `size` times False, then True, then False. Every row's flags are a window of it."""
     edges = FlatValues(np.bool_, 1)
     edges.hold(0, np.repeat([False, True, False], size))
     return edges

@@ -1,4 +1,4 @@
-"""The work of Jinja filters, tests and methods beyond the size of their arguments: widths, repetitions, rescans."""
+"""Costs of Jinja filters, tests and methods that grow faster than their arguments: padding, repetition, replacement."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class PipelineConfig(Declaration):
     dataloader: DataLoaderConfig = DataLoaderConfig()
     """How training code gets its batches."""
     mixture: None = None
-    """null: this YAML declares one dataset. A list mixes other datasets and replaces the sections that declare one."""
+    """null: this YAML declares one dataset. A list declares a mixture of other datasets instead."""
     compute: ComputeConfig = ComputeConfig()
     """How the stages run."""
     schedule: Schedule | None = None
