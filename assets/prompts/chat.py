@@ -7,24 +7,34 @@ the template writes after it; if the template writes none after the last answer,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain, pairwise
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
-from tokenloom.assets.prompts.exact_turns import Layout, TrainedTurn, TurnCounts, judge, texts_of, verdict_by_row
+from tokenloom.assets.prompts.exact_turns import Layout, ShapeFormat, TurnCounts, judge, texts_of, verdict_by_row
+from tokenloom.assets.prompts.inline_reasoning import (
+    InlineConversations,
+    divided_by_template,
+    taken,
+    with_inline_reasoning,
+)
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
-from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, Prompt, divide, mark
+from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import PromptTemplateConfig
+from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.static_analysis import Kind
@@ -54,79 +64,136 @@ class ChatFormat:
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
-        tools = one_array(table["tools"]) if "tools" in table.column_names else None
-        rows, groups = one_array(table[ROW]), group_by_shape(messages, tools)
-        exact, counts = self.prompt.turns == "exact", TurnCounts(rows)
-        texts = (enumerate(texts_of(self, group)) if exact else [(0, group)] for group in groups)
-        shapes = self._shapes(rows, chain.from_iterable(texts), counts)
+        tools, kwargs = (
+            one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
+        )
+        rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
+        shapes = self._shapes(rows, _groups(messages, tools, kwargs), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
-        out = verdict_by_row(out) if exact else out
+        out = verdict_by_row(out) if self.prompt.turns == "exact" else out
         return replace(out, counters=counts.counters(out.table))
-
-    def turns(self, group: Conversations) -> list[TrainedTurn]:
-        """Return the trained turns of a shape, and whether each is as it is at inference.
-
-        Raises:
-            TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
-        """
-        return judge(self, group, self.laid_out(group))
 
     def trained(self, turns: Sequence[Turn]) -> list[int]:
         """Return the indices of the messages that the settings and the row's weights train."""
         return [index for index, weight in enumerate(self._weights(turns)) if weight]
 
-    def laid_out(self, group: Conversations) -> Layout:
-        """Return the layout of a shape.
+    def laid_out(self, group: Conversations, kwargs: str, form: Form) -> Layout:
+        """Return the layout of a shape of conversations.
 
         Raises:
-            TemplateError: as `turns` does.
+            TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-        return self._layout(self.template.probe(self._reader(group), group.empty), group)
+        slots = self.template.probe(self._reader(group, kwargs, form), group.empty)
+        return self._layout(slots, group, kwargs, form)
+
+    def thinks(self, kwargs: str) -> bool:
+        """Return whether inference can choose `enable_thinking`: the template reads it, and nothing sets it."""
+        chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
+        return not chosen and self.template.reads("enable_thinking")
+
+    def of_shape(self, group: Conversations, kwargs: str) -> ShapeFormat:
+        """Return the template with the variables and the form of arguments that a group's conversations share."""
+        return ShapeFormat(self, kwargs, self._argument_form(group, kwargs))
 
     @cached_property
     def opacity(self) -> str | None:
         """The reason why the template does more than place contents, or None if it only places them."""
         return self.template.opacity({"messages": Kind.MESSAGES})
 
-    def written(self, messages: Sequence[Message], prompted: bool, tools: Any = None) -> str:
+    def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.
 
         Args:
-            prompted: whether to add a generation prompt.
+            prompted: the generation prompt to add, a `Prompt`.
             tools: tool descriptions as the template reads them.
+            kwargs: the row's own variables for the template, as JSON text.
 
         Raises:
             TemplateError: the template refuses the messages.
         """
-        return self.template.render(self._variables(messages, tools, prompted))
+        thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
+        return self.template.render({**self._variables(messages, tools, bool(prompted), kwargs), **thinking})
 
     def _shapes(
-        self, rows: pa.Array, texts: Iterator[tuple[int, Conversations]], counts: TurnCounts
+        self, rows: pa.Array, groups: Iterator[tuple[Conversations, str]], counts: TurnCounts
     ) -> Iterator[Shape]:
-        """Yield the shapes of conversations, each with the number of the text among those of its rows."""
+        for group, kwargs in groups:
+            if self.prompt.turns == "together":
+                yield self._shape(rows, group, self.of_shape(group, kwargs), counts, 0)
+                continue
+            for part in [group] if self.opacity is None else divided_by_template(self.of_shape(group, kwargs), group):
+                shared = self.of_shape(part, kwargs)
+                for number, text in enumerate(texts_of(shared, part)):
+                    yield self._shape(rows, text, shared, counts, number)
 
-        def pieces(slots: list[Slot], number: int, group: Conversations) -> tuple[list[Piece], list[Piece]]:
-            layout = self._layout(slots, group)
-            counts.put(number, group.rows, judge(self, group, layout))
-            return layout.pieces, with_bos(layout.stopped, self.bos)
+    def _reader(self, group: Conversations, kwargs: str, form: Form) -> Variables:
+        return lambda values: self._variables(
+            with_arguments(group.messages(values), form), _tools(group), self.generation_prompt, kwargs
+        )
 
-        for number, group in texts:
-            yield Shape(
-                rows.take(pa.array(group.rows)),
-                group.values,
-                group.empty,
-                self._reader(group),
-                lambda slots, number=number, group=group: pieces(slots, number, group),
-                range(len(group.turns), len(group.values)),
-            )
+    def _shape(
+        self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
+    ) -> Shape:
+        """Return the shape of conversations, or of a text of each; `number` is that of the text."""
+        variables = self._reader(group, shared.kwargs, shared.form)
 
-    def _reader(self, group: Conversations) -> Callable[[Sequence[str]], dict[str, Any]]:
-        """Return the function from the values of a row to the template's variables."""
-        return lambda values: self._variables(group.messages(values), _tools(group), self.generation_prompt)
+        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+            found = self._layout(slots, group, shared.kwargs, shared.form)
+            counts.put(number, group.rows, judge(shared, group, found))
+            return found.pieces, with_bos(found.stopped, self.bos)
 
-    def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool) -> dict[str, Any]:
+        def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
+            """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
+            whole = taken(group, index)
+            for places, split in with_inline_reasoning(whole):
+                yield index[places], self._shape(rows, split, shared, counts, number)
+            if self._marked:
+                for place in range(len(index)):
+                    yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
+
+        return Shape(
+            rows.take(pa.array(group.rows)),
+            group.values,
+            group.empty,
+            variables,
+            layout,
+            range(len(group.turns), len(group.values)),
+            None if isinstance(group, InlineConversations) else readings,
+        )
+
+    def _marked_row(self, rows: pa.Array, group: Conversations, variables: Variables) -> Shape:
+        """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
+        values = [value[0].as_py() for value in group.values]
+
+        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+            if any(token in value for value in values for token in self.control):
+                raise ShapeError("control_token_in_content", "a content contains a control token's text")
+            weigh = self._by_marks(slots, group)
+            pieces: list[Piece] = []
+            end: AnswerEnd | None = None
+            for slot in slots:
+                role = "assistant" if slot.generated else "template"
+                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role)
+                if slot.generated and slot.text.strip():
+                    count = _without_trailing_space(pieces)
+                    stopped = pieces[count - 1].control
+                    end = AnswerEnd(-1, count - stopped, weigh(slot))
+            return pieces, with_bos(_with_stop(pieces, end, self.eos), self.bos)
+
+        return Shape(rows.take(pa.array(group.rows)), [], [], lambda _: variables(values), layout)
+
+    def _argument_form(self, group: Conversations, kwargs: str) -> Form:
+        """Return the form in which the template takes the arguments of a group's tool calls."""
+        if not any(turn.tool_calls for turn in group.turns):
+            return unchanged
+        messages = group.messages(_marks(group))
+        return readable_form(messages, lambda given: self.written(given, False, _tools(group), kwargs))
+
+    def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
         return {
+            **self.prompt.template_kwargs,
+            **_parsed_kwargs(kwargs),
             "messages": messages,
             "tools": tools,
             "documents": None,
@@ -135,12 +202,12 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations) -> Layout:
+    def _layout(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Layout:
         constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
         if any(token in text for text in constants for token in self.control):
             message = "a name, a tool or a tool call contains a control token's text"
             raise ShapeError("control_token_in_content", message)
-        outline = self._outline(slots, group)
+        outline = self._outline(slots, group, kwargs, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
@@ -162,18 +229,20 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations) -> Outline:
+    def _outline(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Outline:
         """Return the outline of a group's conversations.
 
         Raises:
             ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
         """
 
-        def write(messages: Sequence[Message], tools: bool, prompted: bool) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None)
+        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
+            return self.written(messages, prompted, _tools(group) if tools else None, kwargs)
 
-        messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
-        outline = Outline(slots, messages, group.owners, write, self.control)
+        messages = with_arguments(group.messages(_marks(group)), form)
+        outline = Outline(
+            slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"), self.thinks(kwargs)
+        )
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
         omitted = {
@@ -231,9 +300,10 @@ class ChatFormat:
             role = "assistant" if generated else "template"
             literal = split_control(slot.text, self.control, weight=weight, role=role)
             if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop, literal = _split_stop(slot.text, literal, outline.closing or "", self.control)
-                role = turns[stop_of].role
-                pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
+                stop = outline.stop_after(stop_of, slot.text)
+                ends = {"weight": stop_weight, "role": turns[stop_of].role, "message": stop_of}
+                pieces += split_control(stop, self.control, **ends)
+                literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
             if generated and block != slot.generated and slot.text.strip():
                 count = 0 if outline.stop_of(slot.text.rstrip()) else _without_trailing_space(literal)
                 answer_end = AnswerEnd(last, len(pieces) + count, weight)
@@ -280,6 +350,42 @@ class AnswerEnd(NamedTuple):
     weight: float
 
 
+def _groups(messages: pa.Array, tools: pa.Array | None, kwargs: pa.Array | None) -> Iterator[tuple[Conversations, str]]:
+    """Yield the conversations of each shape with their rows' own variables for the template, as JSON text."""
+    if kwargs is None:
+        yield from ((group, "") for group in group_by_shape(messages, tools))
+        return
+    for text in pc.unique(kwargs).to_pylist():
+        rows = np.flatnonzero(pc.equal(kwargs, text).to_numpy(zero_copy_only=False))
+        index = pa.array(rows)
+        for group in group_by_shape(messages.take(index), None if tools is None else tools.take(index)):
+            yield replace(group, rows=rows[group.rows]), text
+
+
+@lru_cache(maxsize=256)
+def _parsed_kwargs(text: str) -> dict[str, Any]:
+    """Return a row's own variables for the template.
+
+    Raises:
+        ShapeError: they are not a JSON object, or tokenloom itself sets one of them.
+    """
+    try:
+        parsed = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ShapeError("template_kwargs", f"chat_template_kwargs is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ShapeError("template_kwargs", "chat_template_kwargs is not a JSON object")
+    if reserved := next(filter(is_reserved_variable, parsed), None):
+        message = f"chat_template_kwargs sets {reserved!r}, a variable that tokenloom itself passes to templates"
+        raise ShapeError("template_kwargs", message)
+    return parsed
+
+
+def _marks(group: Conversations) -> list[str]:
+    """Return a mark for each value that is not empty."""
+    return ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
+
+
 def _tools(group: Conversations) -> Any:
     try:
         return group.parsed_tools
@@ -315,22 +421,6 @@ def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, 
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
     return {block: messages[first] for block, first in first_of.items()}
-
-
-def _split_stop(
-    text: str, literal: list[Piece], closing: str, control: tuple[str, ...]
-) -> tuple[list[Piece], list[Piece]]:
-    """Split the text after a message into its stop and the rest.
-
-    The stop is a control token with the white space before it, else the text that ends a conversation (`closing`).
-    """
-    blank = [piece for piece in literal[:1] if not piece.control and not (piece.text or "").strip()]
-    rest = literal[len(blank) :]
-    if rest and rest[0].control:
-        return [*blank, rest[0]], rest[1:]
-    if closing and text.startswith(closing):
-        return split_control(closing, control), split_control(text[len(closing) :], control, weight=literal[0].weight)
-    return [], literal
 
 
 def _without_trailing_space(literal: Sequence[Piece]) -> int:

@@ -158,23 +158,15 @@ def _keys(
 
 
 def _template_calls(calls: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
-    """Return tool calls in the form that templates get; arguments are parsed if they are a JSON object."""
+    """Return tool calls in the form that templates get, with arguments as in the data."""
     return tuple(
         {
             "type": "function",
             **({} if call["id"] is None else {"id": call["id"]}),
-            "function": {"name": call["name"], "arguments": _object(call["arguments"])},
+            "function": {"name": call["name"], "arguments": call["arguments"]},
         }
         for call in calls or ()
     )
-
-
-def _object(text: str | None) -> Any:
-    try:
-        parsed = json.loads(text or "")
-    except ValueError:
-        return text
-    return parsed if isinstance(parsed, dict) else text
 
 
 def _struct(columns: dict[str, pa.Array], count: int) -> pa.Array:

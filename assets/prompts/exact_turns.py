@@ -8,18 +8,20 @@ texts in which every turn is as it is at inference; turns whose texts start with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.conversations import Conversations
+from tokenloom.assets.prompts.call_arguments import with_arguments
+from tokenloom.assets.prompts.conversations import Conversations, Message
 from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.turn_boundaries import Prompt
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.texts import count_rows, first_of_row
@@ -113,23 +115,59 @@ class Layout:
         return "".join(self.parts)
 
 
-def judge(chat: ChatFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
+@dataclass(frozen=True)
+class ShapeFormat:
+    """A chat template with what the conversations of a shape share.
+
+    Args:
+        kwargs: the rows' own variables for the template, as JSON text.
+        form: converts the arguments of tool calls to the form that the template renders.
+    """
+
+    chat: ChatFormat
+    kwargs: str
+    form: Callable[[Any], Any]
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """The generation prompts that inference can choose from."""
+        return tuple(Prompt)[1:] if self.chat.thinks(self.kwargs) else (Prompt.DEFAULT,)
+
+    def written(self, messages: Sequence[Message], prompted: Prompt, tools: Any) -> str | None:
+        """Render messages; None if the template refuses them."""
+        try:
+            return self.chat.written(with_arguments(messages, self.form), prompted, tools, self.kwargs)
+        except TemplateError:
+            return None
+
+    def laid_out(self, group: Conversations) -> Layout:
+        """Return the layout of conversations, or of their beginnings.
+
+        Raises:
+            TemplateError: the template refuses them, or its text cannot be divided into turns.
+        """
+        return self.chat.laid_out(group, self.kwargs, self.form)
+
+    def turns(self, group: Conversations) -> list[TrainedTurn]:
+        """Return the trained turns, and whether each is as it is at inference; raises as `laid_out` does."""
+        return judge(self, group, self.laid_out(group))
+
+
+def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
     """Return the trained turns of a shape, in order, and whether each is exact."""
     text = layout.text
     messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
 
-    def written(count: int, prompted: bool) -> str | None:
-        try:
-            return chat.written(messages[:count], prompted, group.parsed_tools)
-        except TemplateError:
-            return None
+    def starts_with(turn: TrainedTurn, prompt: str | None) -> bool:
+        fits = prompt is not None and text[: turn.end].startswith(prompt)
+        return fits and not text[len(prompt or "") : turn.start].strip()
 
     turns = []
     for turn in trained_turns(layout, group):
-        until, prompt = turn.message + 1, written(turn.message, True)
-        own = text if until == len(messages) else written(until, False)
-        prompted = prompt is not None and own is not None and text[: turn.end].startswith(prompt)
-        prompted = prompted and not text[len(prompt or "") : turn.start].strip()
+        until, before = turn.message + 1, messages[: turn.message]
+        own = text if until == len(messages) else chat.written(messages[:until], Prompt.NONE, group.parsed_tools)
+        prompts = (chat.written(before, prompt, group.parsed_tools) for prompt in chat.prompts)
+        prompted = own is not None and any(starts_with(turn, prompt) for prompt in prompts)
         same = until == len(messages) or _is_same(chat, group, turn, layout, own)
         turns.append(replace(turn, same=same, prompted=prompted))
     return turns
@@ -159,14 +197,14 @@ def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
     return sorted((turn for turn in found.values() if turn.message >= 0), key=lambda turn: turn.message)
 
 
-def texts_of(chat: ChatFormat, group: Conversations) -> list[Conversations]:
+def texts_of(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
     """Split the conversations of a shape into texts with exact turns, the shortest first.
 
     Each text is the start of the conversation. A turn is trained in the longest text that is the same up to the turn's
     end, and has weight 0 in all others. A turn that is not exact in any text is trained once like the others.
     """
     texts: list[Conversations] = []
-    trained = chat.trained(group.turns)
+    trained = chat.chat.trained(group.turns)
     left = [index for index in trained if group.turns[index].role == "assistant"]
     others, text = len(left) < len(trained), group
     while left:
@@ -215,7 +253,7 @@ def check_turns(config: PipelineConfig, form: str, chat: bool) -> None:
         raise config.fault(SETTING, message)
 
 
-def _is_same(chat: ChatFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None) -> bool:
+def _is_same(chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None) -> bool:
     """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
 
     Args:
@@ -240,7 +278,7 @@ def _is_same(chat: ChatFormat, group: Conversations, turn: TrainedTurn, layout: 
 
 
 def _divided(
-    chat: ChatFormat, text: Conversations, left: Sequence[int]
+    chat: ShapeFormat, text: Conversations, left: Sequence[int]
 ) -> tuple[Conversations, list[int], list[int]] | None:
     """Return a text for some turns, those of them that it has as at inference, and the others; None if impossible.
 

@@ -130,10 +130,11 @@ class ChatPrompts:
         rejects.append(_without_prompt(rows.filter(empty), answers.filter(empty)))
         keep = pc.invert(empty)
         before, answers = messages.filter(keep), answers.filter(keep)
-        tools = {"tools": one_array(table["tools"]).filter(keep)} if "tools" in table.column_names else {}
+        described = [name for name in ("tools", "template_kwargs") if name in table.column_names]
+        more = {name: one_array(table[name]).filter(keep) for name in described}
         whole = join_messages(before, messages_of("assistant", answers, np.ones(len(answers), bool))).cast(MESSAGES)
         prompts, trained = (
-            self._render(chat, pa.table({ROW: rows.filter(keep), "messages": conversation, **tools}), train_on)
+            self._render(chat, pa.table({ROW: rows.filter(keep), "messages": conversation, **more}), train_on)
             for chat, conversation, train_on in (
                 (replace(self.chat, generation_prompt=True), before, ("system",)),
                 (self.chat, whole, "last"),

@@ -96,7 +96,7 @@ class ChatFewShot:
             extended = drawn.table
         else:
             name, own = "messages", conversations(drawn.table, self.prompt.system)
-            kept = [field for field in (ROW, "tools") if field in table.column_names]
+            kept = [field for field in (ROW, "tools", "template_kwargs") if field in table.column_names]
             extended = drawn.table.select(kept).append_column("messages", own)
         start = _leading_system(own)
         with_examples = _inserted(own, start, turns, drawn.picks)
