@@ -203,7 +203,8 @@ class ChatFormat:
         }
 
     def _layout(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Layout:
-        constants = _strings([[(turn.name, turn.tool_calls) for turn in group.turns], group.parsed_tools])
+        calls = with_arguments([{"tool_calls": turn.tool_calls} for turn in group.turns], form)
+        constants = _strings([calls, [turn.name for turn in group.turns], group.parsed_tools])
         if any(token in text for text in constants for token in self.control):
             message = "a name, a tool or a tool call contains a control token's text"
             raise ShapeError("control_token_in_content", message)

@@ -75,7 +75,7 @@ CASES = [(name, tools) for name in SHAPES for tools in (False, True) if not tool
 
 REASONS = {
     "space after the stop": "generation has ended at the stop",
-    "generation prompt": "the generation prompt writes it, so the model never generates it",
+    "generation prompt": "the generation prompt writes it, with or without thinking, so the model never generates it",
     "other generation prompt": "the generation prompt begins with it and then goes on otherwise, with <think>",
     "thinks in earlier turns": "the twin writes thinking where the template itself, and so inference, does not",
     "next role": "the template ends with no stop: here EOS is added, the twin writes the next role's token",
@@ -87,9 +87,8 @@ DIFFERENT = {
     "space after the stop": "diffusion_gemma gemma gemma3 lfm2 lfm2_v2 phi3 phi3_5 qwen2_5_vl qwen3 "
     "qwen3_instruct_2507 qwen3_vl",
     "generation prompt": "deepseekv3 gptoss muse_glimmer nemotron_3_5_lightning nemotron_3_nano nemotron_3_super "
-    "nemotron_3_ultra qwen2_5 qwen3_5_nothink qwen3_5_think qwen3_6 qwen3_8",
-    "other generation prompt": "deepseek_r1_distill deepseekv3 nemotron_3_5_lightning nemotron_3_nano nemotron_3_super "
-    "nemotron_3_ultra",
+    "nemotron_3_ultra qwen2_5 qwen3 qwen3_5_nothink qwen3_5_think qwen3_6 qwen3_8",
+    "other generation prompt": "deepseek_r1_distill deepseekv3",
     "thinks in earlier turns": "qwen3 qwen3_5_nothink qwen3_5_think qwen3_6",
     "next role": "glm4moe",
     "opens the result": "diffusion_gemma",
@@ -162,8 +161,8 @@ def difference(ours: str, theirs: str, prompts: list[str], eos: str) -> str:
             return "space after the stop"
         if any(prompt.rstrip().endswith(before.rstrip()) for prompt in prompts):
             return "generation prompt"
-        if before in ("<think></think>", "<think></think>\n", "<think></think>\n\n", "<｜Assistant｜>"):
-            return "other generation prompt" if prompts[0].rstrip().endswith("<think>") else "?"
+        if any(prompt.removesuffix("<think>\n").endswith(before) for prompt in prompts):
+            return "other generation prompt"
         if re.fullmatch(r"<think>\n.*\n</think>\n\n", before, re.DOTALL):
             return "thinks in earlier turns"
     if ours.endswith(eos) and re.fullmatch(re.escape(ours.removesuffix(eos)) + r"<\|(user|observation)\|>", theirs):
