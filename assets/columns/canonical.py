@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, reject
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import Source, with_context
 from tokenloom.assets.columns.text_values import empty_texts, texts_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -35,7 +35,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     if mapping.form == "fields":
         columns, problems = _fields(table, sources, mapping.answer)
     else:
-        columns, problems = _CONVERTERS[mapping.form](table, sources)
+        columns, problems = _CONVERTERS[mapping.form](table, with_context(sources))
     if unanswered:
         problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
     rows = one_array(table[ROW])
@@ -71,12 +71,9 @@ def _text(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list
 
 
 def _completion(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
-    """Return the form `completion`; a context is appended to the prompt after a blank line."""
+    """Return the form `completion`."""
     texts, problems = _texts(table, sources)
     prompt = texts["prompt"]
-    if "context" in texts:
-        joined = pc.binary_join_element_wise(prompt, texts["context"], "\n\n")
-        prompt = pc.if_else(pc.equal(texts["context"], ""), prompt, joined)
     problems.append(empty_text(texts["completion"], EMPTY_ANSWER, "completion", sources["completion"], prompt))
     system = texts.get("system", empty_texts(len(prompt)))
     return {"prompt": prompt, "completion": texts["completion"], "system": system}, problems
@@ -86,6 +83,8 @@ _CONVERTERS: Mapping[str, Convert] = {
     "text": _text,
     "completion": _completion,
     "messages": messages_form,
+    "dialogue": dialogue_form,
+    "prompt_only": prompt_only_form,
     "preference": preference_form,
     "kto": kto_form,
 }

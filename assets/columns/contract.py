@@ -12,8 +12,6 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import one_array
 
-ROLES = ("system", "user", "assistant", "tool")
-
 
 def _has_text_columns(table: pa.Table) -> bool:
     types = {field.type for field in table.schema if field.name != ROW}
@@ -21,15 +19,15 @@ def _has_text_columns(table: pa.Table) -> bool:
 
 
 def _messages_are_valid(table: pa.Table) -> bool:
-    """Whether every message has a known role and a text, and every conversation has a message."""
+    """Whether every message has a role and a text, and every conversation has a message."""
     return all(_is_valid(one_array(column)) for column in table.columns if column.type == MESSAGES)
 
 
 def _is_valid(conversations: pa.Array) -> bool:
     lengths, messages = list_values(conversations)
     role, content = messages.flatten()[:2]
-    known = pc.all(pc.is_in(role, pa.array(ROLES)), min_count=0).as_py()
-    return bool(known and not content.null_count and not messages.null_count and (lengths > 0).all())
+    named = pc.all(pc.not_equal(role, ""), min_count=0, skip_nulls=False).as_py()
+    return bool(named and not content.null_count and not messages.null_count and (lengths > 0).all())
 
 
 def _rows_ascend(table: pa.Table) -> bool:
@@ -37,8 +35,12 @@ def _rows_ascend(table: pa.Table) -> bool:
 
 
 _CHECKS = {"row positions ascend": _rows_ascend}
-_MESSAGE_CHECKS = {"messages have a known role and a text": _messages_are_valid, **_CHECKS}
+_MESSAGE_CHECKS = {"messages have a role and a text": _messages_are_valid, **_CHECKS}
 
+_SHARED = {
+    "tools": "Declarations of tools as the JSON text of a list; empty if the row has none.",
+    "template_kwargs": "Variables of the chat template as the JSON text of an object; empty if the row has none.",
+}
 _DESCRIPTIONS = {
     "text": {"text": "The text to train on."},
     "completion": {
@@ -47,19 +49,28 @@ _DESCRIPTIONS = {
         "system": "The system prompt; empty if the row has none.",
     },
     "messages": {
-        "messages": "The conversation. Each message has a role (system, user, assistant or tool) and a content; "
-        "name, tool_calls, weight (loss weight of its trained tokens) and reasoning are null if the data has none.",
-        "tools": "Declarations of tools as JSON text; empty if the row has none.",
+        "messages": "The conversation. Each message has a role (system, user, assistant, tool, or another that the "
+        "chat template knows) and a content; reasoning, weight (loss weight of its trained tokens) and fields (its "
+        "other fields, as JSON text) are null if the data has none.",
+        **_SHARED,
     },
+    "dialogue": {
+        "prompt": "The messages before the answer; not trained.",
+        "completion": "The answer, as messages.",
+        **_SHARED,
+    },
+    "prompt_only": {"prompt": "The messages before an answer that the data does not have.", **_SHARED},
     "preference": {
         "prompt": "The messages before the answer.",
         "chosen": "The preferred answer, as messages.",
         "rejected": "The other answer, as messages.",
+        **_SHARED,
     },
     "kto": {
         "prompt": "The messages before the answer.",
         "completion": "The answer, as messages.",
         "label": "Whether the answer is desired.",
+        **_SHARED,
     },
 }
 

@@ -16,7 +16,7 @@ class Kind:
     """One type.
 
     Args:
-        name: list, struct, binary, null, or Arrow's name of another type; "" if the text could not be parsed.
+        name: list, struct, binary, null, or Arrow's name of another type; "" if it is not known.
         fields: the fields of a struct.
         item: the item type of a list.
     """
@@ -105,6 +105,8 @@ def _parse(text: str, at: int) -> tuple[Kind, int]:
     if not (found := _LEAF.match(text, at)):
         raise ValueError(text[at:])
     name = found.group()
+    if name == "json":
+        return UNKNOWN, found.end()
     return Kind("binary" if "binary" in name else name), found.end()
 
 

@@ -2,44 +2,68 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-TOOL_CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string())])
-"""A tool call of an assistant message. `arguments` is JSON text; `id` is null if the data has none."""
+from tokenloom.resources.tables.flags import Flags, flags_of
 
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Fields of messages with the assistant's reasoning before the answer, in data and in templates."""
+ROLES = ("system", "user", "assistant", "tool")
+"""The roles that masks distinguish."""
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of messages with the assistant's reasoning before the answer, in data and in templates; the first counts."""
 
 MESSAGE = pa.struct(
     [
         ("role", pa.string()),
         ("content", pa.string()),
-        ("name", pa.string()),
-        ("tool_calls", pa.list_(TOOL_CALL)),
-        ("weight", pa.float32()),
         ("reasoning", pa.string()),
+        ("weight", pa.float32()),
+        ("fields", pa.string()),
     ]
 )
 """One message.
 
-- role: system, user, assistant or tool.
-- content: text, never null.
-- name: of a speaker or tool; can be null.
-- tool_calls, reasoning: null if the message has none.
+- role: one of `ROLES`; any other role of the data that only a chat template can interpret.
+- content: text, never null. For content that is neither text nor text parts: its JSON text.
+- reasoning: null if the message has none.
 - weight: the loss weight of its trained tokens that the data declares (`train: false` is 0); null if
   `prompt_template.train_on` decides.
+- fields: the message as a JSON object with all fields that are not null, in the source's order; null if it has only a
+  role and a text. Values that other columns hold are null in it: `role`, unless the source has another name for the
+  role; `content`, or its text in a list with one text part; the reasoning. `tool_calls` are in OpenAI's layout.
 """
 
 MESSAGES = pa.list_(MESSAGE)
 
+_SHARED = {"tools": pa.string(), "template_kwargs": pa.string()}
+
 FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
     "text": {"text": pa.string()},
     "completion": {"prompt": pa.string(), "completion": pa.string(), "system": pa.string()},
-    "messages": {"messages": MESSAGES, "tools": pa.string()},
-    "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES},
-    "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_()},
+    "messages": {"messages": MESSAGES, **_SHARED},
+    "dialogue": {"prompt": MESSAGES, "completion": MESSAGES, **_SHARED},
+    "prompt_only": {"prompt": MESSAGES, **_SHARED},
+    "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES, **_SHARED},
+    "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_(), **_SHARED},
 }
 """The columns of each form, in addition to the row's position; none is null. The form `fields` instead has one string
-column per field of the YAML's template. `tools` is JSON text, empty if a row has no tools."""
+column per field of the YAML's template. `tools` is the JSON text of a list, `template_kwargs` (variables of the chat
+template) that of an object; both are empty if a row has none."""
+
+
+def has_calls(messages: pa.Array) -> Flags:
+    """Return bool [messages]: which messages have tool calls.
+
+    Args:
+        messages: of type `MESSAGE`.
+    """
+    fields = pc.struct_field(messages, "fields")
+    called = flags_of(pc.match_substring(fields, '"tool_calls"'))
+    for index in np.flatnonzero(called):
+        called[index] = bool(json.loads(fields[index].as_py()).get("tool_calls"))
+    return called

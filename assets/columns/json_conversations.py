@@ -1,17 +1,22 @@
-"""Parses conversations that a column holds as JSON text."""
+"""Parses conversations that are JSON text."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.columns.message_objects import Unfit
 from tokenloom.resources.tables.flags import Flags, flags_of
-from tokenloom.resources.tables.json_text import json_kinds, read_json, usual_kinds, without_dates
+from tokenloom.resources.tables.json_text import read_json
 from tokenloom.resources.tables.ragged import list_array, one_array
+
+LAYOUTS = (("role", "content"), ("from", "value"))
+"""Names of the fields of messages that are read without Python."""
 
 _LIST = r"^\s*\["
 _LIST_OF_MESSAGES = r'^\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:'
@@ -26,49 +31,34 @@ def is_message_json(text: pa.Array, certain: bool) -> Flags:
     return flags_of(pc.match_substring_regex(text, _LIST_OF_MESSAGES if certain else _LIST))
 
 
-def parse_messages(text: pa.Array) -> tuple[pa.Array, Flags]:
-    """Parse each text as a list of objects.
-
-    Reads all texts in one pass of pyarrow's reader. If that fails, texts are checked one by one: texts that are not
-    lists of objects, or whose fields have other types than in most texts, are invalid.
+def read_plain(text: pa.Array) -> pa.Array | None:
+    """Return the lists of {role, content} or {from, value} that JSON texts are, in one pass of pyarrow's reader.
 
     Returns:
-        The lists, empty for invalid texts, and bool [texts], which are invalid.
+        The lists with texts or nulls as fields; None if a text is not a list of objects that have at most these fields,
+        each once, with texts or nulls as values.
     """
-    invalid = np.zeros(len(text), bool)
-    try:
-        return _read(text), invalid
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        pass
-    values = [_value(item) for item in text.to_pylist()]
-    usual = usual_kinds(value or [] for value in values)
-    invalid = np.array(
-        [value is None or any(usual[path] != kind for path, kind in json_kinds(value)) for value in values], bool
-    )
-    if invalid.all():
-        return pa.nulls(len(text), pa.list_(pa.null())), invalid
-    fit = pa.array([json.dumps([] if bad else value) for value, bad in zip(values, invalid, strict=True)], pa.string())
-    return _read(fit), invalid
-
-
-def _read(text: pa.Array) -> pa.Array:
-    """Parse texts that are all JSON lists, or raise ArrowInvalid."""
-    line = pc.binary_join_element_wise('{"m":', pc.replace_substring_regex(text, r"[\r\n]", " "), "}", "")
+    line = pc.binary_join_element_wise('{"m":', text, "}", "")
     data = pc.binary_join(list_array(np.array([0, len(line)]), line), "\n")[0].as_buffer()
-    table = read_json(data)
-    if table.column_names != ["m"] or table.num_rows != len(text) or not pa.types.is_list(table.schema.types[0]):
-        raise pa.ArrowInvalid("not one list of messages per text")
-    if (undated := without_dates(table.schema.types[0])) != table.schema.types[0]:
-        table = read_json(data, schema=pa.schema([("m", undated)]))
-    table.validate(full=True)
-    return one_array(table["m"])
+    for layout in LAYOUTS:
+        kind = pa.list_(pa.struct([(name, pa.string()) for name in layout]))
+        try:
+            table = read_json(data, multi_line=True, schema=pa.schema([("m", kind)]), closed=True)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+        if table.num_rows == len(text):
+            table.validate(full=True)
+            return one_array(table["m"])
+    return None
 
 
-def _value(text: str) -> list[Any] | None:
-    """Return the list of objects that a text contains, or None."""
+def parse(texts: Sequence[str]) -> list[Any]:
+    """Return the value of each JSON text, or `Unfit` in its place."""
+    return [_value(text) for text in texts]
+
+
+def _value(text: str) -> Any:
     try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else None
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unfit("invalid_json", f"not valid JSON: {error}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenloom.assets.columns.described_types import UNKNOWN, Kind, fields_of, follow, kinds_of
 from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, parse_source, paths_of
-from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.format_candidates import FormatCandidate, format_candidates
-from tokenloom.assets.schema.profiles import Profile, profiles
-from tokenloom.assets.schema.sketch import top_level
+from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
+from tokenloom.assets.schema.format_candidates import UNASKED, FormatCandidate, format_candidates
+from tokenloom.assets.schema.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.unused_columns import is_spoken, unused_columns
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path
@@ -21,24 +23,28 @@ Form = str
 """`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
 Columns = Sequence[dict[str, Any]]
 """Profiles of the dataset's columns, as `tokenloom.assets.schema.sketch.merge` returns them."""
+Profiles = Mapping[Steps, Profile]
 
 ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "messages": (("messages",), ("system", "tools")),
+    "messages": (("messages",), ("system", "tools", "template_kwargs")),
     "completion": (("prompt", "completion"), ("context", "system")),
+    "dialogue": (("prompt", "completion"), ("context", "system", "tools", "template_kwargs")),
     "text": (("text",), ()),
-    "preference": (("chosen", "rejected"), ("prompt", "system")),
-    "kto": (("prompt", "completion", "label"), ("system",)),
+    "preference": (("chosen", "rejected"), ("prompt", "context", "system", "tools", "template_kwargs")),
+    "kto": (("completion", "label"), ("prompt", "context", "system", "tools", "template_kwargs")),
+    "prompt_only": (("prompt",), ("context", "system", "tools", "template_kwargs")),
 }
 """For each form, the required roles and the optional ones."""
 
 ALLOWED: Mapping[str, tuple[Form, ...]] = {
-    "chat": ("messages", "completion"),
-    "completion": ("completion",),
+    "chat": ("messages", "completion", "dialogue"),
+    "completion": ("completion", "dialogue"),
     "text": ("text",),
     "preference": ("preference",),
     "kto": ("kto",),
+    "prompt_only": ("prompt_only",),
 }
-"""The forms that a `format_type` allows; all forms if it is not listed."""
+"""The forms that a `format_type` allows; all that have answers if it is not listed."""
 
 _NEEDS: Mapping[Form, str] = {
     "preference": "texts or lists of messages in both",
@@ -47,10 +53,17 @@ _NEEDS: Mapping[Form, str] = {
 
 _CONVERSATIONS = {
     "messages": ("messages",),
+    "dialogue": ("prompt", "completion"),
     "preference": ("chosen", "rejected", "prompt"),
     "kto": ("prompt", "completion"),
+    "prompt_only": ("prompt",),
 }
 """For each form, the roles that can be a list of messages."""
+
+_TEXTS = {"messages", "prompt", "completion"}
+"""Roles that a declared `format_type` decides against if its forms do not have them."""
+
+_PLAIN_SCALAR = re.compile(r"(?!(?:true|false|yes|no|on|off|null|y|n)$)[a-z_][\w-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -100,8 +113,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             no form or several.
     """
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
-    all_paths, columns = columns, top_level(columns)
-    names = [column["column"] for column in columns]
+    paths = profiles(columns)
+    names = _names(paths)
     lines = columns_used(config) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
@@ -111,24 +124,42 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             setting = f"dataset.column_mapping.{role}"
             try:
                 given[role] = parse_source(text, names)
-                faults += _missing(config, columns, given[role], setting)
+                faults += _missing(config, paths, given[role], setting)
             except ValueError as error:
                 faults.append(_fault(config, setting, str(error)))
     for column in config.dataset.columns or ():
         if column not in names:
-            faults += _missing(config, columns, Path(column), "dataset.columns")
+            faults += _missing(config, paths, Path(column), "dataset.columns")
     fields: dict[str, Source] = {field: given.get(field) or parse_path(field, names) for field in lines}
     for field, line in lines.items():
         if field not in mapping:
-            faults += _missing(config, columns, fields[field], "prompt_template.template", line, field)
+            faults += _missing(config, paths, fields[field], "prompt_template.template", line, field)
     if faults:
         raise ConfigError(faults)
-    form, sources = ("fields", fields) if prompt.template else _by_form(config, all_paths, given)
-    faults = [fault for role, source in sources.items() for fault in _unfit(config, columns, form, role, source, lines)]
+    form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
+    faults = [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
+    if "context" in sources and form != "fields" and _is_spoken(paths, sources.get("prompt")):
+        message = "context is added to a prompt of text, but prompt holds messages; map one of them"
+        faults.append(_fault(config, "dataset.column_mapping.context", message))
     if faults:
         raise ConfigError(faults)
     roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
     return ColumnMapping(form, roles, prompt.label_column if form == "fields" else None)
+
+
+def unused_by(mapping: ColumnMapping, columns: Columns) -> list[str]:
+    """Return the columns with content that a mapping leaves unused, except metadata.
+
+    Args:
+        columns: as the schema stage describes them.
+    """
+    used = {_steps(path) for source in mapping.sources().values() for path in paths_of(source)}
+    return [profile.source for profile in unused_columns(profiles(columns), used)]
+
+
+def unused_notice(names: Sequence[str]) -> str:
+    """Return a sentence that names unused columns and what to do about them."""
+    return f"unused columns: {_listed(names)}; map them, or list only the columns to keep in dataset.columns"
 
 
 def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Source]) -> tuple[Form, dict[str, Source]]:
@@ -136,17 +167,43 @@ def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Sourc
 
     Columns are searched for roles only if the mapped roles do not complete a form.
     """
-    allowed = ALLOWED.get(config.prompt_template.format_type, tuple(ROLES))
+    paths = profiles(columns)
+    with_answers = tuple(form for form in ROLES if form != "prompt_only")
+    allowed = ALLOWED.get(config.prompt_template.format_type, with_answers)
     fitting = [form for form in allowed if set(given) <= set(sum(ROLES[form], ()))]
     if not fitting:
         raise _no_common_form(config, given, allowed)
-    complete = [form for form in fitting if set(ROLES[form][0]) <= set(given)]
-    if complete:
-        return complete[0], {role: given[role] for role in sum(ROLES[complete[0]], ()) if role in given}
-    candidate = _detected(config, columns, given, fitting)
-    names = [column["column"] for column in top_level(columns)]
-    sources = {role: parse_source(text, names) for role, text in candidate.roles.items()} | dict(given)
-    return candidate.form, {role: sources[role] for role in sum(ROLES[candidate.form], ()) if role in sources}
+    form, sources = next((form for form in fitting if _is_complete(form, paths, given)), None), dict(given)
+    if form is None:
+        candidate = _detected(config, columns, given, fitting)
+        form, names = candidate.form, _names(paths)
+        sources = {role: parse_source(text, names) for role, text in candidate.roles.items()} | sources
+    if form in ("completion", "dialogue"):
+        beyond_text = {"tools", "template_kwargs"} & sources.keys()
+        spoken = any(_is_spoken(paths, sources[role]) for role in ("prompt", "completion"))
+        form = "dialogue" if beyond_text or spoken else "completion"
+    return form, {role: sources[role] for role in sum(ROLES[form], ()) if role in sources}
+
+
+def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bool:
+    """Return whether the mapped roles make up a form; an answer of text, unlike a conversation, needs a prompt."""
+    needs_prompt = form == "kto" and "prompt" not in given and not _is_spoken(paths, given.get("completion"))
+    return set(ROLES[form][0]) <= set(given) and not needs_prompt
+
+
+def _is_spoken(paths: Profiles, source: Source | None) -> bool:
+    """Return whether a source leads to messages, as structs or as JSON text."""
+    profile = paths.get(_steps(source)) if isinstance(source, Path) else None
+    return profile is not None and is_spoken(profile)
+
+
+def _steps(path: Path) -> Steps:
+    """Return the path as in profiles, where None leads to a list's items."""
+    return (path.column, *(None if isinstance(step, int) else step for step in path.steps))
+
+
+def _names(paths: Profiles) -> list[str]:
+    return [profile.name for profile in paths.values() if profile.is_column]
 
 
 def _detected(
@@ -155,32 +212,48 @@ def _detected(
     """Return the format of the columns if one is certain, with the roles that are not given.
 
     Raises:
-        ConfigError: no format is certain.
+        ConfigError: no format is certain, or the rows are prompts and the YAML does not ask for them.
     """
+    paths, prompts = profiles(columns), config.prompt_template.format_type == "prompt_only"
     taken = {path.column for source in given.values() for path in paths_of(source)}
-    names = [column["column"] for column in top_level(columns)]
+    names = _names(paths)
+    declared = ALLOWED.get(config.prompt_template.format_type)
+    excluded = _TEXTS - {role for form in declared for role in sum(ROLES[form], ())} if declared else ()
     candidates: dict[tuple[Form, frozenset[str]], FormatCandidate] = {}
     for candidate in format_candidates(columns):
         form, roles = candidate.form, {role: text for role, text in candidate.roles.items() if role not in given}
         used = {path.column for text in roles.values() for path in paths_of(parse_source(text, names))}
-        if form in forms and roles and not used & taken and set(ROLES[form][0]) <= {*roles, *given}:
-            doubts = {role: reason for role, reason in candidate.doubts.items() if role not in given}
+        fits = form in forms or (form == "prompt_only" and not given)
+        unread = not form and bool(candidate.doubts)
+        if unread or (fits and roles and not used & taken and set(ROLES[form][0]) <= {*roles, *given}):
+            doubts = {role: why for role, why in candidate.doubts.items() if role not in (*given, *excluded)}
             confidence = candidate.confidence if doubts else candidate.plausible
-            rest = replace(candidate, roles=roles, doubts=doubts, confidence=confidence)
+            unused = tuple(name for name in candidate.unused if name not in taken)
+            rest = replace(candidate, roles=roles, doubts=doubts, confidence=confidence, unused=unused)
             candidates.setdefault((form, frozenset(f"{role} {text}" for role, text in roles.items())), rest)
-    chosen = choose(list(candidates.values()))
-    if isinstance(chosen, FormatCandidate):
+    chosen = choose(list(candidates.values()), MIN_CONFIDENCE * UNASKED if prompts else MIN_CONFIDENCE)
+    if isinstance(chosen, FormatCandidate) and (chosen.form != "prompt_only" or prompts):
         return chosen
-    if chosen.close:
-        raise _no_mapping(config, f"{chosen}; map the columns to use", _example(chosen.close[0].roles))
+    if isinstance(chosen, FormatCandidate):
+        message = f"the rows are prompts without answers ({chosen.roles['prompt']}); set format_type: prompt_only"
+        raise config.fault("prompt_template.format_type", f"{message}, or map the columns to train on")
+    if chosen.unread:
+        raise config.fault("dataset.column_mapping", f"{chosen}; or map the columns to train on")
+    if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
+        fullest = min(close, key=lambda candidate: len(candidate.unused))
+        remedy = "map the columns to use, or list only those to keep in dataset.columns"
+        example = {**plain_roles(config.dataset.column_mapping), **fullest.roles}
+        raise _no_mapping(config, f"{replace(chosen, close=close)}; {remedy}", _example(example))
     needed = ROLES[forms[0]][0] if len(forms) == 1 else ()
     if unfit := next((form for form in forms if form in _NEEDS and set(ROLES[form][0]) <= {*names, *given}), None):
-        paths = profiles(columns)
         values = ", ".join(f"{role} has {_values(paths[(role,)])}" for role in ROLES[unfit][0] if role not in given)
         raise _no_mapping(config, f"{unfit} needs {_NEEDS[unfit]}; {values}", _example({r: r for r in needed}))
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
+    asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
     example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
-    raise _no_mapping(config, f"no column found for {missing}; the columns are {_listed(names)}", _example(example))
+    raise _no_mapping(
+        config, f"no column found for {missing}; the columns are {_listed(names)}{asks}", _example(example)
+    )
 
 
 def _values(profile: Profile) -> str:
@@ -189,7 +262,7 @@ def _values(profile: Profile) -> str:
 
 
 def _missing(
-    config: PipelineConfig, columns: Columns, source: Source, setting: str, line: int | None = None, name: str = ""
+    config: PipelineConfig, paths: Profiles, source: Source, setting: str, line: int | None = None, name: str = ""
 ) -> list[Fault]:
     """Return faults for columns and fields that a source uses and the data does not have.
 
@@ -197,7 +270,7 @@ def _missing(
         line: the line of the fault within the setting's block of text, counted from 0.
         name: the field of the template, if the source is one.
     """
-    names = [column["column"] for column in columns]
+    names = _names(paths)
     faults = []
     for path in paths_of(source):
         if path.column not in names:
@@ -212,7 +285,7 @@ def _missing(
             faults.append(_fault(config, setting, message, line))
             continue
         for at in range(len(path.steps)):
-            kinds = follow(_kinds(columns, path.column), path.steps[:at])
+            kinds = follow(_kinds(paths, path.column), path.steps[:at])
             if not follow(kinds, path.steps[at : at + 1]):
                 before, step = Path(path.column, path.steps[:at]), path.steps[at]
                 faults.append(_fault(config, setting, _no_step(before, step, fields_of(kinds), kinds), line))
@@ -230,7 +303,7 @@ def _no_step(before: Path, step: str | int, fields: list[str], kinds: Sequence[K
 
 
 def _unfit(
-    config: PipelineConfig, columns: Columns, form: Form, role: str, source: Source, lines: Mapping[str, int]
+    config: PipelineConfig, paths: Profiles, form: Form, role: str, source: Source, lines: Mapping[str, int]
 ) -> list[Fault]:
     """Return faults for sources that have an unsuitable type in every chunk."""
     mapped = role in config.dataset.column_mapping
@@ -238,10 +311,11 @@ def _unfit(
     line = None if mapped else lines.get(role)
     faults = []
     for path, expected in _expected(form, role, source):
-        kinds = follow(_kinds(columns, path.column), path.steps)
-        if kinds and not any(_fits(kind, expected) for kind in kinds):
+        kinds = follow(_kinds(paths, path.column), path.steps)
+        spoken = role in _CONVERSATIONS.get(form, ()) and _is_spoken(paths, path)
+        if kinds and not spoken and not any(_fits(kind, expected) for kind in kinds):
             remedy = _remedy(path, kinds[0]) if expected == "text" else ""
-            column_type = next(str(column["type"]) for column in columns if column["column"] == path.column)
+            column_type = str(paths[(path.column,)].facts["type"])
             actual = column_type if not path.steps else kinds[0].name
             message = f"column {path} is {actual}; {role} needs {expected}{remedy}"
             faults.append(_fault(config, setting, message, line))
@@ -250,7 +324,7 @@ def _unfit(
 
 def _expected(form: Form, role: str, source: Source) -> list[tuple[Path, str]]:
     """Return the paths of a source, each with the type that it must lead to, in words."""
-    if role == "tools" or isinstance(source, Constant):
+    if (role in ("tools", "template_kwargs") and form != "fields") or isinstance(source, Constant):
         return []
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
@@ -286,8 +360,8 @@ def _remedy(path: Path, kind: Kind) -> str:
     return ""
 
 
-def _kinds(columns: Columns, name: str) -> list[Kind]:
-    return kinds_of(next(str(column["type"]) for column in columns if column["column"] == name))
+def _kinds(paths: Profiles, name: str) -> list[Kind]:
+    return kinds_of(str(paths[(name,)].facts["type"]))
 
 
 def _unknown_role(config: PipelineConfig, role: str, known: Sequence[str]) -> Fault:
@@ -304,12 +378,17 @@ def _no_mapping(config: PipelineConfig, message: str, example: str) -> ConfigErr
     return config.fault("dataset.column_mapping", f"{message}; write e.g. column_mapping: {example}")
 
 
-def _example(roles: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f"{role}: {text}" for role, text in roles.items()) + "}"
+def _example(roles: Mapping[str, Any]) -> str:
+    """Return roles as a mapping in YAML's flow style."""
+    shown = (
+        text if isinstance(text, str) and _PLAIN_SCALAR.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+        for text in roles.values()
+    )
+    return "{" + ", ".join(f"{role}: {text}" for role, text in zip(roles, shown, strict=True)) + "}"
 
 
 def _listed_needs(forms: Sequence[Form]) -> str:
-    return ", or ".join(" and ".join(ROLES[form][0]) for form in forms)
+    return ", or ".join(dict.fromkeys(" and ".join(ROLES[form][0]) for form in forms))
 
 
 def _fault(config: PipelineConfig, setting: str, message: str, line: int | None = None) -> Fault:

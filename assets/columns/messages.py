@@ -1,52 +1,56 @@
-"""Converts conversations in any usual layout to messages: lists of structs, transcripts, and JSON text."""
+"""Converts conversations in any usual layout to messages: lists of structs, JSON, transcripts, and plain texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
-from tokenloom.assets.columns.json_conversations import is_message_json, parse_messages
+from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, ROLES
+from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Message, Unfit, conversation
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, is_blank
 from tokenloom.assets.columns.source_expressions import Source
-from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
-from tokenloom.assets.columns.tool_calls import tool_calls, tools_text
+from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
+from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
+from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, is_json, json_texts, kinds_of, typed
 from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, sum_rows
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges
 
-ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
-CONTENT_FIELDS = ("content", "value", "text", "message", "utterance")
-WEIGHT_FIELDS = ("weight", "loss_weight", "train")
-PART_TYPES = ("text", "input_text", "output_text")
-PART_FIELDS = ("text", "value", "content")
+ONE_BY_ONE = 256
+"""Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
 
 
 def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Return the form `messages`: conversations and their tools, and the rows that do not fit."""
+    """Return the form `messages`, and the rows that do not fit."""
     values, problems = values_of(table, sources["messages"], "messages")
     messages, unfit = to_messages(values, "messages")
     problems += unfit
     problems.append(empty_answer(messages, "messages", "no assistant message holds text or a tool call", values))
     messages, unfit = with_system(messages, table, sources)
-    problems += unfit
-    tools = empty_texts(table.num_rows)
-    if "tools" in sources:
-        tool_values, unfit = values_of(table, sources["tools"], "tools")
-        tools, not_text = tools_text(tool_values)
-        problems += [*unfit, Problem(not_text, "not_text", "tools", "tools are neither text nor a list", tool_values)]
-    return {"messages": messages, "tools": tools}, problems
+    shared, more = shared_columns(table, sources)
+    return {"messages": messages, **shared}, [*problems, *unfit, *more]
+
+
+def shared_columns(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+    """Return the columns `tools` and `template_kwargs` of the forms that have them, and the rows that do not fit."""
+    tools, problems = tools_column(table, sources)
+    template_kwargs, unfit = template_kwargs_column(table, sources)
+    return {"tools": tools, "template_kwargs": template_kwargs}, [*problems, *unfit]
 
 
 def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tuple[pa.Array, list[Problem]]:
     """Convert each row's value to a list of messages.
 
     Args:
+        values: lists of messages, single messages, or texts, as Arrow types or as a JSON column.
         role: the mapping's role, for rejects.
         speaker: the role of text that is neither a transcript nor JSON; default: such text is a problem.
 
@@ -54,14 +58,14 @@ def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tupl
         An array of type MESSAGES without nulls, and the rows that cannot be converted.
     """
     values = plain(values)
-    if pa.types.is_null(values.type):
-        values = values.cast(MESSAGES)
-    if pa.types.is_list(values.type):
+    if is_json(values.type):
+        messages, problems = _from_json(json_texts(values), role, speaker)
+    elif pa.types.is_list(values.type):
         messages, problems = _from_lists(values, role, values)
-    elif pa.types.is_nested(values.type):
-        messages = no_messages(len(values))
-        flags = flags_of(values.is_valid())
-        problems = [Problem(flags, "not_messages", role, "neither a list of messages nor text", values)]
+    elif pa.types.is_struct(values.type):
+        messages, problems = _from_lists(_as_lists(values), role, values)
+    elif pa.types.is_null(values.type):
+        messages, problems = no_messages(len(values)), []
     else:
         messages, problems = _from_texts(values, role, speaker)
     if speaker is None:
@@ -71,6 +75,12 @@ def to_messages(values: pa.Array, role: str, speaker: str | None = None) -> tupl
             rejected |= problem.flags
         problems.append(Problem((lengths == 0) & ~rejected, "no_messages", role, "the conversation is empty", values))
     return messages, problems
+
+
+def struct_of(columns: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """Return messages with these columns; the others are null."""
+    arrays = [columns[part.name] if part.name in columns else pa.nulls(count, part.type) for part in MESSAGE]
+    return pa.StructArray.from_arrays(arrays, fields=list(MESSAGE))
 
 
 def no_messages(count: int) -> pa.Array:
@@ -86,9 +96,8 @@ def messages_of(role: str, content: pa.Array, present: Flags) -> pa.Array:
         present: bool [rows]: which rows have the message.
     """
     text = content.filter(pa.array(present))
-    optional = [MESSAGE.field(index) for index in range(2, MESSAGE.num_fields)]
-    columns = [pa.repeat(pa.scalar(role), len(text)), text, *(pa.nulls(len(text), field.type) for field in optional)]
-    return list_array(offsets_of(present.astype(np.int64)), pa.StructArray.from_arrays(columns, fields=list(MESSAGE)))
+    struct = struct_of({"role": pa.repeat(pa.scalar(role), len(text)), "content": text}, len(text))
+    return list_array(offsets_of(present.astype(np.int64)), struct)
 
 
 def join_messages(*parts: pa.Array) -> pa.Array:
@@ -121,140 +130,157 @@ def with_system(messages: pa.Array, table: pa.Table, sources: Mapping[str, Sourc
     return join_messages(messages_of("system", system, present), messages), problems
 
 
+@dataclass
+class _Collected:
+    """Conversations of some rows each, from several conversions, put together in the order of the rows."""
+
+    rows: list[Ints] = field(default_factory=list)
+    parts: list[pa.Array] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, flags: Flags, messages: pa.Array, problems: Iterable[Problem] = ()) -> None:
+        """Add the conversations of the flagged rows, and their problems."""
+        if not flags.any():
+            return
+        self.rows.append(np.flatnonzero(flags))
+        self.parts.append(messages.cast(MESSAGES))
+        for problem in problems:
+            within = np.zeros(len(flags), bool)
+            within[flags] = problem.flags
+            place = pa.array(np.cumsum(flags) - 1, mask=~flags)
+            found = Problem(within, problem.code, problem.field, problem.message, problem.shown.take(place))
+            self.problems += [found] if within.any() else []
+
+    def messages(self, count: int) -> pa.Array:
+        if len(self.parts) < 2:
+            return self.parts[0] if self.parts else no_messages(count)
+        order = np.empty(count, np.int64)
+        order[np.concatenate(self.rows)] = np.arange(count)
+        return pa.concat_arrays(self.parts).take(pa.array(order))
+
+
+def _from_json(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[Problem]]:
+    """Convert the values of a JSON column: lists of messages, single messages, and texts."""
+    kinds, collected = kinds_of(values), _Collected()
+    objects = np.isin(kinds, (LIST, OBJECT))
+    if objects.any():
+        texts, single = _filtered(values, objects), pa.array(kinds[objects] == OBJECT)
+        if single.true_count:
+            texts = pc.if_else(single, pc.binary_join_element_wise("[", texts, "]", ""), texts)
+        collected.add(objects, *_from_json_lists(texts, role))
+    for chosen in (kinds == TEXT, ~(objects | np.isin(kinds, (TEXT, NULL)))):
+        if chosen.any():
+            texts = _filtered(values, chosen)
+            is_text = kinds[chosen][0] == TEXT
+            texts = typed(texts) if is_text else pa.array([str(value) for value in parse(texts.to_pylist())])
+            collected.add(chosen, *_from_texts(texts, role, speaker))
+    collected.add(kinds == NULL, no_messages(int((kinds == NULL).sum())))
+    return collected.messages(len(values)), collected.problems
+
+
+def _filtered(values: pa.Array, flags: Flags) -> pa.Array:
+    return values if flags.all() else values.filter(pa.array(flags))
+
+
 def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[Problem]]:
     """Convert text: JSON, transcripts, and single messages of the speaker."""
     text, not_text = as_text(values)
-    problems = [Problem(not_text, "not_messages", role, "neither a list of messages nor text", values)]
+    collected = _Collected()
+    collected.problems.append(Problem(not_text, "not_messages", role, "neither a list of messages nor text", values))
     blank = is_blank(text)
-    is_json = is_message_json(text, certain=speaker is not None) & ~blank
-    is_turns = is_transcript(text, certain=speaker is not None) & ~is_json & ~blank
-    parts, rows = [], []
-
-    def add(flags: Flags, messages: pa.Array, unfit: list[Problem]) -> None:
-        parts.append(messages)
-        rows.append(np.flatnonzero(flags))
-        problems.extend(_of_all_rows(problem, flags, values) for problem in unfit)
-
-    if is_json.any():
-        parsed, invalid = parse_messages(text.filter(pa.array(is_json)))
-        messages, unfit = _from_lists(parsed, role, parsed)
-        message = "not a JSON list of messages with the same types as the others"
-        add(is_json, messages, [Problem(invalid, "invalid_json", role, message, parsed), *unfit])
+    is_lists = is_message_json(text, certain=speaker is not None) & ~blank
+    is_turns = is_transcript(text, certain=speaker is not None) & ~is_lists & ~blank
+    if is_lists.any():
+        collected.add(is_lists, *_from_json_lists(_filtered(text, is_lists), role))
     if is_turns.any():
-        turns, invalid = split_transcripts(text.filter(pa.array(is_turns)))
+        turns, invalid = split_transcripts(_filtered(text, is_turns))
         messages, unfit = _from_lists(turns, role, turns)
         message = "neither JSON nor a transcript that starts with Human:, Assistant: or System:"
-        add(is_turns, messages, [Problem(invalid, "not_messages", role, message, turns), *unfit])
-    is_plain = ~is_json & ~is_turns
-    add(is_plain, messages_of(speaker or "user", text.filter(pa.array(is_plain)), ~blank[is_plain]), [])
-    order = np.empty(len(text), np.int64)
-    order[np.concatenate(rows)] = np.arange(len(text))
-    return pa.concat_arrays([part.cast(MESSAGES) for part in parts]).take(pa.array(order)), problems
+        collected.add(is_turns, messages, [Problem(invalid, "not_messages", role, message, turns), *unfit])
+    is_plain = ~is_lists & ~is_turns
+    collected.add(is_plain, messages_of(speaker or "user", _filtered(text, is_plain), ~blank[is_plain]))
+    return collected.messages(len(text)), collected.problems
 
 
-def _of_all_rows(problem: Problem, rows: Flags, shown: pa.Array) -> Problem:
-    """Return a problem of some rows as a problem of all rows."""
-    flags = np.zeros(len(rows), bool)
-    flags[rows] = problem.flags
-    return Problem(flags, problem.code, problem.field, problem.message, shown)
+def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[Problem]]:
+    """Convert JSON texts of lists: by pyarrow's reader where all messages are plain, else one by one."""
+    lists = read_plain(text)
+    if lists is not None:
+        return _from_lists(lists, role, text)
+    if len(text) <= ONE_BY_ONE:
+        return _from_objects(parse(text.to_pylist()), role, text)
+    collected, first = _Collected(), np.arange(len(text)) < len(text) // 2
+    for half in (first, ~first):
+        collected.add(half, *_from_json_lists(text.filter(pa.array(half)), role))
+    return collected.messages(len(text)), collected.problems
 
 
-def _from_lists(array: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
-    """Convert lists of structs with any usual field names."""
-    lengths, flat = list_values(array)
+def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    """Convert lists of structs: by Arrow where all messages have only a role and a text, else one by one."""
+    lengths, flat = list_values(lists)
     flat = plain(flat)
     if not pa.types.is_struct(flat.type):
         problem = Problem(lengths > 0, "not_messages", role, "a list, but not of messages", shown)
-        return no_messages(len(array)), [problem]
-    fields = _fields_of(flat)
-    speaker = pc.utf8_lower(pc.utf8_trim_whitespace(_first_field(fields, ROLE_FIELDS, len(flat))))
-    standard = pa.array(list(ROLE_NAMES.values())).take(pc.index_in(speaker, pa.array(list(ROLE_NAMES))))
-    content, not_text = _content(fields, len(flat))
-    by_role = flags_of(pc.is_in(speaker, pa.array(CALL_ROLES)))
-    calls, invalid = tool_calls(fields, content, by_role)
-    content = pc.if_else(pa.array(by_role), "", content)
-    reasoning = _reasoning(fields, len(flat))
-    alone = pc.and_(content.is_null(), pc.or_(calls.is_valid(), reasoning.is_valid()))
-    content = pc.if_else(alone, "", content)
-    name = _first_field(fields, ("name",), len(flat))
-    struct = pa.StructArray.from_arrays(
-        [standard, content, name, calls, _weight(fields, len(flat)), reasoning], fields=list(MESSAGE)
-    )
-    unknown = flags_of(standard.is_null())
-    names = _unknown_names(speaker, unknown, lengths) if unknown.any() else shown
-    checks = [
-        (unknown, "unknown_role", f"a role is not one of {', '.join(ROLE_NAMES)}"),
-        (invalid, "invalid_tool_call", "a tool call is not a JSON object with a name and JSON arguments"),
-        (not_text, "not_text", "the content of a message is not text"),
-        (flags_of(content.is_null()), "missing_content", "a message has no text"),
-    ]
-    problems = [
-        Problem(any_of(flags, lengths), code, role, message, shown if code != "unknown_role" else names)
-        for flags, code, message in checks
-    ]
-    return list_array(offsets_of(lengths), struct).cast(MESSAGES), problems
+        return no_messages(len(lists)), [problem]
+    columns, is_plain = _plain_columns(flat)
+    one_by_one = any_of(~is_plain, lengths)
+    if not one_by_one.any():
+        return list_array(offsets_of(lengths), struct_of(columns, len(flat))).cast(MESSAGES), []
+    collected, by_arrow = _Collected(), np.repeat(~one_by_one, lengths)
+    kept = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
+    offsets = offsets_of(lengths[~one_by_one])
+    collected.add(~one_by_one, list_array(offsets, struct_of(kept, int(offsets[-1]))))
+    objects = lists.filter(pa.array(one_by_one)).to_pylist()
+    collected.add(one_by_one, *_from_objects(objects, role, shown.filter(pa.array(one_by_one))))
+    return collected.messages(len(lists)), collected.problems
 
 
-def _unknown_names(speaker: pa.Array, unknown: Flags, lengths: Ints) -> pa.Array:
-    """Return the unknown role names of each conversation as text."""
-    names = pc.fill_null(speaker, "None").filter(pa.array(unknown))
-    counts = sum_rows(unknown.astype(np.int64), offsets_of(lengths))
-    return pc.binary_join(list_array(offsets_of(counts), names), ", ")
+def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
+    """Return the columns of messages with only a role and a text, and which messages are so.
+
+    The columns of the other messages are meaningless.
+    """
+    fields = dict(zip((part.name for part in flat.type), map(plain, flat.flatten()), strict=True))
+    speaks, said = (next((name for name in names if name in fields), "") for names in (ROLE_FIELDS, CONTENT_FIELDS))
+    none = np.zeros(len(flat), bool)
+    if not all(name in fields and pa.types.is_string(fields[name].type) for name in (speaks, said)):
+        return {}, none
+    role, content = fields.pop(speaks), fields.pop(said)
+    names = {name: name for name in ROLES} if speaks == "role" else ROLE_NAMES
+    known = pa.array([name for name in names if name not in CALL_ROLES])
+    index = pc.index_in(role if speaks == "role" else pc.utf8_lower(pc.utf8_trim_whitespace(role)), known)
+    is_plain = flags_of(index.is_valid()) & flags_of(content.is_valid())
+    for other in fields.values():
+        is_plain &= ~flags_of(other.is_valid())
+    roles = pa.array([names[name] for name in known.to_pylist()]).take(index)
+    return {"role": roles, "content": content}, is_plain
 
 
-def _fields_of(structs: pa.Array) -> dict[str, pa.Array]:
-    """Return the fields of structs by name, each in Arrow's ordinary layout."""
-    return dict(zip((field.name for field in structs.type), map(plain, structs.flatten()), strict=True))
+def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    """Convert conversations as Python reads them; an `Unfit` among them is the reason why one could not be read."""
+    rows: list[list[Message]] = []
+    unfit: dict[tuple[str, str], dict[int, str | None]] = {}
+    for index, value in enumerate(values):
+        try:
+            if isinstance(value, Unfit):
+                raise value
+            rows.append(conversation(value or []))
+        except Unfit as reason:
+            rows.append([])
+            unfit.setdefault((reason.code, str(reason)), {})[index] = reason.shown
+    problems = []
+    for (code, message), found in unfit.items():
+        flags = np.zeros(len(rows), bool)
+        flags[list(found)] = True
+        quoted = [found.get(index) for index in range(len(rows))]
+        problems.append(Problem(flags, code, role, message, pa.array(quoted) if any(quoted) else shown))
+    columns = list(zip(*(message for row in rows for message in row), strict=True))
+    arrays = [pa.array(column, part.type) for column, part in zip(columns, MESSAGE, strict=False)]
+    flat = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE)) if arrays else pa.array([], MESSAGE)
+    return list_array(offsets_of(np.array([len(row) for row in rows], np.int64)), flat).cast(MESSAGES), problems
 
 
-def _first_field(fields: Mapping[str, pa.Array], names: tuple[str, ...], count: int) -> pa.Array:
-    """Return the first of the named fields that each message has, as text; null if it has none."""
-    arrays = [fields[name] for name in names if name in fields and not pa.types.is_nested(fields[name].type)]
-    return pc.coalesce(*(array.cast(pa.string()) for array in arrays), pa.nulls(count, pa.string()))
-
-
-def _content(fields: Mapping[str, pa.Array], count: int) -> tuple[pa.Array, Flags]:
-    """Return each message's text, null if it has none, and which messages have content other than text."""
-    texts, not_text = [], np.zeros(count, bool)
-    for name in CONTENT_FIELDS:
-        if name in fields and pa.types.is_list(fields[name].type):
-            text, other = _joined_parts(fields[name])
-            not_text |= other
-            texts.append(text)
-        elif name in fields and pa.types.is_nested(fields[name].type):
-            not_text |= flags_of(fields[name].is_valid())
-        elif name in fields:
-            texts.append(fields[name].cast(pa.string()))
-    return pc.coalesce(*texts, pa.nulls(count, pa.string())), not_text
-
-
-def _joined_parts(array: pa.Array) -> tuple[pa.Array, Flags]:
-    """Return the joined text of lists of content parts, and which lists have a part that is not text."""
-    lengths, parts = list_values(array)
-    parts = plain(parts)
-    if pa.types.is_struct(parts.type):
-        fields = _fields_of(parts)
-        text, kind = _first_field(fields, PART_FIELDS, len(parts)), _first_field(fields, ("type",), len(parts))
-        other = flags_of(pc.invert(pc.is_in(kind, pa.array([*PART_TYPES, None])))) | flags_of(text.is_null())
-    elif pa.types.is_string(parts.type):
-        text, other = parts, flags_of(parts.is_null())
-    else:
-        text, other = pa.nulls(len(parts), pa.string()), np.ones(len(parts), bool)
-    joined = pc.binary_join(list_array(offsets_of(lengths), text.fill_null("")), "")
-    return pc.if_else(array.is_valid(), joined, pa.scalar(None, pa.string())), any_of(other, lengths)
-
-
-def _reasoning(fields: Mapping[str, pa.Array], count: int) -> pa.Array:
-    """Return the reasoning before each message, null if it has none; fields that are not text are ignored."""
-    texts = [fields[name] for name in REASONING_FIELDS if name in fields and pa.types.is_string(fields[name].type)]
-    return pc.coalesce(*texts, pa.nulls(count, pa.string()))
-
-
-def _weight(fields: Mapping[str, pa.Array], count: int) -> pa.Array:
-    """Return the loss weight that each message declares, float32, null if it declares none."""
-    numbers = [
-        array.cast(pa.float32(), safe=False)
-        for array in (fields[name] for name in WEIGHT_FIELDS if name in fields)
-        if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
-    ]
-    return pc.coalesce(*numbers, pa.nulls(count, pa.float32()))
+def _as_lists(structs: pa.Array) -> pa.Array:
+    """Return lists of one struct each; a null becomes an empty list."""
+    valid = flags_of(structs.is_valid())
+    return list_array(offsets_of(valid.astype(np.int64)), structs.filter(pa.array(valid)))

@@ -8,19 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.messages import (
-    join_messages,
-    no_messages,
-    slice_messages,
-    to_messages,
-    with_system,
-)
+from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
+from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages, with_system
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, values_of
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, sum_rows
 
 TRUE_LABELS = ("true", "yes", "1", "desirable", "good", "chosen")
 FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")
@@ -31,10 +26,10 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
 
     The prompt is the common start of chosen and rejected, after the row's own prompt if they do not include that.
     """
-    chosen, problems = _conversation(table, sources, "chosen", "assistant")
-    rejected, unfit = _conversation(table, sources, "rejected", "assistant")
+    chosen, problems = conversation_of(table, sources, "chosen", "assistant")
+    rejected, unfit = conversation_of(table, sources, "rejected", "assistant")
     problems += unfit
-    own, unfit = _prompt(table, sources)
+    own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
     identity = _identities(chosen, rejected, own)
@@ -55,46 +50,23 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
     prompt, unfit = with_system(prompt, table, sources)
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}, [*problems, *unfit]
+    shared, more = shared_columns(table, sources)
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]
 
 
 def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit."""
-    prompt, problems = _prompt(table, sources)
-    completion, unfit = _conversation(table, sources, "completion", "assistant")
-    problems += unfit
-    shown, _ = values_of(table, sources["completion"], "completion")
-    problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
-    problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
+    """Return the form `kto`: prompt and completion as messages, a boolean label, and the rows that do not fit.
+
+    Without a source for the prompt, it is the completion's conversation up to its last answer.
+    """
+    prompt, completion, problems = prompt_and_completion(table, sources)
     values, unfit = values_of(table, sources["label"], "label")
     label = _labels(values)
     message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
     problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
-    prompt, unfit = with_system(prompt, table, sources)
-    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, [*problems, *unfit]
-
-
-def _conversation(
-    table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str
-) -> tuple[pa.Array, list[Problem]]:
-    """Return the values of a role as messages; plain text is a message of the speaker."""
-    values, problems = values_of(table, sources[role], role)
-    messages, unfit = to_messages(values, role, speaker)
-    return messages, [*problems, *unfit]
-
-
-def _prompt(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
-    """Return the row's own prompt without an empty assistant message at its end; empty for rows without a prompt."""
-    if "prompt" not in sources:
-        return no_messages(table.num_rows), []
-    prompt, problems = _conversation(table, sources, "prompt", "user")
-    lengths, flat = list_values(prompt)
-    blank = flags_of(pc.equal(pc.struct_field(flat, "content"), ""))
-    empty = flags_of(pc.equal(pc.struct_field(flat, "role"), "assistant")) & blank
-    empty &= ~flags_of(pc.struct_field(flat, "tool_calls").is_valid())
-    ends_empty = np.zeros(len(lengths), bool)
-    ends_empty[lengths > 0] = empty[offsets_of(lengths)[1:][lengths > 0] - 1]
-    return slice_messages(prompt, np.zeros_like(lengths), lengths - ends_empty), problems
+    shared, unfit = shared_columns(table, sources)
+    columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}
+    return columns, [*problems, *unfit]
 
 
 def _labels(values: pa.Array) -> pa.Array:
@@ -112,18 +84,14 @@ def _labels(values: pa.Array) -> pa.Array:
 
 
 Identities = tuple[Ints, Ints]
-"""Lengths [rows], and one number per message, equal for equal role, text, name, reasoning and calls."""
+"""Lengths [rows], and one number per message, equal for messages that differ in nothing but their weight."""
 
 
 def _identities(*conversations: pa.Array) -> list[Identities]:
     """Number the messages of several arrays of conversations so that equal messages have equal numbers."""
     split = [list_values(part) for part in conversations]
-    role, content, name, calls, _, reasoning = pa.concat_arrays([flat for _, flat in split]).flatten()
-    count, inner = list_values(calls)
-    called = pc.binary_join_element_wise(
-        *(field.fill_null("") for field in inner.flatten()), "\x00", null_handling="replace"
-    )
-    keys = [role, content, name, reasoning, pc.binary_join(list_array(offsets_of(count), called), "\x01")]
+    role, content, reasoning, _, fields = pa.concat_arrays([flat for _, flat in split]).flatten()
+    keys = [role, content, reasoning, fields]
     codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
     identity = np.zeros(len(role), np.int64)
     for code in codes:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.columns.forms import has_calls
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.stage.rejects import EXCERPT_CHARACTERS, join_rejects, reject_rows
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
@@ -44,9 +45,10 @@ def empty_text(text: pa.Array, code: str, role: str, source: Source, shown: pa.A
 def empty_answer(messages: pa.Array, role: str, message: str, shown: pa.Array) -> Problem:
     """Return the problem of conversations without an assistant message that has text or a tool call."""
     lengths, flat = list_values(messages)
-    speaker, content, _, calls = flat.flatten()[:4]
-    filled = ~is_blank(content.fill_null("")) | flags_of(calls.is_valid())
-    answers = flags_of(pc.equal(speaker, "assistant")) & filled
+    speaker, content = flat.flatten()[:2]
+    answers = flags_of(pc.equal(speaker, "assistant"))
+    blank = np.flatnonzero(answers & is_blank(content))
+    answers[blank] = has_calls(flat.take(pa.array(blank)))
     return Problem(~any_of(answers, lengths), EMPTY_ANSWER, role, message, shown)
 
 

@@ -7,7 +7,7 @@ or `choices.text[choices.label={key}]`; or a constant.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from tokenloom.config import Constant
@@ -66,7 +66,18 @@ class Choice:
         return f"{self.items}[{f'{self.labels}=' if self.labels else ''}{{{self.key}}}]"
 
 
-Source = Path | Template | Choice | Constant
+@dataclass(frozen=True)
+class WithContext:
+    """A prompt followed by a blank line and a context, which can be empty."""
+
+    prompt: Source
+    context: Source
+
+    def __str__(self) -> str:
+        return str(self.prompt)
+
+
+Source = Path | Template | Choice | Constant | WithContext
 
 
 def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
@@ -93,8 +104,17 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
     return Template(tuple(_joined(_template_parts(text, columns))))
 
 
+def with_context(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return sources with the context, if there is one, as part of the prompt."""
+    joined = dict(sources)
+    context = joined.pop("context", None)
+    return joined if context is None else {**joined, "prompt": WithContext(joined["prompt"], context)}
+
+
 def paths_of(source: Source) -> tuple[Path, ...]:
     """Return all paths that a source reads."""
+    if isinstance(source, WithContext):
+        return (*paths_of(source.prompt), *paths_of(source.context))
     if isinstance(source, Template):
         return tuple(part.path for part in source.parts if isinstance(part, Placeholder))
     if isinstance(source, Choice):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import plain_roles, resolve
+from tokenloom.assets.columns.mapping import plain_roles, resolve, unused_by
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 3
+    version = 4
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy")
     droppable = True
@@ -34,11 +34,13 @@ class ColumnsStage(Stage):
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
-        mapping = resolve(context.config, context.manifest("schema").facts["columns"])
+        columns = context.manifest("schema").facts["columns"]
+        mapping = resolve(context.config, columns)
         return Work(
             context.input_chunks("raw"),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
+            notes=lambda: {"unused_columns": unused_by(mapping, columns)},
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:

@@ -7,9 +7,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.rejected_rows import Problem
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template
+from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
 from tokenloom.config import Constant
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
+from tokenloom.resources.tables.json_values import (
+    BOOLEAN,
+    FLOAT,
+    INTEGER,
+    LIST,
+    OBJECT,
+    TEXT,
+    as_lists,
+    by_kind,
+    is_json,
+    json_texts,
+    kinds_of,
+    python_values,
+    typed,
+)
 from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, row_of
 
@@ -25,6 +40,8 @@ def values_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, lis
         return evaluate(table, source), []
     if isinstance(source, Choice):
         return _chosen(table, source, role)
+    if isinstance(source, WithContext):
+        return _joined(table, source, role)
     return _filled(table, source, role)
 
 
@@ -35,29 +52,50 @@ def texts_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, list
     return texts, [*problems, Problem(not_text, "not_text", role, f"{source} is neither text nor a number", values)]
 
 
-def _plain_text(array: pa.Array) -> pa.Array:
-    """Return numbers as text. Whole numbers have no point or exponent, also in a column of floats."""
-    if not pa.types.is_floating(array.type):
-        return array.cast(pa.string())
-    wide = array.cast(pa.float64())
-    whole = pc.and_(pc.equal(pc.floor(wide), wide), pc.less(pc.abs(wide), float(1 << 53))).fill_null(False)
-    integers = pc.if_else(whole, wide, pa.scalar(0.0)).cast(pa.int64()).cast(pa.string())
-    return pc.if_else(whole, integers, array.cast(pa.string()))
-
-
 def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
-    """Return values as strings, with "" for null.
+    """Return values as strings, with "" for null. Numbers, booleans and times are as Python's `str` writes them.
 
     Returns:
         The strings, and bool [rows], which values are not text, a number, a boolean, a time, or null.
     """
     array = plain(array)
+    if is_json(array.type):
+        texts = by_kind(json_texts(array), dict.fromkeys((TEXT, BOOLEAN, INTEGER, FLOAT), _scalar_texts))
+        return texts.fill_null(""), np.isin(kinds_of(json_texts(array)), (LIST, OBJECT))
     if not (pa.types.is_nested(array.type) or pa.types.is_null(array.type) or _is_binary(array.type)):
         try:
-            return _plain_text(array).fill_null(""), np.zeros(len(array), bool)
+            return _written(array).fill_null(""), np.zeros(len(array), bool)
         except pa.ArrowNotImplementedError:
             pass
     return empty_texts(len(array)), flags_of(array.is_valid())
+
+
+def _scalar_texts(texts: pa.Array) -> pa.Array:
+    """Return JSON texts of scalars of one kind as strings."""
+    values = typed(texts)
+    if is_json(values.type):  # numbers that no Arrow type holds
+        return pa.array(map(str, python_values(values)), pa.string())
+    return _written(values)
+
+
+def _written(array: pa.Array) -> pa.Array:
+    """Return scalars as Python's `str` writes them; null for null.
+
+    Raises:
+        ArrowNotImplementedError: the type has no text form.
+    """
+    if pa.types.is_string(array.type) or pa.types.is_integer(array.type):
+        return array.cast(pa.string())
+    if pa.types.is_boolean(array.type):
+        return pc.if_else(array, "True", "False")
+    if pa.types.is_floating(array.type):
+        bits = array.cast(pa.float64()).view(pa.int64()).dictionary_encode()  # tells -0.0 from 0.0
+        names = pa.array(map(str, bits.dictionary.view(pa.float64()).to_pylist()), pa.string())
+        return names.take(bits.indices)
+    try:
+        return pa.array([value if value is None else str(value) for value in array.to_pylist()], pa.string())
+    except (ValueError, OverflowError, ImportError):  # times that Python cannot represent
+        return array.cast(pa.string())
 
 
 def empty_texts(count: int) -> pa.Array:
@@ -85,8 +123,23 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
     return joined, [Problem(not_text, "not_text", role, message, joined)]
 
 
+def _joined(table: pa.Table, source: WithContext, role: str) -> tuple[pa.Array, list[Problem]]:
+    """Return each prompt followed by its context; prompts without a context are unchanged."""
+    prompt, problems = texts_of(table, source.prompt, role)
+    context, unfit = texts_of(table, source.context, "context")
+    joined = pc.binary_join_element_wise(prompt, context, "\n\n")
+    return pc.if_else(pc.equal(context, ""), prompt, joined), [*problems, *unfit]
+
+
 def _laid_out(array: pa.Array, style: str) -> tuple[pa.Array, Flags]:
     """Return texts, with lists of texts joined one item per line, and which values are neither."""
+    if is_json(array.type):
+        lists = as_lists(array)
+        is_list = lists.is_valid()
+        text, not_text = as_text(array)
+        lines, not_texts = _laid_out(lists, style)
+        unfit = not_text | (flags_of(array.is_valid()) if style == "letters" else False)
+        return pc.if_else(is_list, lines, text), np.where(flags_of(is_list), not_texts, unfit)
     if not pa.types.is_list(array.type):
         text, not_text = as_text(array)
         return text, not_text | (flags_of(array.is_valid()) if style == "letters" else False)
@@ -107,29 +160,47 @@ def _letter(index: int) -> str:
 
 def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[Problem]]:
     """Return the chosen item of each row, and the rows whose key matches no item."""
-    items, key = evaluate(table, choice.items), evaluate(table, choice.key)
+    items, key = _lists(evaluate(table, choice.items)), evaluate(table, choice.key)
     if not pa.types.is_list(items.type):
         items = pa.nulls(len(items), pa.list_(pa.string()))
     if choice.labels is None:
         index, expected = _index(key), "an index or letter of"
     else:
-        index, expected = _index_of_label(evaluate(table, choice.labels), key), "a label of"
+        index, expected = _index_of_label(_lists(evaluate(table, choice.labels)), key), "a label of"
     lengths, _ = list_values(items)
     outside = index >= lengths
     message = f"{choice.key} is not {expected} {choice.items}"
     return item_at(items, index), [Problem(outside, "index_out_of_range", role, message, key)]
 
 
+def _lists(array: pa.Array) -> pa.Array:
+    """Return the lists of a JSON column as a list array, and any other array as it is."""
+    return as_lists(array) if is_json(array.type) else array
+
+
+def _key_texts(array: pa.Array) -> tuple[pa.Array, Flags]:
+    """Return keys as strings, whole floats without their `.0`, and which keys are booleans."""
+    array = plain(array)
+    if is_json(array.type):
+        kinds = kinds_of(json_texts(array))
+        is_float, is_boolean = kinds == FLOAT, kinds == BOOLEAN
+    else:
+        is_float = np.full(len(array), pa.types.is_floating(array.type))
+        is_boolean = np.full(len(array), pa.types.is_boolean(array.type))
+    text, _ = as_text(array)
+    if is_float.any():
+        text = pc.if_else(pa.array(is_float), pc.replace_substring_regex(text, r"\.0$", ""), text)
+    return text, is_boolean
+
+
 def _index(key: pa.Array) -> Ints:
     """Return the index for each key: a number from 0, as number or text, or a letter from A; else `_NO_INDEX`."""
-    if pa.types.is_boolean(key.type):
-        return np.full(len(key), _NO_INDEX)
-    text = pc.utf8_upper(pc.utf8_trim_whitespace(as_text(key)[0]))
-    if pa.types.is_floating(key.type):
-        text = pc.replace_substring_regex(text, r"\.0$", "")
+    text, is_boolean = _key_texts(key)
+    text = pc.utf8_upper(pc.utf8_trim_whitespace(text))
     digits = pc.if_else(pc.match_substring_regex(text, r"^[0-9]{1,9}$"), text, pa.scalar(None, pa.string()))
     letters = pc.index_in(text, pa.array(list(LETTERS)))
-    return np.asarray(pc.coalesce(digits.cast(pa.int64()), letters.cast(pa.int64())).fill_null(_NO_INDEX), np.int64)
+    found = pc.coalesce(digits.cast(pa.int64()), letters.cast(pa.int64())).fill_null(_NO_INDEX)
+    return np.where(is_boolean, _NO_INDEX, np.asarray(found, np.int64))
 
 
 def _index_of_label(labels: pa.Array, key: pa.Array) -> Ints:
@@ -138,7 +209,7 @@ def _index_of_label(labels: pa.Array, key: pa.Array) -> Ints:
     if pa.types.is_list(labels.type):
         lengths, flat = list_values(labels)
         rows = row_of(lengths)
-        same = flags_of(pc.equal(as_text(flat)[0], as_text(key)[0].take(pa.array(rows))))
+        same = flags_of(pc.equal(_key_texts(flat)[0], _key_texts(key)[0].take(pa.array(rows))))
         same &= flags_of(plain(flat).is_valid())
         hits = np.flatnonzero(same)[::-1]
         index[rows[hits]] = hits - offsets_of(lengths)[rows[hits]]

@@ -1,98 +1,136 @@
-"""Converts tool calls of messages, and tool definitions, from any usual layout to one with JSON text."""
+"""Tool calls in OpenAI's layout, and a row's tools and template variables as JSON text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import TOOL_CALL
-from tokenloom.assets.columns.text_values import as_text
-from tokenloom.resources.tables.flags import Flags, flags_of
-from tokenloom.resources.tables.json_text import to_json_text, without_nulls
+from tokenloom.assets.columns.rejected_rows import Problem
+from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.text_values import empty_texts, values_of
+from tokenloom.resources.tables.json_text import to_json_text
+from tokenloom.resources.tables.json_values import is_json, json_texts
 from tokenloom.resources.tables.nested_paths import plain
 
-
-def tool_calls(fields: Mapping[str, pa.Array], content: pa.Array, by_role: Flags) -> tuple[pa.Array, Flags]:
-    """Return the tool calls of each message. Only messages with a call are processed one by one.
-
-    Args:
-        fields: the messages' fields; calls are in `tool_calls` and `function_call`.
-        content: the messages' text.
-        by_role: bool [messages]: which messages have a call as their text.
-
-    Returns:
-        A list array of TOOL_CALL [messages], null for messages without calls, and bool [messages], which have an
-        invalid call.
-    """
-    count = len(content)
-    calls: dict[int, list[dict[str, Any]]] = {}
-    invalid = np.zeros(count, bool)
-    sources = [content] if by_role.any() else []
-    sources += [fields[name] for name in ("tool_calls", "function_call") if name in fields]
-    for values in sources:
-        filled = np.flatnonzero(by_role if values is content else _filled(values))
-        is_text = pa.types.is_string(values.type)
-        for index, value in zip(filled.tolist(), values.take(pa.array(filled)).to_pylist(), strict=True):
-            try:
-                parsed = _calls(json.loads(value) if is_text else without_nulls(value))
-                calls.setdefault(index, []).extend(parsed)
-                invalid[index] |= not parsed
-            except (ValueError, TypeError, KeyError, RecursionError):
-                invalid[index] = True
-    if not calls:
-        return pa.nulls(count, pa.list_(TOOL_CALL)), invalid
-    index_of = np.full(count, len(calls), np.int64)
-    index_of[list(calls)] = np.arange(len(calls))
-    return pa.array([*calls.values(), None], pa.list_(TOOL_CALL)).take(pa.array(index_of)), invalid
+ARGUMENT_FIELDS = ("arguments", "parameters", "input", "args")
+_IDENTIFIERS = ("id", "call_id", "tool_call_id", "type", "index")
+EMPTY = ("", "[]", "{}", "null")
 
 
-def tools_text(values: pa.Array) -> tuple[pa.Array, Flags]:
-    """Return tool definitions as JSON text, "" for rows without tools, and which rows have something else."""
-    values = plain(values)
-    if not pa.types.is_nested(values.type):
-        text, not_text = as_text(values)
-        return pc.if_else(_is_empty_json(text), "", text), not_text
-    filled = np.flatnonzero(_filled(values))
-    texts = [to_json_text(without_nulls(value)) for value in values.take(pa.array(filled)).to_pylist()]
-    index_of = np.full(len(values), len(texts), np.int64)
-    index_of[filled] = np.arange(len(texts))
-    return pa.array([*texts, ""], pa.string()).take(pa.array(index_of)), np.zeros(len(values), bool)
+def calls_of(value: Any) -> list[dict[str, Any]]:
+    """Return the tool calls that a value describes: one or a list of them, as objects or as JSON text.
 
-
-def _filled(values: pa.Array) -> Flags:
-    """Return which values are text other than empty JSON, lists with items, or structs."""
-    if pa.types.is_list(values.type):
-        return flags_of(pc.greater(pc.list_value_length(values), 0))
-    if pa.types.is_string(values.type):
-        return flags_of(pc.invert(_is_empty_json(values))) & flags_of(values.is_valid())
-    return flags_of(values.is_valid())
-
-
-def _is_empty_json(text: pa.Array) -> pa.Array:
-    return pc.is_in(pc.utf8_trim_whitespace(text), pa.array(["", "[]", "null"]))
-
-
-def _calls(value: Any) -> list[dict[str, Any]]:
-    """Return the calls that a value describes: one, or a list.
+    Calls that are already in OpenAI's layout, `{"function": {"name": …, "arguments": …}}`, are not changed, but get
+    empty arguments if they have none.
 
     Raises:
-        ValueError, TypeError, KeyError: the value is not a call.
+        ValueError, TypeError, KeyError, RecursionError: the value is not a call.
     """
+    if isinstance(value, str):
+        value = json.loads(value)
     if isinstance(value, list):
-        return [call for item in value for call in _calls(item)]
-    inner = value["function"] if isinstance(value.get("function") if isinstance(value, dict) else None, dict) else value
-    name, arguments, identifier = inner["name"], inner.get("arguments"), value.get("id")
-    if not isinstance(name, str) or not name or not isinstance(identifier, str | None):
+        return [call for item in value for call in calls_of(item)]
+    inner = value.get("function")
+    call = value if isinstance(inner, dict) else {**_identity(value), "type": "function", "function": _function(value)}
+    function = call["function"]
+    if not isinstance(function["name"], str) or not function["name"]:
         raise ValueError("a call must have a name")
-    if isinstance(arguments, str):
+    arguments = function.setdefault("arguments", {})
+    if isinstance(arguments, str) and arguments.strip():
         json.loads(arguments)
+    json.dumps(call, ensure_ascii=False).encode()  # raises for a lone surrogate
+    return [call]
+
+
+def _identity(value: dict[str, Any]) -> dict[str, Any]:
+    found = next((value[name] for name in _IDENTIFIERS[:3] if value.get(name) is not None), None)
+    return {} if found is None else {"id": found}
+
+
+def _function(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the function of a call that has its name and arguments beside its other fields."""
+    given = next((name for name in ARGUMENT_FIELDS if value.get(name) is not None), None)
+    function = {
+        name: inner for name, inner in value.items() if name not in (*_IDENTIFIERS, given) and inner is not None
+    }
+    return function | ({} if given is None else {"arguments": value[given]})
+
+
+def tools_column(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+    """Return each row's tools as the JSON text of a list, "" for none, and the rows that have something else."""
+    return _json_objects(table, sources, "tools", _tools, "tools are neither a list of objects nor its JSON text")
+
+
+def template_kwargs_column(table: pa.Table, sources: Mapping[str, Source]) -> tuple[pa.Array, list[Problem]]:
+    """Return each row's variables of the chat template as the JSON text of an object, "" for none."""
+    message = "the variables of the chat template are neither an object nor its JSON text"
+    return _json_objects(table, sources, "template_kwargs", _variables, message)
+
+
+def _json_objects(
+    table: pa.Table, sources: Mapping[str, Source], role: str, read: Callable[[Any], Any], message: str
+) -> tuple[pa.Array, list[Problem]]:
+    """Return the JSON text of each row's value, and the rows whose value `read` refuses.
+
+    Texts that `read` does not change are kept as they are in the source. Equal values are read once.
+    """
+    if role not in sources:
+        return empty_texts(table.num_rows), []
+    values, problems = values_of(table, sources[role], role)
+    distinct, index = _distinct(plain(values))
+    texts = [_text(read, value) for value in distinct]
+    invalid = np.array([text is None for text in texts], bool)[index]
+    column = pa.array([text or "" for text in texts], pa.string()).take(pa.array(index))
+    return column, [*problems, Problem(invalid, f"not_{role}", role, message, values)]
+
+
+def _distinct(values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
+    """Return the distinct values as Python objects or JSON texts, and the index of each row's value."""
+    if is_json(values.type):
+        values = json_texts(values)
+    elif pa.types.is_string(values.type):
+        pass
+    elif pa.types.is_nested(values.type):
+        texts = [None if value is None else to_json_text(value) for value in values.to_pylist()]
+        values = pa.array(texts, pa.string())
     else:
-        arguments = "{}" if arguments is None else to_json_text(arguments)
-    for text in (name, arguments, identifier or ""):
-        text.encode()  # raises for a lone surrogate
-    return [{"id": identifier, "name": name, "arguments": arguments}]
+        values = pc.if_else(values.is_valid(), "0", pa.scalar(None, pa.string()))  # no scalar has an object's JSON text
+    encoded = values.dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def _text(read: Callable[[Any], Any], text: str | None) -> str | None:
+    """Return a value as JSON text, "" if it is empty, or None if `read` refuses it."""
+    if text is None or text.strip() in EMPTY:
+        return ""
+    try:
+        value = json.loads(text)
+        if isinstance(value, str):  # JSON text inside of JSON
+            return _text(read, value)
+        converted = read(value)
+        if converted is value:
+            return text
+        json.dumps(converted, ensure_ascii=False).encode()
+        return to_json_text(converted)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tools(value: Any) -> Any:
+    """Return a list of tools, in which each is an object; single tools and JSON texts of tools are converted."""
+    tools = value if isinstance(value, list) else [value]
+    parsed = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+    if not all(isinstance(tool, dict) for tool in parsed):
+        raise ValueError("a tool is not an object")
+    return value if isinstance(value, list) and not any(isinstance(tool, str) for tool in tools) else parsed
+
+
+def _variables(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    return value

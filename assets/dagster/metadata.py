@@ -10,6 +10,7 @@ import dagster as dg
 import pyarrow as pa
 
 from tokenloom.assets.building.build import Build, StageReport, reject_reasons
+from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.dagster.tables import arrow_table, text_table
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill, histogram_png
@@ -49,6 +50,8 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     if stage.name == "schema":
         metadata["columns"] = text_table([column_cells(column) for column in manifest.facts["columns"]])
         metadata["formats"] = text_table([format_cells(candidate) for candidate in manifest.facts["formats"]])
+    if unused := manifest.notes.get("unused_columns"):
+        metadata["unused_columns"] = unused_notice(unused)
     if certificate := manifest.notes.get("certificate"):
         metadata["certificate"] = text_table(certificate)
     if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:

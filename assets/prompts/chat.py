@@ -17,10 +17,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
+from tokenloom.assets.prompts.conversations import (
+    Conversations,
+    Message,
+    Turn,
+    conversations,
+    group_by_shape,
+    readable,
+)
 from tokenloom.assets.prompts.exact_turns import Layout, ShapeFormat, TurnCounts, judge, texts_of, verdict_by_row
 from tokenloom.assets.prompts.inline_reasoning import (
     InlineConversations,
@@ -68,7 +74,7 @@ class ChatFormat:
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )
         rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
-        shapes = self._shapes(rows, _groups(messages, tools, kwargs), counts)
+        shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
         out = verdict_by_row(out) if self.prompt.turns == "exact" else out
         return replace(out, counters=counts.counters(out.table))
@@ -77,23 +83,23 @@ class ChatFormat:
         """Return the indices of the messages that the settings and the row's weights train."""
         return [index for index, weight in enumerate(self._weights(turns)) if weight]
 
-    def laid_out(self, group: Conversations, kwargs: str, form: Form) -> Layout:
+    def laid_out(self, group: Conversations, form: Form) -> Layout:
         """Return the layout of a shape of conversations.
 
         Raises:
             TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
         """
-        slots = self.template.probe(self._reader(group, kwargs, form), group.empty)
-        return self._layout(slots, group, kwargs, form)
+        slots = self.template.probe(self._reader(group, form), group.empty)
+        return self._layout(slots, group, form)
 
     def thinks(self, kwargs: str) -> bool:
         """Return whether inference can choose `enable_thinking`: the template reads it, and nothing sets it."""
         chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
         return not chosen and self.template.reads("enable_thinking")
 
-    def of_shape(self, group: Conversations, kwargs: str) -> ShapeFormat:
-        """Return the template with the variables and the form of arguments that a group's conversations share."""
-        return ShapeFormat(self, kwargs, self._argument_form(group, kwargs))
+    def of_shape(self, group: Conversations) -> ShapeFormat:
+        """Return the template with the form of arguments that it takes from a group's conversations."""
+        return ShapeFormat(self, self._argument_form(group))
 
     @cached_property
     def opacity(self) -> str | None:
@@ -114,31 +120,36 @@ class ChatFormat:
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
         return self.template.render({**self._variables(messages, tools, bool(prompted), kwargs), **thinking})
 
-    def _shapes(
-        self, rows: pa.Array, groups: Iterator[tuple[Conversations, str]], counts: TurnCounts
-    ) -> Iterator[Shape]:
-        for group, kwargs in groups:
+    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
+        for found in groups:
+
+            def write(messages: Sequence[Message], found: Conversations = found) -> str:
+                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
+
+            group = readable(found, self.template.roles, write)
             if self.prompt.turns == "together":
-                yield self._shape(rows, group, self.of_shape(group, kwargs), counts, 0)
+                yield self._shape(rows, group, self.of_shape(group), counts, 0)
                 continue
-            for part in [group] if self.opacity is None else divided_by_template(self.of_shape(group, kwargs), group):
-                shared = self.of_shape(part, kwargs)
+            for part in [group] if self.opacity is None else divided_by_template(self.of_shape(group), group):
+                shared = self.of_shape(part)
                 for number, text in enumerate(texts_of(shared, part)):
                     yield self._shape(rows, text, shared, counts, number)
 
-    def _reader(self, group: Conversations, kwargs: str, form: Form) -> Variables:
-        return lambda values: self._variables(
-            with_arguments(group.messages(values), form), _tools(group), self.generation_prompt, kwargs
-        )
+    def _reader(self, group: Conversations, form: Form) -> Variables:
+        def variables(values: Sequence[str]) -> dict[str, Any]:
+            messages = with_arguments(group.messages(values), form)
+            return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
+
+        return variables
 
     def _shape(
         self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
     ) -> Shape:
         """Return the shape of conversations, or of a text of each; `number` is that of the text."""
-        variables = self._reader(group, shared.kwargs, shared.form)
+        variables = self._reader(group, shared.form)
 
         def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
-            found = self._layout(slots, group, shared.kwargs, shared.form)
+            found = self._layout(slots, group, shared.form)
             counts.put(number, group.rows, judge(shared, group, found))
             return found.pieces, with_bos(found.stopped, self.bos)
 
@@ -182,12 +193,14 @@ class ChatFormat:
 
         return Shape(rows.take(pa.array(group.rows)), [], [], lambda _: variables(values), layout)
 
-    def _argument_form(self, group: Conversations, kwargs: str) -> Form:
+    def _argument_form(self, group: Conversations) -> Form:
         """Return the form in which the template takes the arguments of a group's tool calls."""
         if not any(turn.tool_calls for turn in group.turns):
             return unchanged
+        if any(turn.problem for turn in group.turns):
+            return unchanged
         messages = group.messages(_marks(group))
-        return readable_form(messages, lambda given: self.written(given, False, _tools(group), kwargs))
+        return readable_form(messages, lambda given: self.written(given, False, _tools(group), group.template_kwargs))
 
     def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
@@ -202,13 +215,14 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Layout:
+    def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> Layout:
         calls = with_arguments([{"tool_calls": turn.tool_calls} for turn in group.turns], form)
-        constants = _strings([calls, [turn.name for turn in group.turns], group.parsed_tools])
+        fields = [turn.fields for turn in group.turns]
+        constants = _strings([calls, fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
-            message = "a name, a tool or a tool call contains a control token's text"
+            message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
-        outline = self._outline(slots, group, kwargs, form)
+        outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
@@ -230,7 +244,7 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations, kwargs: str, form: Form) -> Outline:
+    def _outline(self, slots: list[Slot], group: Conversations, form: Form) -> Outline:
         """Return the outline of a group's conversations.
 
         Raises:
@@ -238,11 +252,17 @@ class ChatFormat:
         """
 
         def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
-            return self.written(messages, prompted, _tools(group) if tools else None, kwargs)
+            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
 
         messages = with_arguments(group.messages(_marks(group)), form)
         outline = Outline(
-            slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"), self.thinks(kwargs)
+            slots,
+            messages,
+            group.owners,
+            write,
+            self.control,
+            self.tokens.get("eos_token"),
+            self.thinks(group.template_kwargs),
         )
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
@@ -272,6 +292,9 @@ class ChatFormat:
         weights = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
         template_weight = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
+        trained = [weight not in (0, template_weight) for weight in weights]
+        if any(turn.is_constant and trains for turn, trains in zip(turns, trained, strict=True)):
+            raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         last = _last_answer(turns)
         regions = outline.regions([index for index, weight in enumerate(weights) if weight != template_weight], marked)
         if template_weight and last >= 0 and weights[last] == template_weight:
@@ -349,18 +372,6 @@ class AnswerEnd(NamedTuple):
     message: int
     at: int
     weight: float
-
-
-def _groups(messages: pa.Array, tools: pa.Array | None, kwargs: pa.Array | None) -> Iterator[tuple[Conversations, str]]:
-    """Yield the conversations of each shape with their rows' own variables for the template, as JSON text."""
-    if kwargs is None:
-        yield from ((group, "") for group in group_by_shape(messages, tools))
-        return
-    for text in pc.unique(kwargs).to_pylist():
-        rows = np.flatnonzero(pc.equal(kwargs, text).to_numpy(zero_copy_only=False))
-        index = pa.array(rows)
-        for group in group_by_shape(messages.take(index), None if tools is None else tools.take(index)):
-            yield replace(group, rows=rows[group.rows]), text
 
 
 @lru_cache(maxsize=256)

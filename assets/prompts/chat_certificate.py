@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape
 from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
 from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
+from tokenloom.resources.tables.json_values import json_column
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 EARLIER, NEXT = "REPLY", "FURTHER"
@@ -25,7 +26,7 @@ ENDS_WITH_EOS = "trained, ends with EOS"
 KNOWN, LACKING = "known", "not in the tokenizer: "
 _TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 THOUGHTS = "THOUGHT", "CONCLUSION"
-CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
+CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "x"}}}
 RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
 TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
 
@@ -100,7 +101,8 @@ class Rendered:
 
 
 def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
-    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
+    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:
         return Rendered(reason=str(out.rejects["message"][0].as_py()), code=out.rejects["code"][0].as_py())
@@ -187,11 +189,12 @@ def _turns(chat: ChatFormat) -> Finding:
     for kind, thoughts in (("without reasoning", (None, None)), ("with reasoning", THOUGHTS)):
         messages: list[dict[str, Any]] = []
         for thought in thoughts:
-            messages += [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}]
-            messages[-1]["reasoning"] = thought
-        (group,) = group_by_shape(pa.array([messages], MESSAGES), None)
+            reasoning = {} if thought is None else {"reasoning_content": thought}
+            messages += [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID, **reasoning}]
+        conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+        (group,) = group_by_shape(conversation)
         try:
-            shared = chat.of_shape(group, "")
+            shared = chat.of_shape(group)
             texts = texts_of(shared, group) if chat.prompt.turns == "exact" else [group]
             turns = [turn for text in texts for turn in shared.turns(text)]
         except TemplateError:
@@ -224,7 +227,7 @@ def _spaces(chat: ChatFormat) -> Finding:
 
 
 def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
-    said = [{"role": "assistant", "content": SAID, "reasoning": thought} for thought in THOUGHTS]
+    said = [{"role": "assistant", "content": SAID, "reasoning_content": thought} for thought in THOUGHTS]
     talk = _rendered(chat, [user, said[0], user, said[1]])
     if not talk.text:
         return Finding("reasoning", "omitted" if talk.code == "reasoning_ignored" else "refused", talk.reason)

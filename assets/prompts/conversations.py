@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
+from tokenloom.assets.columns.content_parts import filled, is_blank
+from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS, ROLES
+from tokenloom.assets.columns.messages import join_messages, struct_of
+from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.errors import TemplateError
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
+from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 Message = dict[str, Any]
 """A message in the form that templates get."""
 
 _LETTERS = {"system": "s", "user": "u", "assistant": "a", "tool": "t"}
+_OTHER_ROLE = "tool"
+"""Masks see a role that only a template knows as a message that neither asks nor answers."""
 
 
 @dataclass(frozen=True)
@@ -26,27 +33,70 @@ class Turn:
     """A message without its content and reasoning.
 
     Args:
-        tool_calls: the calls, in the form that templates get.
+        role: one of `ROLES`.
         weight: the row's own training weight for the message, or None.
         reasons: whether the message has reasoning, even if it is empty.
+        fields: the message's fields as in `MESSAGE`; None for only a role and a content.
+        spoken: the role that the template gets; default: `role`.
+        as_text: whether the template gets a content that is not text as its text; see `readable`.
+        problem: code and message of the reject if the message cannot be rendered.
     """
 
     role: str
-    name: str | None
-    tool_calls: tuple[dict[str, Any], ...]
-    weight: float | None
+    weight: float | None = None
     reasons: bool = False
+    fields: dict[str, Any] | None = None
+    spoken: str | None = None
+    as_text: bool = False
+    problem: tuple[str, str] | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the speaker or tool, if the message has one."""
+        return (self.fields or {}).get("name")
+
+    @property
+    def tool_calls(self) -> tuple[dict[str, Any], ...]:
+        """The message's tool calls, in OpenAI's layout."""
+        return tuple((self.fields or {}).get("tool_calls") or ())
+
+    @property
+    def content_kind(self) -> str | None:
+        """What the source has as content: None for text, else `parts` of text, another `value`, or `nothing`."""
+        if self.fields is None or ("content" in self.fields and self.fields["content"] is None):
+            return None
+        if "content" not in self.fields:
+            return "nothing"
+        return "parts" if is_blank(self.fields["content"]) else "value"
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the template gets a content that is part of the turn."""
+        return self.content_kind == "value" and not self.as_text
 
     def message(self, content: str, reasoning: str | None) -> Message:
-        """Return the message that a template gets."""
-        message: Message = {"role": self.role, "content": content}
-        if reasoning is not None:
-            message |= dict.fromkeys(REASONING_FIELDS, reasoning)
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_calls:
-            message["tool_calls"] = list(self.tool_calls)
+        """Return the message that a template gets, with the fields that transformers' `apply_chat_template` adds.
+
+        Raises:
+            ShapeError: the message cannot be rendered.
+        """
+        if self.problem is not None:
+            raise ShapeError(*self.problem)
+        message = dict(self.fields or {"role": None, "content": None})
+        message["role"] = self.spoken or self.role
+        if "content" in message or self.as_text:
+            message["content"] = self._content(content)
+        message |= {name: reasoning for name in REASONING_FIELDS if name in message and message[name] is None}
+        thought = next((message[name] for name in REASONING_FIELDS if name in message), reasoning)
+        if thought is not None:
+            message = {"thinking": thought, "reasoning": thought, **message, "reasoning_content": thought}
         return message
+
+    def _content(self, text: str) -> Any:
+        kind, own = self.content_kind, (self.fields or {}).get("content")
+        if kind is None or self.as_text:
+            return text
+        return own if kind == "value" else filled(own, [text, *[""] * (len(own) - 1)][: len(own)])
 
 
 @dataclass(frozen=True)
@@ -59,6 +109,7 @@ class Conversations:
         values: string arrays [rows]: the content of each message, then the reasoning of messages that have it.
         empty: for each value, whether it is empty (in all rows).
         tools: the tools described to the model, as JSON text; "" for none.
+        template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
     """
 
     rows: Ints
@@ -66,6 +117,7 @@ class Conversations:
     values: Sequence[pa.Array]
     empty: Sequence[bool]
     tools: str
+    template_kwargs: str
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -92,87 +144,174 @@ def conversations(table: pa.Table, system: str | None) -> pa.Array:
     """Return the conversations of a chunk.
 
     Args:
-        table: rows of messages, of prompts and completions as text, or of prompts and completions as messages.
+        table: rows of messages, of prompts and completions as text, or of prompts as messages, with or without
+            completions.
         system: a system message for conversations that do not start with one, or None.
 
     Returns:
-        `MESSAGES` [rows]. If completions are messages, the messages of a prompt have weight 0.
+        `MESSAGES` [rows]. If prompts are messages, these have weight 0.
     """
     if "messages" in table.column_names:
         return _with_system(one_array(table["messages"]), system, None)
+    if "completion" not in table.column_names:
+        return _with_system(_untrained(one_array(table["prompt"])), system, 0.0)
     if pa.types.is_string(table.schema.field("completion").type):
         return _with_system(_from_text(table), system, None)
-    joined = _joined(one_array(table["prompt"]), one_array(table["completion"]))
-    return _with_system(joined, system, 0.0)
+    joined = join_messages(_untrained(one_array(table["prompt"])), one_array(table["completion"]))
+    return _with_system(joined.cast(MESSAGES), system, 0.0)
 
 
-def group_by_shape(messages: pa.Array, tools: pa.Array | None) -> Iterator[Conversations]:
+def group_by_shape(
+    messages: pa.Array, tools: pa.Array | None = None, template_kwargs: pa.Array | None = None
+) -> Iterator[Conversations]:
     """Group conversations that differ only in contents and reasoning, with the same ones empty; in order of occurrence.
 
     Args:
         messages: `MESSAGES` [rows].
-        tools: string [rows], JSON text, or None.
+        tools, template_kwargs: string [rows], JSON text, or None.
     """
     offsets, flat = list_parts(messages)
-    role, content, name, calls, weight, reasoning = flat.flatten()
-    keys = pc.binary_join(list_array(offsets, _keys(role, content, name, calls, weight, reasoning)), "")
-    if tools is not None:
-        keys = pc.binary_join_element_wise(keys, tools, "\n")
+    role, content, reasoning, weight, fields = flat.flatten()
+    keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
+    given = [column for column in (tools, template_kwargs) if column is not None]
+    if given:
+        keys = pc.binary_join_element_wise(keys, *given, "\n")
     group = keys.dictionary_encode().indices.to_numpy()
     order = np.argsort(group, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else ():
         places = range(offsets[rows[0]], offsets[rows[0] + 1])
         turns = tuple(
-            Turn(
-                role[at].as_py(),
-                name[at].as_py(),
-                _template_calls(calls[at].as_py()),
-                weight[at].as_py(),
-                reasoning[at].is_valid,
-            )
-            for at in places
+            _turn(role[at].as_py(), weight[at].as_py(), reasoning[at].is_valid, fields[at].as_py()) for at in places
         )
         taken = [(content, index) for index in range(len(turns))]
         taken += [(reasoning, index) for index, turn in enumerate(turns) if turn.reasons]
         values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
         empty = [value[0].as_py() == "" for value in values]
-        yield Conversations(rows, turns, values, empty, "" if tools is None else tools[rows[0]].as_py())
+        shared = ["" if column is None else column[rows[0]].as_py() for column in (tools, template_kwargs)]
+        yield Conversations(rows, turns, values, empty, *shared)
 
 
-def _keys(
-    role: pa.Array, content: pa.Array, name: pa.Array, calls: pa.Array, weight: pa.Array, reasoning: pa.Array
-) -> pa.Array:
+def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) -> Turn:
+    parsed = None if fields is None else json.loads(fields)
+    if role in ROLES:
+        return Turn(role, weight, reasons, parsed)
+    message = (
+        f"the role {role!r} is unknown to the chat template; rename it in the data, or use a template that reads it"
+    )
+    return Turn(_OTHER_ROLE, weight, reasons, parsed, role, problem=("unknown_role", message))
+
+
+def _keys(role: pa.Array, content: pa.Array, reasoning: pa.Array, weight: pa.Array, fields: pa.Array) -> pa.Array:
     """Return a string for each message that encodes everything but its values; joined strings remain unambiguous."""
     letters = pa.array(list(_LETTERS.values())).take(pc.index_in(role, pa.array(list(_LETTERS))))
-    letters = pc.if_else(pc.equal(content, ""), pc.utf8_upper(letters), letters)
+    if letters.null_count:
+        other = pc.equal(letters.is_null(), True)
+        quoted = pa.array([json.dumps(name) for name in role.filter(other).to_pylist()], pa.string())
+        letters = pc.replace_with_mask(letters, other, quoted)
+    letters = pc.binary_join_element_wise(letters, pc.if_else(pc.equal(content, ""), "0", ""), "")
     if reasoning.null_count < len(reasoning):
         reasons = pc.if_else(pc.equal(reasoning, ""), "R", "r").fill_null("")
         letters = pc.binary_join_element_wise(letters, reasons, "")
-    extra = pc.or_(name.is_valid(), pc.greater(pc.list_value_length(calls), 0).fill_null(False))
-    if weight.null_count == len(weight) and not pc.any(extra).as_py():
-        return letters
-    pairs = zip(name.filter(extra).to_pylist(), calls.filter(extra).to_pylist(), strict=True)
-    texts = pa.array([json.dumps(pair) for pair in pairs], pa.string())
-    extras = pc.replace_with_mask(pa.repeat(pa.scalar("", pa.string()), len(letters)), extra, texts)
-    return pc.binary_join_element_wise(letters, weight.cast(pa.string()).fill_null(""), extras, "")
+    if weight.null_count < len(weight):
+        letters = pc.binary_join_element_wise(letters, weight.cast(pa.string()).fill_null(""), "|")
+    if fields.null_count < len(fields):
+        letters = pc.binary_join_element_wise(letters, fields.fill_null(""), "")
+    return letters
 
 
-def _template_calls(calls: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
-    """Return tool calls in the form that templates get, with arguments as in the data."""
-    return tuple(
-        {
-            "type": "function",
-            **({} if call["id"] is None else {"id": call["id"]}),
-            "function": {"name": call["name"], "arguments": call["arguments"]},
-        }
-        for call in calls or ()
-    )
+def readable(
+    group: Conversations, known_roles: Collection[str], write: Callable[[Sequence[Message]], str]
+) -> Conversations:
+    """Return conversations with each message in the form in which the template reads it.
+
+    A message gets the source's own name for its role if the template compares roles with it. A content that is not text
+    is given as in the source if the template writes it, else as its text.
+
+    Args:
+        known_roles: the roles that the template compares with.
+        write: renders messages; raises `TemplateError` if the template refuses them.
+    """
+    group = replace(group, turns=tuple(_spoken(turn, known_roles) for turn in group.turns))
+    kinds = {turn.content_kind for turn in group.turns} - {None}
+    if not kinds or any(turn.problem for turn in group.turns):
+        return group
+    as_in_source = _as_text(group, set())
+    unread = _unread(as_in_source, write)
+    if unread is not None:
+        return _concatenated(_as_text(group, unread), write)
+    every = {(turn.role, turn.content_kind) for turn in group.turns if turn.content_kind}
+    plainly = set(every)
+    for kind in sorted(every):
+        if _unread(_as_text(group, plainly - {kind}), write) == set():
+            plainly.remove(kind)
+    return _concatenated(_as_text(group, plainly), write)
 
 
-def _struct(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    """Return messages with these fields, all others null."""
-    fields = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in MESSAGE]
-    return pa.StructArray.from_arrays(fields, fields=list(MESSAGE))
+def _spoken(turn: Turn, known_roles: Collection[str]) -> Turn:
+    name = turn.spoken or (turn.fields or {}).get("role")
+    return replace(turn, spoken=name, problem=None) if name in known_roles else turn
+
+
+def _as_text(group: Conversations, kinds: Collection[tuple[str, str | None]]) -> Conversations:
+    """Return conversations with contents of some roles and kinds given as text, and the others as in the source."""
+    turns = tuple(replace(turn, as_text=(turn.role, turn.content_kind) in kinds) for turn in group.turns)
+    values, empty = list(group.values), list(group.empty)
+    for index, turn in enumerate(turns):
+        if turn.is_constant:
+            values[index] = pa.repeat(pa.scalar("", pa.string()), len(group.rows))
+            empty[index] = True
+    return replace(group, turns=turns, values=values, empty=empty)
+
+
+def _unread(group: Conversations, write: Callable[[Sequence[Message]], str]) -> set[tuple[str, str | None]] | None:
+    """Return the roles and kinds of contents that the template omits; None if it refuses the messages."""
+    marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(group.empty)]
+    messages = group.messages(marks)
+    text = _text(messages, write)
+    if text is None:
+        return None
+    found = set()
+    for index, turn in enumerate(group.turns):
+        if turn.as_text or turn.content_kind in (None, "nothing"):
+            continue
+        if turn.is_constant:
+            emptied = [*messages[:index], {**messages[index], "content": ""}, *messages[index + 1 :]]
+            omitted = bool(messages[index]["content"]) and _text(emptied, write) == text
+        else:
+            omitted = marks[index] not in text
+        if omitted:
+            found.add((turn.role, turn.content_kind))
+    return found
+
+
+def _concatenated(group: Conversations, write: Callable[[Sequence[Message]], str]) -> Conversations:
+    """Return conversations in which messages are marked as a problem if the template writes something between parts."""
+    marks = [f"{MARK_OPEN}{value}{MARK_CLOSE}" for value in range(len(group.values))]
+    turns = list(group.turns)
+    for index, turn in enumerate(turns):
+        parts = (turn.fields or {}).get("content")
+        if turn.content_kind != "parts" or turn.as_text or len(parts) < 2:
+            continue
+        messages = group.messages(marks)
+        apart = [f"{MARK_OPEN}{len(marks) + number}{MARK_CLOSE}" for number in range(len(parts))]
+        texts = [
+            _text([*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]], write)
+            for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
+        ]
+        if texts[0] != texts[1]:
+            message = (
+                f"the template writes something between the {len(parts)} content parts of message {index}; join them"
+            )
+            turns[index] = replace(turn, problem=("content_parts", message))
+    return replace(group, turns=tuple(turns))
+
+
+def _text(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]) -> str | None:
+    """Render messages; None if the template refuses them."""
+    try:
+        return write(messages)
+    except TemplateError:
+        return None
 
 
 def _from_text(table: pa.Table) -> pa.Array:
@@ -184,20 +323,16 @@ def _from_text(table: pa.Table) -> pa.Array:
     order = (np.arange(count)[:, None] + np.array([0, count, 2 * count])).ravel()
     present = np.column_stack([has_system, np.ones((count, 2), bool)]).ravel()
     role = pa.array(np.tile(["system", "user", "assistant"], count)[present], pa.string())
-    struct = _struct({"role": role, "content": content.take(pa.array(order[present]))}, len(role))
+    struct = struct_of({"role": role, "content": content.take(pa.array(order[present]))}, len(role))
     return list_array(offsets_of(has_system + 2), struct).cast(MESSAGES)
 
 
-def _joined(prompt: pa.Array, completion: pa.Array) -> pa.Array:
-    """Return each prompt's messages, with weight 0, followed by the completion's."""
-    (prompt_offsets, prompts), (completion_offsets, completions) = list_parts(prompt), list_parts(completion)
-    columns = dict(zip(MESSAGE.names, prompts.flatten(), strict=True))
-    columns["weight"] = pa.repeat(pa.scalar(0.0, pa.float32()), len(prompts))
-    flat = pa.concat_arrays([_struct(columns, len(prompts)), completions])
-    starts = np.column_stack([prompt_offsets[:-1], completion_offsets[:-1] + len(prompts)]).ravel()
-    lengths = np.column_stack([np.diff(prompt_offsets), np.diff(completion_offsets)])
-    taken = flat.take(pa.array(ranges(starts, lengths.ravel())))
-    return list_array(offsets_of(lengths.sum(axis=1)), taken).cast(MESSAGES)
+def _untrained(messages: pa.Array) -> pa.Array:
+    """Return conversations with weight 0 for each message."""
+    offsets, flat = list_parts(messages)
+    columns = dict(zip(MESSAGE.names, flat.flatten(), strict=True))
+    columns["weight"] = pa.repeat(pa.scalar(0.0, pa.float32()), len(flat))
+    return list_array(offsets, struct_of(columns, len(flat))).cast(MESSAGES)
 
 
 def _with_system(messages: pa.Array, system: str | None, weight: float | None) -> pa.Array:

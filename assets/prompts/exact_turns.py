@@ -117,28 +117,26 @@ class Layout:
 
 @dataclass(frozen=True)
 class ShapeFormat:
-    """A chat template with what the conversations of a shape share.
+    """A chat template with the form of arguments that it takes from the conversations of a shape.
 
     Args:
-        kwargs: the rows' own variables for the template, as JSON text.
         form: converts the arguments of tool calls to the form that the template renders.
     """
 
     chat: ChatFormat
-    kwargs: str
     form: Callable[[Any], Any]
 
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        """The generation prompts that inference can choose from."""
-        return tuple(Prompt)[1:] if self.chat.thinks(self.kwargs) else (Prompt.DEFAULT,)
-
-    def written(self, messages: Sequence[Message], prompted: Prompt, tools: Any) -> str | None:
-        """Render messages; None if the template refuses them."""
+    def written(self, group: Conversations, messages: Sequence[Message], prompt: Prompt) -> str | None:
+        """Render messages of a group; None if the template refuses them."""
+        given = with_arguments(messages, self.form)
         try:
-            return self.chat.written(with_arguments(messages, self.form), prompted, tools, self.kwargs)
+            return self.chat.written(given, prompt, group.parsed_tools, group.template_kwargs)
         except TemplateError:
             return None
+
+    def prompts(self, group: Conversations) -> Sequence[Prompt]:
+        """Return the generation prompts that inference can choose from."""
+        return tuple(Prompt)[1:] if self.chat.thinks(group.template_kwargs) else (Prompt.DEFAULT,)
 
     def laid_out(self, group: Conversations) -> Layout:
         """Return the layout of conversations, or of their beginnings.
@@ -146,7 +144,7 @@ class ShapeFormat:
         Raises:
             TemplateError: the template refuses them, or its text cannot be divided into turns.
         """
-        return self.chat.laid_out(group, self.kwargs, self.form)
+        return self.chat.laid_out(group, self.form)
 
     def turns(self, group: Conversations) -> list[TrainedTurn]:
         """Return the trained turns, and whether each is as it is at inference; raises as `laid_out` does."""
@@ -165,8 +163,8 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
     turns = []
     for turn in trained_turns(layout, group):
         until, before = turn.message + 1, messages[: turn.message]
-        own = text if until == len(messages) else chat.written(messages[:until], Prompt.NONE, group.parsed_tools)
-        prompts = (chat.written(before, prompt, group.parsed_tools) for prompt in chat.prompts)
+        own = text if until == len(messages) else chat.written(group, messages[:until], Prompt.NONE)
+        prompts = (chat.written(group, before, prompt) for prompt in chat.prompts(group))
         prompted = own is not None and any(starts_with(turn, prompt) for prompt in prompts)
         same = until == len(messages) or _is_same(chat, group, turn, layout, own)
         turns.append(replace(turn, same=same, prompted=prompted))

@@ -22,7 +22,14 @@ from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 from tokenloom.assets.prompts.few_shot.plain_text import ANSWER, PlainTextFewShot
-from tokenloom.assets.prompts.render import chat_format, conversation_renderer, is_chat, renderer, trained_in_pairs
+from tokenloom.assets.prompts.render import (
+    CHATS,
+    chat_format,
+    conversation_renderer,
+    is_chat,
+    renderer,
+    trained_in_pairs,
+)
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.prompts.tools import WithTools, declared_tools
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -62,8 +69,7 @@ def prompt_renderer(
     """
     prompt, form = config.prompt_template, mapping["form"]
     if is_chat(config, mapping, spec):
-        pairs = form in ("preference", "kto")
-        config = trained_in_pairs(config, spec) if pairs else config
+        config = trained_in_pairs(config, spec) if form in CHATS else config
         render = conversation_renderer(config, mapping, spec)
         shots = render if isinstance(render, ChatFewShot) else None
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)
@@ -130,8 +136,8 @@ class ChatPrompts:
         rejects.append(_without_prompt(rows.filter(empty), answers.filter(empty)))
         keep = pc.invert(empty)
         before, answers = messages.filter(keep), answers.filter(keep)
-        described = [name for name in ("tools", "template_kwargs") if name in table.column_names]
-        more = {name: one_array(table[name]).filter(keep) for name in described}
+        shared = [name for name in ("tools", "template_kwargs") if name in table.column_names]
+        more = {name: one_array(table[name]).filter(keep) for name in shared}
         whole = join_messages(before, messages_of("assistant", answers, np.ones(len(answers), bool))).cast(MESSAGES)
         prompts, trained = (
             self._render(chat, pa.table({ROW: rows.filter(keep), "messages": conversation, **more}), train_on)

@@ -80,11 +80,13 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineCo
 
 def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
     """Divide a group into the conversations with inline reasoning that the template takes apart, and the others."""
+    if any(turn.problem for turn in group.turns):
+        return [group]
     parts, left = [], np.ones(len(group.rows), bool)
     for index, split in with_inline_reasoning(group):
         marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(split.empty)]
         messages = split.messages(marks)
-        text = chat.written(messages, Prompt.NONE, split.parsed_tools)
+        text = chat.written(split, messages, Prompt.NONE)
         if text is not None and all(messages[message]["content"] in text for message in split.around):
             continue
         parts.append(split)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +24,9 @@ from tokenloom.resources.tokenizers import TokenizerSpec
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
+
+CHATS = ("dialogue", "preference", "kto", "prompt_only")
+"""Forms with prompts as messages, which always go through the chat template; only completions are trained."""
 
 Render = Callable[[pa.Table], ChunkOutput]
 """Renders a chunk of rows in canonical form; a pure function of the chunk."""
@@ -74,13 +77,14 @@ def conversation_renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
 ) -> Render:
     """Return `renderer` for rows that go through the chat template."""
-    pairs = mapping["form"] in ("preference", "kto")
-    config = trained_in_pairs(config, spec) if pairs else config
-    render: Render = chat_format(config, spec).render
+    form = mapping["form"]
+    config = trained_in_pairs(config, spec) if form in CHATS else config
+    chat = chat_format(config, spec)
+    render: Render = (replace(chat, generation_prompt=True, eos=None) if form == "prompt_only" else chat).render
     if tools := declared_tools(config):
-        check_tools(config, chat_format(config, spec), tools)
+        check_tools(config, chat, tools)
         render = WithTools(render, tools)
-    render = Pairs(render) if pairs else render
+    render = Pairs(render) if form in ("preference", "kto") else render
     if not config.prompt_template.few_shot.count:
         return render
     from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
@@ -94,14 +98,14 @@ def conversation_renderer(
 def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Return whether rows go through the chat template.
 
-    They do if the YAML asks for it, and for preference data. Conversations and completions also do if the YAML has no
+    They do if the YAML asks for it, and in the forms `CHATS`. Conversations and completions also do if the YAML has no
     template and the tokenizer has a chat template.
 
     Raises:
         ConfigError: the YAML asks for a chat template, but the tokenizer has none.
     """
     prompt = config.prompt_template
-    if mapping["form"] in ("preference", "kto"):
+    if mapping["form"] in CHATS:
         return True
     if prompt.format_type == "chat" and not spec.chat_template:
         message = "`chat` needs a chat template; set tokenizer.chat_template"
@@ -138,7 +142,7 @@ def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineCon
         ConfigError: the tokenizer has no chat template.
     """
     if not spec.chat_template:
-        message = "preference data are conversations, but the tokenizer has no chat template; set one"
+        message = "the rows are conversations, but the tokenizer has no chat template; set one"
         raise config.fault("tokenizer.chat_template", message)
     prompt = config.prompt_template
     if prompt.train_on != "all":

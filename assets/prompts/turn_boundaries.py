@@ -165,7 +165,7 @@ class Outline:
             )
             if not marked and (reasons or "tool_calls" in self.messages[index]):
                 regions.append(self.turn(index))
-            elif not self.messages[index]["content"]:
+            elif not self.messages[index].get("content"):
                 regions.append(self.empty(index, marked))
             elif not marked and self.messages[index]["role"] == "assistant":
                 regions.append(self.lead(index))

@@ -247,7 +247,7 @@ def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
     rows_in = table.num_rows + parsed.rejects.num_rows + parsed.filtered
     filtered, counters = parsed.filtered, {}
     for condition in _compiled_filters(config):
-        counters |= {f"{FILTER_LACKS}{path}": 1 for path in condition.lacking(table.schema)}
+        counters |= {f"{FILTER_LACKS}{path}": 1 for path in condition.lacking(table)}
         with _line_of_filters(config):
             keep = condition.keep(table)
         filtered += int((~keep).sum())

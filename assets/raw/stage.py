@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 class RawStage(Stage):
     name = "raw"
-    version = 2
+    version = 3
     upstream = ()
-    libraries = ("pyarrow", "numpy", "charset-normalizer")
+    libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
     droppable = True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:

@@ -47,13 +47,17 @@ def _value_counts_add_up(table: pa.Table) -> bool:
 def _starts_with_the_chunk(table: pa.Table) -> bool:
     """Whether the first row is the chunk itself, and every column has as many places as the chunk has rows."""
     depth = pc.list_value_length(one_array(table["steps"])).to_numpy()
-    rows = table["rows"].to_numpy()
-    return bool(len(depth) and (depth[0], *rows[depth == 1]) == (0, *np.repeat(rows[0], (depth == 1).sum())))
+    if not len(depth) or depth[0]:
+        return False
+    columns = table.filter(pa.array(depth == 1))
+    places = pa.table({"column": pc.list_element(one_array(columns["steps"]), 0), "rows": columns["rows"]})
+    totals = places.group_by("column").aggregate([("rows", "sum")])["rows_sum"]
+    return bool(pc.all(pc.equal(totals, table["rows"][0])).as_py() in (True, None))
 
 
 _DESCRIPTIONS = {
     "steps": "The path: a column, then fields; null for the items of a list. Empty for the chunk itself.",
-    "type": "Arrow type of the values, as text.",
+    "type": "Arrow type of the values, as text; list, struct or json for lists and objects of JSON.",
     "kind": "Kind of the values: text, number, boolean, list, struct, null, binary or other.",
     "rows": "Number of places: rows for a column, items for a list, non-null structs for a field.",
     "nulls": "Number of null places.",
@@ -71,7 +75,8 @@ _DESCRIPTIONS = {
 }
 
 CONTRACT = contract(
-    "One path in the columns of a raw chunk, from a column to what is nested in it. The first row is the chunk itself.",
+    "One path in the columns of a raw chunk, from a column to what is nested in it. If its values are JSON of several "
+    "kinds, it has one row for each kind. The first row is the chunk itself.",
     {field.name: column(_DESCRIPTIONS[field.name], field.type) for field in SKETCH},
     {
         "nulls, empty and sampled values do not exceed the rows": _counts_fit,

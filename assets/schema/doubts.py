@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tokenloom.assets.schema.name_similarity import likeness, role_likeness, words
+from tokenloom.assets.schema.name_similarity import role_likeness, words
 from tokenloom.assets.schema.profiles import Profile, fits_few, message_fields, unknown_speakers
 from tokenloom.assets.schema.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
@@ -20,7 +20,6 @@ REJECTED = float(ValidationConfig.model_fields["max_reject_fraction"].default)
 FEW_ROWS = 4
 """The number of rejected rows that is never a reason for doubt, whatever their fraction."""
 
-PASSAGES = ("context", "passage", "background", "paragraph", "document", "evidence")
 SPAN_WORDS = {"start", "end", "offset", "offsets", "position", "span"}
 
 
@@ -43,9 +42,8 @@ def unknown_roles(conversation: Profile) -> str | None:
 
 def unanswered(conversation: Profile) -> str | None:
     """Doubt conversations without a message of the assistant."""
-    speaker = conversation.items and conversation.items.field(message_fields(conversation)[0] or "")
-    values = speaker.facts.get("values") if speaker else None
-    answered = not values or any(role_of(value) == "assistant" for value in values)
+    speakers = _speakers(conversation)
+    answered = not speakers or any(role_of(speaker) == "assistant" for speaker in speakers)
     return None if answered else "no message is an assistant's"
 
 
@@ -59,14 +57,6 @@ def first_of_several(profile: Profile) -> str | None:
     struct = profile.within.get(steps[:-1])
     siblings = {word for name in (struct.fields if struct else ()) for word in words(name)}
     return None if siblings & SPAN_WORDS else f"most rows hold {typical} or more of them, of which it is the first"
-
-
-def unused_passages(columns: Sequence[Profile]) -> str | None:
-    """Doubt prompts without the passages that answers come from, if those are in lists or structs without a role."""
-    for profile in columns:
-        if profile.kind in ("list", "struct") and likeness(profile.name, PASSAGES).score >= 0.7:
-            return f"it leaves out {profile.name!r}, which answers may come from"
-    return None
 
 
 def single_messages(columns: Sequence[Profile]) -> str | None:
@@ -99,9 +89,17 @@ def wrong_indices(key: Profile, choices: Profile) -> str | None:
 
 
 def missing_prompt(chosen: Profile) -> str | None:
-    """Doubt answers that are plain text without a prompt, for datasets without a column of prompts."""
-    conversations = chosen.trait("transcript") + chosen.trait("json")
-    return "there is no prompt for the answers" if chosen.kind == "text" and conversations < 0.5 else None
+    """Doubt answers that hold no prompt, for datasets without a column of prompts."""
+    if chosen.kind == "text" and chosen.trait("transcript") + chosen.trait("json") >= 0.5:
+        return None
+    asked = any(role_of(value) == "user" for value in _speakers(chosen) or ("user",))
+    return None if chosen.kind == "list" and asked else "there is no prompt for the answers"
+
+
+def _speakers(conversation: Profile) -> Sequence[str]:
+    """Return the names of the speakers; empty if they are unknown or many."""
+    speaker = conversation.items and conversation.items.field(message_fields(conversation)[0] or "")
+    return (speaker.facts.get("values") or ()) if speaker else ()
 
 
 def _numbers(key: Profile) -> Iterator[float]:

@@ -10,15 +10,18 @@ from functools import lru_cache
 ALIASES: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "chat", "turns", "dialog", "dialogue"),
     "prompt": ("prompt", "instruction", "question", "query", "problem", "user", "human", "input"),
-    "context": ("input", "context", "passage", "background", "paragraph"),
-    "completion": ("completion", "output", "response", "answer", "target", "assistant", "summary", "solution"),
+    "context": ("input", "context", "passage", "background", "paragraph", "article"),
+    "completion": (
+        *("completion", "output", "response", "answer", "target", "assistant", "summary", "solution", "generation"),
+    ),
     "system": ("system", "system_prompt", "system_message"),
     "text": ("text", "content", "document", "article", "body", "story"),
     "chosen": ("chosen", "preferred", "accepted", "winner"),
-    "rejected": ("rejected", "dispreferred", "loser"),
+    "rejected": ("rejected", "non_preferred", "dispreferred", "loser"),
     "label": ("label", "category", "class", "intent", "sentiment", "emotion"),
     "choices": ("choices", "options", "endings"),
     "tools": ("tools", "functions"),
+    "template_kwargs": ("chat_template_kwargs", "template_kwargs"),
 }
 """For each role, its usual column names, the most specific first."""
 
@@ -29,7 +32,7 @@ _METADATA = {
 }
 _DESCRIPTIONS = {"title", "meta", "metadata", "subset", "license", "domain", "topic", "key"}
 _POSITIVE = {"best", "gold", "golden", "final", "correct", "reference", "expected", "true"}
-_NEGATIVE = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst"}
+_NEGATIVE = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst", "non"}
 _BORDER = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MIN_TYPO_RATIO = 88.0
 
@@ -68,6 +71,12 @@ def role_likeness(name: str, role: str) -> Likeness:
 def is_metadata(name: str) -> bool:
     """Return whether a name is that of metadata, such as an id, a URL, a date, or a title."""
     return bool({*words(name)} & (_METADATA | _DESCRIPTIONS))
+
+
+def names_metadata(name: str) -> bool:
+    """Return whether the last word of a name is that of metadata: `source_url`, but not `source_text` or `title`."""
+    last = next((word for word in reversed(words(name)) if not word.isdigit()), "")
+    return bool({last, _singular(last)} & (_METADATA | _DESCRIPTIONS - {"title"}))
 
 
 def _similarity(name: tuple[str, ...], alias: tuple[str, ...]) -> float:

@@ -144,9 +144,16 @@ def fits_context(profile: Profile) -> float:
 
 def fits_tools(profile: Profile) -> float:
     """Return how well values fit tool definitions: text, or a list of structs or JSON text."""
+    if profile.kind == "other":
+        return 1.0
     if profile.kind == "list":
         return float(profile.items is None or profile.items.kind == "struct" or profile.items.trait("json") >= 0.5)
     return fits_context(profile)
+
+
+def fits_settings(profile: Profile) -> float:
+    """Return how well values fit settings of a chat template: structs or JSON text."""
+    return 1.0 if profile.kind in ("struct", "other") else profile.trait("json") * float(profile.kind == "text")
 
 
 def fits_answer(profile: Profile) -> float:
@@ -189,6 +196,12 @@ def fits_messages(profile: Profile) -> float:
     speakers = profile.items.field(speaker_field) if profile.items else None
     messages = speakers.facts.get("rows", 0) if speakers else 0
     return 1 - 0.5 * unknown_speakers(profile)[0] / max(messages, 1)
+
+
+def is_message(profile: Profile) -> bool:
+    """Return whether values are single messages: structs with fields for the speaker and the text."""
+    names = profile.fields if profile.kind == "struct" else []
+    return any(name in names for name in SPEAKERS) and any(name in names for name in SAID)
 
 
 def unknown_speakers(conversation: Profile) -> tuple[int, list[str]]:

@@ -6,7 +6,7 @@ counts, histograms and maxima, which add up when chunks are merged.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +30,38 @@ from tokenloom.assets.schema.column_statistics import (
 )
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.json_values import (
+    BOOLEAN,
+    FLOAT,
+    INTEGER,
+    LIST,
+    NULL,
+    OBJECT,
+    TEXT,
+    is_json,
+    items_of,
+    json_texts,
+    kinds_of,
+    members_of,
+    typed,
+)
 from tokenloom.resources.tables.ragged import Ints, one_array, text_parts
 
-MAX_DEPTH = 8
+MAX_DEPTH, MAX_PATHS = 8, 256
+"""Steps of a path, and paths within a JSON column. Deeper and further values are not described."""
 COUNTABLE = ("text", "number", "boolean")
 MEASURED = ("text", "list")
+UNKNOWN_TYPE = "json"
+"""The type of JSON values that are not described any further, or that are of several kinds."""
+JSON_TYPES = {"list", "struct", UNKNOWN_TYPE}
+"""Types of lists and objects in JSON columns."""
+_KINDS_OF_JSON = {
+    "text": (TEXT,),
+    "number": (INTEGER, FLOAT),
+    "boolean": (BOOLEAN,),
+    "list": (LIST,),
+    "struct": (OBJECT,),
+}
 
 SKETCH = pa.schema(
     [
@@ -56,10 +83,11 @@ SKETCH = pa.schema(
         ("examples", pa.list_(pa.string())),
     ]
 )
-"""The columns of a sketch, one row per path.
+"""The columns of a sketch, one row per path and, in JSON columns, kind of value.
 
 - steps: the column, then field names, with null for a list's items; empty for the chunk itself.
-- type, kind: the Arrow type as text, and its kind as in `kind_of`.
+- type, kind: the Arrow type as text, and its kind as in `kind_of`. Lists and objects of JSON have the types `list` and
+  `struct`, or `json` if the paths inside are not described.
 - rows, nulls, empty: occurrences of the path, and how many are null or empty.
 - longest, lengths: the longest value, and a histogram of lengths as in `length_buckets`.
 - letters: the number of letters per script.
@@ -76,31 +104,47 @@ def sketch(table: pa.Table) -> pa.Table:
     """Describe every path of a raw chunk.
 
     Returns:
-        A table with the schema `SKETCH`: the chunk itself, then all paths, depth first.
+        A table with the schema `SKETCH`: the chunk itself, then all paths, each after the path that contains it.
     """
-    described = [{**_row((), pa.struct([]), "struct"), "rows": table.num_rows}]
+    described = [{**_row((), str(pa.struct([])), "struct"), "rows": table.num_rows}]
     for index, name in enumerate(table.column_names):
         if name != ROW and name not in table.column_names[:index]:
             described += _describe((name,), one_array(table.column(index)))
     return pa.Table.from_pylist(described, SKETCH)
 
 
-def _row(steps: Steps, arrow: pa.DataType, kind: str) -> dict[str, Any]:
+def _row(steps: Steps, declared: str, kind: str) -> dict[str, Any]:
     counts = dict.fromkeys(("rows", "nulls", "empty", "longest", "sampled"), 0)
     lists: dict[str, Any] = {name: [] for name in ("lengths", "letters", "values", "counts", "traits", "examples")}
-    return {"steps": list(steps), "type": str(arrow), "kind": kind, **counts, **lists, "hashes": b"", "few": True}
+    return {"steps": list(steps), "type": declared, "kind": kind, **counts, **lists, "hashes": b"", "few": True}
 
 
 def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     """Yield the sketch of a path, then of all paths inside it."""
-    declared, array = array.type, _decoded(array)
+    if is_json(array.type):
+        yield from _describe_json(steps, json_texts(array))
+        return
+    declared, array = str(array.type), _decoded(array)
     kind = kind_of(array.type)
+    yield _measured(steps, declared, kind, array, _lengths(array) if kind in MEASURED else None)
+    if len(steps) < MAX_DEPTH:
+        for step, inner in _within(array.drop_null() if array.null_count else array, kind):
+            yield from _describe((*steps, step), inner)
+
+
+def _measured(steps: Steps, declared: str, kind: str, array: pa.Array, lengths: Ints | None) -> dict[str, Any]:
+    """Return the sketch of one path.
+
+    Args:
+        declared: the type as text.
+        array: the values; for lists and objects of JSON their texts.
+        lengths: int64, the lengths of the values that are not null, if the kind is measured.
+    """
     row = _row(steps, declared, kind)
     row["rows"], row["nulls"] = len(array), len(array) if kind == "null" else array.null_count
     array = array.drop_null() if row["nulls"] else array
     filled = np.arange(min(len(array), EXAMPLES))
-    if kind in MEASURED:
-        lengths = _lengths(array)
+    if lengths is not None:
         filled = np.flatnonzero(lengths)
         row["empty"] = len(lengths) - len(filled)
         row["longest"], row["lengths"] = int(lengths.max(initial=0)), length_buckets(lengths)
@@ -115,10 +159,54 @@ def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         values = few_values(array, len(hashes)) if kind in COUNTABLE else None
         row["few"] = values is not None or not len(array)
         row["values"], row["counts"] = list(values or {}), list((values or {}).values())
-    yield row
-    if len(steps) < MAX_DEPTH:
-        for step, inner in _within(array, kind):
-            yield from _describe((*steps, step), inner)
+    return row
+
+
+def _describe_json(column: Steps, texts: pa.Array) -> Iterator[dict[str, Any]]:
+    """Yield the sketches of a JSON column and of the paths inside it, breadth first, up to `MAX_PATHS` of them.
+
+    A path with values of several kinds has one row for each, as if they were in different chunks.
+    """
+    waiting, known = deque([(column, texts, 0)]), 1
+    while waiting:
+        steps, texts, missing = waiting.popleft()
+        rows, inside = [], []
+        kinds = kinds_of(texts)
+        for kind, codes in _KINDS_OF_JSON.items():
+            members = np.isin(kinds, codes)
+            if members.any():
+                row, inner = _json_part(steps, kind, texts.filter(pa.array(members)))
+                if inner and (len(steps) >= MAX_DEPTH or known + len(inner) > MAX_PATHS):
+                    row["type"], inner = UNKNOWN_TYPE, []
+                known += len(inner)
+                rows.append(row)
+                inside += inner
+        rows = rows or [_row(steps, "null", "null")]
+        for name in ("rows", "nulls"):
+            rows[0][name] += missing + int((kinds == NULL).sum())
+        yield from rows
+        waiting.extend(inside)
+
+
+def _json_part(steps: Steps, kind: str, texts: pa.Array) -> tuple[dict[str, Any], list[tuple[Steps, pa.Array, int]]]:
+    """Return the sketch of JSON values of one kind, and the paths inside them.
+
+    Each path inside has the texts that it leads to, and the number of objects that do not have it.
+    """
+    if kind == "list":
+        lengths, items = items_of(texts)
+        return _measured(steps, kind, kind, texts, lengths), [((*steps, None), items, 0)] if len(items) else []
+    if kind == "struct":
+        members = members_of(texts)
+        inside = [
+            ((*steps, name), members.values.take(pa.array(places)), len(texts) - len(places))
+            for name, places in members.places().items()
+        ]
+        return _measured(steps, kind, kind, texts, None), inside
+    values = typed(texts)
+    declared = "double" if is_json(values.type) else str(values.type)
+    array = texts if is_json(values.type) else values
+    return _measured(steps, declared, kind, array, _lengths(values) if kind == "text" else None), []
 
 
 def _decoded(array: pa.Array) -> pa.Array:
@@ -160,7 +248,8 @@ def kind_of(arrow: pa.DataType) -> str:
 
 
 def _lengths(array: pa.Array) -> Ints:
-    """Return int64 [rows]: characters of text, or items of lists."""
+    """Return int64: characters of text, or items of lists, of the values that are not null."""
+    array = array.drop_null() if array.null_count else array
     count = pc.utf8_length if kind_of(array.type) == "text" else pc.list_value_length
     return np.asarray(count(array).to_numpy(zero_copy_only=False), np.int64)
 
@@ -212,10 +301,11 @@ class _Merged:
         if row["kind"] == "struct":
             self.structs += row["rows"] - row["nulls"]
 
-    def profile(self, steps: Steps, occurrences: int | None) -> dict[str, Any]:
+    def profile(self, steps: Steps, described: str, occurrences: int | None) -> dict[str, Any]:
         """Return the profile as JSON.
 
         Args:
+            described: the types as text.
             occurrences: how often the path could occur, if known; chunks without the path count as nulls.
         """
         rows, nulls = self.counts["rows"], self.counts["nulls"]
@@ -234,7 +324,7 @@ class _Merged:
             "column": steps[0],
             "path": path_text(steps),
             "steps": list(steps),
-            "type": " | ".join(self.types) or "null",
+            "type": described,
             "kind": kind,
             "rows": rows,
             "nulls": nulls,
@@ -293,13 +383,31 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
         - examples.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
+    inside: Counter[str | None] = Counter()
     for table in sketches:
         for row in table.to_pylist():
             steps = tuple(row["steps"])
-            if steps and steps not in merged:
-                merged[steps[:-1]].fields.append(steps[-1])
+            if steps and steps not in merged and not _added(steps, merged, inside):
+                continue
             merged.setdefault(steps, _Merged()).add(row)
     return list(_profiles((), merged))
+
+
+def _added(steps: Steps, merged: dict[Steps, _Merged], inside: Counter[str | None]) -> bool:
+    """Add a path to the fields of the path that contains it, unless that is JSON with `MAX_PATHS` paths already.
+
+    Args:
+        inside: the number of JSON paths of each column.
+    """
+    if (above := merged.get(steps[:-1])) is None:
+        return False
+    if JSON_TYPES & set(above.types):
+        inside[steps[0]] += 1
+        if inside[steps[0]] >= MAX_PATHS:
+            above.types = [UNKNOWN_TYPE]
+            return False
+    above.fields.append(steps[-1])
+    return True
 
 
 def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, Any]]:
@@ -307,8 +415,31 @@ def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, 
     above = merged[steps]
     for step in above.fields:
         inner = (*steps, step)
-        yield merged[inner].profile(inner, None if step is None else above.structs)
+        described = " | ".join(_types_of(inner, merged)) or "null"
+        yield merged[inner].profile(inner, described, None if step is None else above.structs)
         yield from _profiles(inner, merged)
+
+
+def _types_of(steps: Steps, merged: dict[Steps, _Merged]) -> list[str]:
+    """Return the types of a path as text; lists and objects of JSON as Arrow's list and struct types."""
+    found = merged[steps]
+    types = []
+    for described in found.types:
+        if described == "list":
+            described = f"list<item: {_inner_type((*steps, None), merged)}>"
+        elif described == "struct":
+            fields = [step for step in found.fields if step is not None]
+            described = f"struct<{', '.join(f'{name}: {_inner_type((*steps, name), merged)}' for name in fields)}>"
+        types.append(described)
+    return types
+
+
+def _inner_type(steps: Steps, merged: dict[Steps, _Merged]) -> str:
+    """Return the one type of a path, or `json` for several."""
+    types = _types_of(steps, merged) if steps in merged else []
+    if set(types) == {"int64", "double"}:
+        return "double"
+    return types[0] if len(types) == 1 else UNKNOWN_TYPE if types else "null"
 
 
 def top_level(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 3
+    version = 4
     upstream = ("raw",)
-    libraries = ("pyarrow", "numpy")
+    libraries = ("pyarrow", "numpy", "msgspec")
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return no setting of the YAML, but the version of Unicode, which defines what a letter is."""

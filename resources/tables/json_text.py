@@ -14,19 +14,25 @@ JsonPath = tuple[str, ...]
 """Steps into a JSON value: `.field` and `[]`."""
 
 
-def read_json(data: bytes | pa.Buffer, multi_line: bool = False, schema: pa.Schema | None = None) -> pa.Table:
+def read_json(
+    data: bytes | pa.Buffer, multi_line: bool = False, schema: pa.Schema | None = None, closed: bool = False
+) -> pa.Table:
     """Read newline-delimited JSON objects with pyarrow in one pass.
 
     Args:
         data: UTF-8.
         multi_line: whether objects can contain line breaks.
         schema: the types of known columns; default: pyarrow infers all types.
+        closed: whether columns and fields that the schema lacks are an error.
 
     Raises:
         ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the data.
     """
     read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    parse = arrow_json.ParseOptions(newlines_in_values=multi_line, explicit_schema=schema)
+    unexpected = "error" if closed else "infer"
+    parse = arrow_json.ParseOptions(
+        newlines_in_values=multi_line, explicit_schema=schema, unexpected_field_behavior=unexpected
+    )
     return arrow_json.read_json(pa.BufferReader(data), read, parse)
 
 

@@ -8,7 +8,7 @@ backticks is always taken literally.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.resources.tables.json_values import (
+    LIST,
+    OBJECT,
+    field_texts,
+    is_json,
+    item_texts,
+    items_of,
+    json_texts,
+    kinds_of,
+    members_of,
+    typed,
+)
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, ranges
 
 QUOTED = r"`(?:[^`]|``)*`(?!`)"
@@ -80,22 +92,38 @@ def evaluate(table: pa.Table, path: Path) -> pa.Array:
     """Return the values at a path, one per row.
 
     The value is null if anything along the path is null, an index is out of range, or the table has no such column or
-    field. Lists of any layout are returned as `pa.list_`, maps as lists of {key, value}, dictionaries decoded.
+    field. Lists of any layout are returned as `pa.list_`, maps as lists of {key, value}, dictionaries decoded. Values
+    inside a JSON column are typed where that is exact, else a JSON column: see `json_values.typed`.
     """
     if path.column not in table.column_names:
         return pa.nulls(table.num_rows)
     values = plain(one_array(table[path.column]))
+    if is_json(values.type) and path.steps:
+        return typed(_texts_at(values, path.steps))
     for step in path.steps:
         values = plain(_item(values, step) if isinstance(step, int) else _field(values, step))
     return values
 
 
-def leads_somewhere(schema: pa.Schema, path: Path) -> bool:
-    """Return whether a schema has the column and fields of a path. A null type is assumed to have any field."""
-    index = schema.get_all_field_indices(path.column)
+def _texts_at(values: pa.Array, steps: Sequence[str | int]) -> pa.Array:
+    """Return the JSON texts that steps into a JSON column lead to."""
+    texts = json_texts(values)
+    for step in steps:
+        texts = item_texts(texts, step) if isinstance(step, int) else field_texts(texts, step)
+    return texts
+
+
+def leads_somewhere(table: pa.Table, path: Path) -> bool:
+    """Return whether a table has the column and fields of a path.
+
+    A JSON column has the fields that any of its objects has. Null values are assumed to have any field.
+    """
+    index = table.schema.get_all_field_indices(path.column)
     if not index:
         return False
-    kind = schema.field(index[0]).type
+    kind = table.schema.field(index[0]).type
+    if is_json(kind):
+        return _json_leads_somewhere(json_texts(table.column(index[0])), path.steps)
     for step in path.steps:
         while pa.types.is_dictionary(kind) or (isinstance(step, str) and is_list(kind) and not pa.types.is_map(kind)):
             kind = kind.value_type
@@ -110,11 +138,39 @@ def leads_somewhere(schema: pa.Schema, path: Path) -> bool:
     return True
 
 
+def _json_leads_somewhere(texts: pa.Array, steps: Sequence[str | int]) -> bool:
+    """Return whether any of the JSON texts has the fields and items that the steps lead to, or all are null."""
+    for step in steps:
+        texts = texts.drop_null() if isinstance(step, int) else _outside_lists(texts)
+        if not len(texts):
+            return True
+        inside = texts.filter(pa.array(kinds_of(texts) == (LIST if isinstance(step, int) else OBJECT)))
+        if not len(inside):
+            return False
+        if isinstance(step, int):
+            texts = items_of(inside)[1]
+        else:
+            members = members_of(inside)
+            if step not in members.names:
+                return False
+            texts = members.values.take(pa.array(members.places()[step]))
+    return True
+
+
+def _outside_lists(texts: pa.Array) -> pa.Array:
+    """Return the JSON texts that are not null, with the items of lists at any depth in place of the lists."""
+    texts = texts.drop_null()
+    while (is_list := kinds_of(texts) == LIST).any():
+        items = items_of(texts.filter(pa.array(is_list)))[1].drop_null()
+        texts = pa.concat_arrays([texts.filter(pa.array(~is_list)), items])
+    return texts
+
+
 def plain(array: pa.Array) -> pa.Array:
-    """Return the same values in Arrow's basic layouts: extension types as their storage, dictionaries and run-end
-    encoding decoded, strings as `pa.string`, lists and maps as `pa.list_`. Only the outermost type changes.
+    """Return the same values in Arrow's basic layouts: extension types other than JSON as their storage, dictionaries
+    and run-end encoding decoded, strings as `pa.string`, lists and maps as `pa.list_`. Only the outermost type changes.
     """
-    if isinstance(array, pa.ExtensionArray):
+    if isinstance(array, pa.ExtensionArray) and not is_json(array.type):
         return plain(array.storage)
     kind = array.type
     if pa.types.is_dictionary(kind):

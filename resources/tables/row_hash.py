@@ -79,6 +79,8 @@ def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     A null hashes like an empty value.
     """
     kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return hash_array(array.storage)
     if pa.types.is_dictionary(kind):
         return hash_array(array.dictionary_decode())
     if (

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
-from itertools import product
+from functools import cached_property, lru_cache
+from itertools import chain, product
 from types import TracebackType
 from typing import Any
 
@@ -212,6 +212,17 @@ class JinjaTemplate:
         """Return whether the template uses a variable or function of this name."""
         return any(node.name == name for node in self._tree.find_all(jinja2.nodes.Name))
 
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """The texts that the template compares the roles of messages with."""
+        found: list[Any] = []
+        for compared in self._tree.find_all(jinja2.nodes.Compare):
+            inner = [compared.expr, *compared.find_all(jinja2.nodes.Node)]
+            if any(_name_of(node) == "role" for node in inner):
+                values = [node.value for node in inner if isinstance(node, jinja2.nodes.Const)]
+                found += chain.from_iterable(value if isinstance(value, list | tuple) else [value] for value in values)
+        return frozenset(name for name in found if isinstance(name, str) and name != "role")
+
     def undeclared(self) -> dict[str, int]:
         """Return the variables that the template expects, without special tokens, each with its first line."""
         names = self._names - set(self._globals) - set(SPECIAL_TOKENS)
@@ -315,6 +326,16 @@ class JinjaTemplate:
             if place.tb_frame.f_globals is template.root_render_func.__globals__
         ]
         return template.get_corresponding_lineno(own[-1]) if own else None
+
+
+def _name_of(node: jinja2.nodes.Node) -> Any:
+    """Return the name of the variable or field that an expression reads, or None."""
+    match node:
+        case jinja2.nodes.Name(name=name) | jinja2.nodes.Getattr(attr=name):
+            return name
+        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value=name)):
+            return name
+    return None
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,24 @@ TOOLS = (
 """The same with generation marks, names, tools and tool calls."""
 
 
-def said(role: str, content: str | None = "", **more: Any) -> Row:
-    """A message; what is not given is null."""
-    return {
-        "role": role,
-        "content": content,
-        "name": None,
-        "tool_calls": None,
-        "weight": None,
-        "reasoning": None,
-        **more,
-    }
+def said(role: str, content: str = "", **more: Any) -> Row:
+    """A canonical message. `reasoning` and `weight` are columns; other fields are passed to the template."""
+    columns = {name: more.pop(name, None) for name in ("reasoning", "weight")}
+    thought = {} if columns["reasoning"] is None else {"reasoning_content": None}
+    fields = {**thought, **{name: value for name, value in more.items() if value is not None}}
+    written = json.dumps({"role": None, "content": None, **fields}, ensure_ascii=False) if fields else None
+    return {"role": role, "content": content, **columns, "fields": written}
+
+
+def call(name: str, arguments: Any, identity: str | None = None) -> Row:
+    """A tool call in OpenAI's layout."""
+    identified = {} if identity is None else {"id": identity}
+    return {**identified, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def field_of(message: Row, name: str) -> Any:
+    """Return one of a canonical message's further fields, or None."""
+    return json.loads(message["fields"] or "{}").get(name)
 
 
 def chatml(messages: Sequence[Row]) -> str:
@@ -54,7 +62,7 @@ def chatml(messages: Sequence[Row]) -> str:
 def table_of(form: str, rows: Sequence[Row], first: int = 0) -> pa.Table:
     """Rows in the exact types of a form; those of `messages` describe no tools unless they say so."""
     fields = [(ROW, pa.int32()), *FORMS[form].items()]
-    numbered = [{ROW: first + index, "tools": "", **row} for index, row in enumerate(rows)]
+    numbered = [{ROW: first + index, "tools": "", "template_kwargs": "", **row} for index, row in enumerate(rows)]
     return pa.table({name: pa.array([row[name] for row in numbered], kind) for name, kind in fields})
 
 

@@ -60,14 +60,24 @@ def read(path: str | Path, size: ChunkSize | None = None, **dataset: Any) -> tup
         assert output.rows_in == output.table.num_rows + output.rejects.num_rows + output.filtered
         positions = output.table[ROW].to_pylist()
         assert positions == sorted(set(positions) - {*output.rejects[ROW].to_pylist()})
-    rows = [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
+    rows = [row for output in outputs for row in rows_of(output.table)]
     rejects = [row for output in outputs for row in output.rejects.to_pylist()]
     return rows, rejects, sum(output.filtered for output in outputs)
 
 
+def rows_of(table: pa.Table) -> list[Row]:
+    """Rows without positions, as Python objects: `json.loads` of JSON columns, else what Arrow gives."""
+    rows: list[Row] = [{} for _ in range(table.num_rows)]
+    for name in [name for name in table.column_names if name != ROW]:
+        is_json = table.schema.field(name).type == pa.json_()
+        for row, value in zip(rows, table[name].to_pylist(), strict=True):
+            row[name] = json.loads(value) if is_json and value is not None else value
+    return rows
+
+
 def read_split(path: Path, split: str, **dataset: Any) -> list[Row]:
     outputs = [chunk.load() for chunk in chunks_of(path, ChunkSize(4096, 16384), **dataset) if chunk.split == split]
-    return [row for output in outputs for row in output.table.drop_columns([ROW]).to_pylist()]
+    return [row for output in outputs for row in rows_of(output.table)]
 
 
 def as_array(data: bytes) -> Any:

@@ -114,12 +114,15 @@ def stored_lines(target: BuildTarget) -> list[str]:
 def _print_stages(console: Console, build: Build, reports: list[StageReport]) -> None:
     """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
     from tokenloom.assets.building.stages import STAGES
-    from tokenloom.cli.terminal.console import say
+    from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.lengths import length_lines
     from tokenloom.cli.terminal.tables import stage_table
     from tokenloom.cli.terminal.turns import turn_lines
 
     console.print(stage_table(build.name, reports))
+    if unused := _unused_columns(build, reports):
+        say(open_console(stderr=True), f"{build.name}: {unused_notice(unused)}")
     for report in reports:
         if report.rejected:
             say(console, f"{report.name} rejected {build.reject_reasons(report.name)}")
@@ -134,6 +137,12 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
             say(console, line)
     console.print(_summary(reports), highlight=False)
+
+
+def _unused_columns(build: Build, reports: list[StageReport]) -> list[str]:
+    """Return the columns with content that the build does not use; empty if it stopped before it read them."""
+    read = any(report.name == "columns" for report in reports)
+    return build.manifest("columns").notes.get("unused_columns", []) if read else []
 
 
 def _summary(reports: list[StageReport]) -> str:
@@ -157,6 +166,8 @@ def _to_json(built: Built) -> dict[str, Any]:
         max_length = target.builds[dataset].config.tokenizer.max_length
         for report in reports:
             stage = {**asdict(report), "name": target.label(dataset, report.name)}
+            if report.name == "columns":
+                stage["unused_columns"] = _unused_columns(target.builds[dataset], reports)
             if report.name == "sequences":
                 stage["fill"] = round(fill(report.counters, report.tokens, max_length), 6)
             stages.append(stage)

@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
+    from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.schema.format_candidates import FormatCandidate
     from tokenloom.cli.output.targets import check_file, write_file
     from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
     from tokenloom.cli.terminal.console import open_console, say
@@ -67,8 +69,12 @@ def run(args: argparse.Namespace) -> int:
             say(console, f"{report.name} rejected {inspection.build.reject_reasons(report.name)}")
     console.print(format_table(facts["formats"]))
     say(console, inspection.verdict())
+    unused = list(inspection.choice.unused) if isinstance(inspection.choice, FormatCandidate) else []
+    if unused:
+        say(console, f"Notice: {unused_notice(unused)}.")
     if args.json:
-        print(json.dumps({"dataset": name, "sure": inspection.is_sure, **facts}, ensure_ascii=False))
+        found = {"dataset": name, "sure": inspection.is_sure, "unused_columns": unused, **facts}
+        print(json.dumps(found, ensure_ascii=False))
     if target == "-":
         print(inspection.yaml(Path()), end="")
     elif target is not None:

@@ -192,10 +192,11 @@ class FewShotConfig(Section):
 class PromptTemplateConfig(Section):
     """How a row becomes text, and which part of the text is trained."""
 
-    format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto"] = "custom"
+    format_type: Literal["custom", "jinja", "chat", "completion", "text", "preference", "kto", "prompt_only"] = "custom"
     """How the text is built. `custom`: from a template with `{column}`; `jinja`: from a template with `{{ column }}`;
     `chat`: by the chat template; `completion`: prompt and completion joined; `text`: the text alone; `preference`:
-    chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template.
+    chosen and rejected completions, by the chat template; `kto`: completions with a label, by the chat template;
+    `prompt_only`: prompts without answers, so that nothing is trained.
     `custom` without a template depends on the data: plain text is used unchanged, and anything else goes through the
     chat template if there is one."""
     template: str | None = None

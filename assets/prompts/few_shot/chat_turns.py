@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.forms import MESSAGES, has_calls
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.draw import draw_for
 from tokenloom.assets.prompts.spans import flat_spans, span_lists
@@ -164,10 +164,8 @@ def _answered(chats: pa.Array) -> Flags:
     """Return bool [rows]: whether the assistant's last message has text or a tool call."""
     messages = _FlatMessages.of(chats)
     last = messages.last(messages.spoken_by("assistant"))
-    content, calls = (pc.struct_field(messages.flat, name) for name in ("content", "tool_calls"))
-    says = pc.or_(pc.not_equal(content, ""), pc.greater(pc.list_value_length(calls), 0).fill_null(False))
-    says = np.append(np.asarray(says.to_numpy(zero_copy_only=False), bool), False)
-    return says[last]
+    says = pc.not_equal(pc.struct_field(messages.flat, "content"), "").to_numpy(zero_copy_only=False)
+    return np.append(np.asarray(says, bool) | has_calls(messages.flat), False)[last]
 
 
 def _asked(chats: pa.Array) -> Hashes:

@@ -1,4 +1,4 @@
-"""Turns lists within records into rows: one row per item, with the fields around the list repeated."""
+"""Turns lists within JSON records into rows: one row per item, with the fields around the list repeated."""
 
 from __future__ import annotations
 
@@ -8,55 +8,88 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.resources.tables.json_values import (
+    LIST,
+    NULL,
+    OBJECT,
+    is_json,
+    items_of,
+    json_texts,
+    kinds_of,
+    members_of,
+    typed,
+)
 from tokenloom.resources.tables.ragged import Ints, one_array, row_of
 
+_NOT_A_LIST = pa.scalar("0", pa.string())
+"""JSON text of any value that is not a list."""
 
-def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, Ints]:
+
+def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, Ints, Ints]:
     """Return one row for each item of the innermost list.
 
     Args:
         lists: for each level, the fields that lead from a row to the list with the rows of the next level.
 
     Returns:
-        A table of the items' fields, then the fields of the levels around them, which are named `outer.<name>` if an
-        inner level has the same name; and int64 [rows], the record of each row.
-
-    Raises:
-        ValueError: the fields lead to something other than a list.
+        - A table of the items' fields, then the fields of the levels around them, which are named `outer.<name>` if an
+          inner level has the same name. Items that are not objects are in a column with the name of the list.
+        - int64 [rows], the record of each row.
+        - int64, ascending: records without rows because the fields lead to something other than a list.
     """
-    source = np.arange(table.num_rows, dtype=np.int64)
+    source, bad = np.arange(table.num_rows, dtype=np.int64), np.zeros(table.num_rows, bool)
     for keys in lists:
-        items, rest = _take_list(table, keys)
-        lengths = np.asarray(pc.list_value_length(items).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+        texts, rest = _take_list(table, keys)
+        kinds = kinds_of(texts)
+        bad[source[(kinds != LIST) & (kinds != NULL)]] = True
+        is_list = kinds == LIST
+        lengths = np.zeros(len(texts), np.int64)
+        lengths[is_list], items = items_of(texts.filter(pa.array(is_list)))
         parent = row_of(lengths)
-        inner = _as_table(items.flatten(), keys[-1])
+        inner = _as_table(items, keys[-1])
         outer = rest.take(pa.array(parent))
         for name, column in zip(outer.column_names, outer.columns, strict=True):
             inner = inner.append_column(name if name not in inner.column_names else f"outer.{name}", column)
         table, source = inner, source[parent]
-    return table, source
+    keep = ~bad[source]
+    return (table if keep.all() else table.filter(pa.array(keep))), source[keep], np.flatnonzero(bad)
 
 
 def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table]:
-    """Return the list column that the fields lead to, and the other columns; all null if the chunk has no such list."""
+    """Return the JSON texts of the list that the fields lead to, and the other columns."""
     first, *below = keys
     if first not in table.column_names:
-        return pa.nulls(table.num_rows, pa.list_(pa.null())), table
-    array = one_array(table[first])
-    rest = table.drop_columns([first])
+        return pa.nulls(table.num_rows, pa.string()), table
+    column, rest = table[first], table.drop_columns([first])
+    if not is_json(column.type):
+        return pc.if_else(one_array(column.is_valid()), _NOT_A_LIST, None), rest
+    texts = json_texts(column)
     for key in below:
-        fields = dict(zip(array.type.names, array.flatten(), strict=True)) if pa.types.is_struct(array.type) else {}
-        array = fields.pop(key, pa.nulls(len(array)))
-        for name, column in fields.items():
-            rest = rest.append_column(f"{first}.{name}", column)
-    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
-        if not pa.types.is_null(array.type):
-            raise ValueError(f"{'.'.join(keys)} in dataset.reader.root is not a list")
-        array = pa.nulls(len(array), pa.list_(pa.null()))
-    return array, rest
+        members = _members(texts)
+        unfit = ~np.isin(kinds_of(texts), (OBJECT, NULL))
+        texts = pc.if_else(pa.array(unfit), _NOT_A_LIST, members.pop(key, pa.nulls(len(texts), pa.string())))
+        for name, values in members.items():
+            rest = rest.append_column(f"{first}.{name}", typed(values))
+    return texts, rest
+
+
+def _members(texts: pa.Array) -> dict[str, pa.Array]:
+    """Return the JSON texts of the members of objects; null for other values."""
+    is_object = kinds_of(texts) == OBJECT
+    if is_object.all():
+        return members_of(texts).columns()
+    place = pa.array(np.cumsum(is_object) - 1, mask=~is_object)
+    columns = members_of(texts.filter(pa.array(is_object))).columns()
+    return {name: values.take(place) for name, values in columns.items()}
 
 
 def _as_table(items: pa.Array, name: str) -> pa.Table:
-    if pa.types.is_struct(items.type):
-        return pa.Table.from_struct_array(items)
-    return pa.table({name: items})
+    """Return the fields of objects as columns, and other items in a column of that name."""
+    columns = _members(items)
+    other = ~np.isin(kinds_of(items), (OBJECT, NULL))
+    if other.any():
+        alone = items.take(pa.array(np.arange(len(items)), mask=~other))
+        columns[name] = pc.coalesce(columns[name], alone) if name in columns else alone
+    if not columns:
+        return pa.table({name: pa.nulls(len(items))})
+    return pa.table({column: typed(texts) for column, texts in columns.items()})

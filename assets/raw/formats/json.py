@@ -1,15 +1,16 @@
-"""Parses JSON records to rows with pyarrow's reader.
+"""Parses JSON records to rows: plain scalars to typed columns, other values to columns of JSON text.
 
-If the reader fails on a chunk, the records are parsed one by one: bad records are rejected, the others are kept.
+A chunk of plain scalars is read by pyarrow in one pass. In other chunks each value's own text is cut out. If that fails
+for a chunk, the records are parsed one by one: bad records are rejected, the others are kept.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,19 +23,25 @@ from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, trim
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
-from tokenloom.resources.tables.flags import flags_of
-from tokenloom.resources.tables.json_text import json_kinds, read_json, usual_kinds, without_dates
+from tokenloom.resources.tables.json_text import read_json, without_dates
+from tokenloom.resources.tables.json_values import (
+    has_long_integer,
+    is_json,
+    json_texts,
+    members_of,
+    object_slices,
+    too_deep,
+    typed,
+)
 from tokenloom.resources.tables.ragged import Ints, text_array
 
 OPEN, CLOSE = ord("{"), ord("}")
-MAX_DEPTH = 32
-"""The levels of lists and objects that a row can have; stored tables support little more."""
-_NULL_ITEM = re.compile(rb"[\[,]\s*null")
-KEY, VALUE, ITEMS = "key", "value", "items"
-"""Columns: an entry's key and, temporarily, its value; the items of a record that is a list."""
+MAX_DEPTH = 64
+"""The levels of lists and objects that a value can have."""
+KEY, ITEMS = "key", "items"
+"""Columns: an entry's key; the items of a record that is a list."""
 
-Records = tuple[pa.Table, Ints, list[pa.Table]]
-"""Rows, the record of each row, and rejects."""
+_HEAD = 1 << 16
 
 
 def parse_json(
@@ -56,23 +63,26 @@ def parse_json(
     if not len(solid):
         return ParsedChunk.of(pa.table({}), solid)
     try:
-        data = _as_objects(part, bounds, solid, layout)
+        data, keys = _as_objects(part, bounds, solid, layout)
     except ValueError as error:
         raise SourceError(f"{name}: invalid JSON: {error}, after byte {start}") from error
-    wrapped = layout.lists or layout.kind == "entries"
     if layout.kind != "lines" and len(solid) < len(bounds) - 1:
         raise SourceError(f"{name}: invalid JSON: nothing between two commas, after byte {start}")
-    if (wrapped or _are_objects(part, bounds, solid)) and (table := _read_whole(data, layout, len(solid))) is not None:
-        rows, rejects = solid, []
-    else:
-        table, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
-    if layout.kind == "entries":
-        table, rows, rejects = _unpack_entries(table, rows, rejects)
+    rows, rejects = solid, []
+    wrapped = layout.lists or keys is not None
+    table = None
+    if wrapped or _are_objects(part, bounds, solid):
+        table = _read_whole(data, layout.kind != "lines", len(solid))
+    if table is None:
+        table, keys, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
+    if keys is not None:
+        table = table.add_column(0, KEY if KEY not in table.column_names else f"_{KEY}", typed(keys))
     if layout.inner:
-        try:
-            table, source = explode(table, layout.inner)
-        except ValueError as error:
-            raise SourceError(f"{name}: {error}") from error
+        table, source, bad = explode(table, layout.inner)
+        if len(bad):
+            path = ".".join(layout.inner[-1])
+            message = f"a value that dataset.reader.root names, such as {path}, is not a list"
+            rejects = [*rejects, reject_rows(rows[bad], "raw", "not_a_list", path, message, [""] * len(bad))]
         rows = rows[source]
     return ParsedChunk.of(table, rows, rejects)
 
@@ -83,18 +93,21 @@ def _are_objects(part: Bytes, bounds: Ints, solid: Ints) -> bool:
     return bool((part[starts[solid]] == OPEN).all() and (part[ends[solid] - 1] == CLOSE).all())
 
 
-def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> bytes:
-    """Return the records as consecutive JSON objects; lists and entries are wrapped in objects."""
+def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> tuple[bytes, pa.Array | None]:
+    """Return the records as consecutive JSON objects, and the JSON texts of the keys of entries.
+
+    Lists are wrapped in objects.
+    """
     if layout.kind != "entries" and not layout.lists:
-        return part.tobytes()
+        return part.tobytes(), None
     data, limits = _only(part, bounds, solid)
-    if layout.kind == "entries":
-        key_start, key_end, value_start = split_entries(data, limits)
-        keys, values = _slices(data, key_start, key_end), _slices(data, value_start, limits[1:])
-        joined = pc.binary_join_element_wise(b'{"key":', keys, b',"value":', values, b"}\n", b"")
-    else:
+    if layout.kind != "entries":
         joined = pc.binary_join_element_wise(b'{"items":', _slices(data, limits[:-1], limits[1:]), b"}\n", b"")
-    return joined.buffers()[2].to_pybytes()
+        return joined.buffers()[2].to_pybytes(), None
+    key_start, key_end, value_start = split_entries(data, limits)
+    keys = _slices(data, key_start, key_end).cast(pa.string(), safe=False)
+    values = pc.binary_join_element_wise(_slices(data, value_start, limits[1:]), b"\n", b"")
+    return values.buffers()[2].to_pybytes(), keys
 
 
 def _only(part: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
@@ -113,58 +126,72 @@ def _slices(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     return every.take(pa.array(np.arange(len(starts)) * 2 + 1))
 
 
-def _read_whole(data: bytes, layout: JsonLayout, expected: int) -> pa.Table | None:
+def _read_whole(data: bytes, multi_line: bool, expected: int) -> pa.Table | None:
     """Read records that are objects in one pass; return None if that does not give one row per record.
 
     Never pass it a bare `null`: that crashes pyarrow's reader.
     """
+    table = None if _starts_nested(data) else _read_scalars(data, multi_line, expected)
+    return _read_members(data, expected) if table is None else table
+
+
+def _starts_nested(data: bytes) -> bool:
+    """Return whether the first record has a list or an object as a value. Only decides what is tried first."""
     try:
-        table = _read_typed(data, multi_line=layout.kind != "lines")
-        table.validate(full=True)
-        too_deep = any(_depth(kind) > MAX_DEPTH for kind in table.schema.types)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, RecursionError):
-        return None
-    return table if table.num_rows == expected and not too_deep else None
+        first, _ = json.JSONDecoder().raw_decode(data[:_HEAD].decode(errors="replace").lstrip())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and any(isinstance(value, dict | list) for value in first.values())
 
 
-def _depth(kind: pa.DataType) -> int:
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return 1 + max(map(_depth, inner), default=0)
+def _read_scalars(data: bytes, multi_line: bool, expected: int) -> pa.Table | None:
+    """Read objects of plain scalars with pyarrow; return None if other values are among them.
 
-
-def _read_typed(data: bytes, multi_line: bool) -> pa.Table:
-    """Read JSON objects in one pass, or in two if the first only determines the types.
-
-    Strings that look like dates stay strings. Without the types, pyarrow would shift the items of a list in which a
-    null comes before the first item that shows the type.
+    Strings that look like dates stay strings, and columns of floats with whole numbers are read again if some of these
+    are written as integers.
     """
-    table = read_json(data, multi_line)
-    schema = pa.schema([field.with_type(without_dates(field.type, pa.string())) for field in table.schema])
-    if schema != table.schema or (any(map(_has_list, schema.types)) and b"null" in data and _NULL_ITEM.search(data)):
-        table = read_json(data, multi_line, schema).select(table.column_names)
+    try:
+        table = read_json(data, multi_line)
+        if any(map(pa.types.is_nested, table.schema.types)):
+            return None
+        schema = pa.schema([field.with_type(without_dates(field.type)) for field in table.schema])
+        if schema != table.schema:
+            table = read_json(data, multi_line, schema).select(table.column_names)
+        table.validate(full=True)
+        whole = [name for name in table.column_names if _has_whole_float(table[name])]
+        if table.num_rows != expected or not whole:
+            return table if table.num_rows == expected else None
+        members = members_of(data)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, msgspec.DecodeError):
+        return None
+    for name in whole:
+        table = table.set_column(table.column_names.index(name), name, typed(members.column(name)))
     return table
 
 
-def _has_list(kind: pa.DataType) -> bool:
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pa.types.is_list(kind) or any(map(_has_list, inner))
+def _has_whole_float(column: pa.ChunkedArray) -> bool:
+    """Return whether a column of floats has a number that could be written as an integer."""
+    return pa.types.is_float64(column.type) and bool(pc.any(pc.equal(pc.floor(column), column)).as_py())
 
 
-def _unpack_entries(table: pa.Table, rows: Ints, rejects: list[pa.Table]) -> Records:
-    """Return the entries' keys and the fields of their values as columns; other values than objects are rejected."""
-    values = table[VALUE] if VALUE in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
-    is_object = flags_of(values.is_valid()) if pa.types.is_struct(values.type) else np.zeros(table.num_rows, bool)
-    if not is_object.all():
-        other = ~is_object
-        excerpts = [str(value)[:400] for value in table.filter(pa.array(other)).to_pylist()]
-        message = "expected an object under each key"
-        rejects.append(reject_rows(rows[other], "raw", "not_an_object", "", message, excerpts))
-        table, rows = table.filter(pa.array(is_object)), rows[is_object]
-    if not len(rows):
-        return pa.table({}), rows, rejects
-    fields = pa.Table.from_struct_array(table[VALUE])
-    name = KEY if KEY not in fields.column_names else f"_{KEY}"
-    return fields.add_column(0, name, table[KEY]), rows, rejects
+def _read_members(data: bytes, expected: int) -> pa.Table | None:
+    """Read objects by cutting out the text of each value; return None if a record is not valid or too deep."""
+    try:
+        members = members_of(data)
+        members.values.validate(full=True)
+        table = _typed_table(members.columns(), members.rows)
+    except (pa.ArrowInvalid, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    texts = [json_texts(column) for column in table.columns if is_json(column.type)]
+    if members.rows != expected or any(too_deep(text, MAX_DEPTH).any() or has_long_integer(text) for text in texts):
+        return None
+    return table
+
+
+def _typed_table(columns: Mapping[str, pa.Array], rows: int) -> pa.Table:
+    if not columns:
+        return pa.table({"": pa.nulls(rows)}).select([])
+    return pa.table({name: typed(texts) for name, texts in columns.items()})
 
 
 def _read_singly(
@@ -175,87 +202,98 @@ def _read_singly(
     columns: Sequence[str] | None,
     name: str,
     start: int,
-) -> Records:
-    """Parse a chunk that contains a bad record: reject bad records, then read the others in one pass."""
-    values: list[tuple[int, dict[str, Any]]] = []
+) -> tuple[pa.Table, pa.Array | None, Ints, list[pa.Table]]:
+    """Parse a chunk that contains a bad record: reject bad records, keep the others.
+
+    Returns:
+        The rows, the JSON texts of their keys if the records are entries, the record of each row, and the rejects.
+    """
+    kept: list[tuple[int, str, dict[str, bytes]]] = []
     rejects: list[pa.Table] = []
 
-    def reject(row: int, code: str, field: str, message: str, excerpt: str) -> None:
-        rejects.append(reject_rows(np.array([row]), "raw", code, field, message, [excerpt]))
+    def reject(row: int, code: str, message: str, excerpt: str) -> None:
+        rejects.append(reject_rows(np.array([row]), "raw", code, "", message, [excerpt]))
 
+    used = columns if layout.kind == "lines" and not layout.inner else None
     for row in solid.tolist():
         record = part[bounds[row] : bounds[row + 1]].tobytes()
-        value, problem = _value(record, layout)
+        key, value, problem = _value(record, layout)
         excerpt = record[:400].decode(errors="replace").strip()
         if problem in _UNREADABLE:
-            reject(row, problem, "", _UNREADABLE[problem], excerpt)
+            reject(row, problem, _UNREADABLE[problem], excerpt)
         elif problem and layout.kind != "lines":
             at = start + int(bounds[row])
             raise SourceError(f"{name}: invalid JSON in the element at byte {at}, {excerpt[:60]!r}: {problem}")
         elif problem:
-            reject(row, "invalid_json", "", problem, excerpt)
+            reject(row, "invalid_json", problem, excerpt)
         elif not isinstance(value, dict):
-            reject(row, "not_an_object", "", f"expected an object, found {type(value).__name__}", excerpt)
+            message = "expected an object" + (" under each key" if key else f", found {type(value).__name__}")
+            reject(row, "not_an_object", message, excerpt)
+        elif (code := _unreadable({n: item for n, item in value.items() if used is None or n in used})) is not None:
+            reject(row, code, _UNREADABLE[code], excerpt)
         else:
-            used = columns if layout.kind == "lines" and not layout.inner else None
-            kept_fields = {field: item for field, item in value.items() if used is None or field in used}
-            if (code := _unreadable(kept_fields)) is not None:
-                reject(row, code, "", _UNREADABLE[code], excerpt)
-            else:
-                values.append((row, kept_fields))
-    usual = usual_kinds(value for _, value in values)
-    kept: list[tuple[int, dict[str, Any]]] = []
-    for row, value in values:
-        odd = next(((path, kind) for path, kind in json_kinds(value) if kind != usual[path]), None)
-        if odd is None:
-            kept.append((row, value))
-        else:
-            message = f"{odd[1]} here, {usual[odd[0]]} elsewhere in this chunk"
-            reject(row, "wrong_type", "".join(odd[0]).lstrip("."), message, json.dumps(value, ensure_ascii=False))
-    text = b"\n".join(json.dumps(value, ensure_ascii=False).encode() for _, value in kept)
-    try:
-        table = _read_typed(text, multi_line=False) if kept else pa.table({})
-    except pa.ArrowInvalid as error:
-        raise SourceError(f"{name}: {str(error).splitlines()[0]}, after byte {start}") from error
-    return table, np.array([row for row, _ in kept], np.int64), rejects
+            kept.append((row, key, _members(record, layout, used)))
+    names = list(dict.fromkeys(name for _, _, members in kept for name in members))
+    texts = {name: _texts([members.get(name) for _, _, members in kept]) for name in names}
+    keys = pa.array([key for _, key, _ in kept], pa.string()) if layout.kind == "entries" else None
+    return _typed_table(texts, len(kept)), keys, np.array([row for row, _, _ in kept], np.int64), rejects
 
 
-def _value(record: bytes, layout: JsonLayout) -> tuple[Any, str]:
-    """Return a record's value as the layout wraps it, and its problem: a code of `_UNREADABLE`, a message, or ""."""
+def _value(record: bytes, layout: JsonLayout) -> tuple[str, Any, str]:
+    """Return the JSON text of an entry's key, the value as `json.loads` reads it, and its problem.
+
+    The key is "" for other layouts; lists are wrapped in an object. The problem is a code of `_UNREADABLE`, a message,
+    or "".
+    """
     try:
         text = record.decode()
-        if layout.kind == "entries":
-            text = f"{{{text}}}"
-        value = json.loads(text)
+        value = json.loads(f"{{{text}}}" if layout.kind == "entries" else text)
     except UnicodeDecodeError:
-        return None, "invalid_utf8"
+        return "", None, "invalid_utf8"
     except RecursionError:
-        return None, "nested_too_deeply"
+        return "", None, "nested_too_deeply"
     except ValueError as error:
-        return None, str(error)
+        return "", None, str(error)
     if layout.kind == "entries":
         ((key, value),) = value.items()
-        value = {KEY: key, VALUE: value}
-    elif layout.lists:
-        value = {ITEMS: value}
-    return value, ""
+        return json.dumps(key), value, ""
+    return "", {ITEMS: value} if layout.lists else value, ""
+
+
+def _members(record: bytes, layout: JsonLayout, used: Sequence[str] | None) -> dict[str, bytes]:
+    """Return the JSON of each member of a record that `_value` could read."""
+    text = record.decode()
+    if layout.kind == "entries":
+        (value,) = object_slices(f"{{{text}}}").values()
+        text = value.decode()
+    if layout.lists:
+        return {ITEMS: text.strip().encode()}
+    return {name: value for name, value in object_slices(text).items() if used is None or name in used}
+
+
+def _texts(values: Sequence[bytes | None]) -> pa.Array:
+    return pa.array([None if value in (None, b"null") else value for value in values], pa.string())
 
 
 _UNREADABLE = {
     "invalid_utf8": NOT_UTF8,
     "lone_surrogate": "a string contains a lone surrogate",
-    "nested_too_deeply": "lists and objects are nested too deeply",
+    "nested_too_deeply": f"lists and objects are nested more than {MAX_DEPTH} levels deep",
 }
 
 
-def _unreadable(value: Any) -> str | None:
-    """Return why Arrow could not read a JSON value, as a code of `_UNREADABLE`, or None."""
+def _unreadable(value: dict[str, Any]) -> str | None:
+    """Return why a JSON object cannot be stored, as a code of `_UNREADABLE`, or None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
-        if any(len(path) > MAX_DEPTH for path, _ in json_kinds(value)):
-            return "nested_too_deeply"
     except UnicodeEncodeError:
         return "lone_surrogate"
     except RecursionError:
         return "nested_too_deeply"
-    return None
+    return "nested_too_deeply" if any(_is_deeper(item, MAX_DEPTH) for item in value.values()) else None
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether a value has more than `levels` levels of lists and objects."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inner is not None and (not levels or any(_is_deeper(item, levels - 1) for item in inner))

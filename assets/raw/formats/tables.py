@@ -15,6 +15,7 @@ from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.tables.json_values import is_json
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
@@ -73,7 +74,7 @@ def read_tables(file: SourceFile) -> Iterator[pa.Table]:
 
 
 def _ordinary(table: pa.Table, name: str) -> pa.Table:
-    """Return the table with views as ordinary lists and strings, and times in unknown time zones as UTC.
+    """Return the table with views as ordinary lists and strings, JSON as strings, and unknown time zones as UTC.
 
     Raises:
         SourceError: two columns have the same name.
@@ -110,6 +111,8 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
+    if is_json(kind):
+        return pa.string()
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return pa.string() if pa.types.is_string_view(kind) else pa.binary()
     if pa.types.is_timestamp(kind) and kind.tz:

@@ -157,7 +157,7 @@ def test_the_text_of_each_row_matches_the_oracle(expression: str, rows: list[Row
     assert codes(out) == {2 * k + 1: "index_out_of_range" for k, text in enumerate(expected) if text is None}
 
 
-@pytest.mark.parametrize(("value", "text"), [("x", "x"), (True, "true"), (3, "3"), (1.5, "1.5")])
+@pytest.mark.parametrize(("value", "text"), [("x", "x"), (True, "True"), (3, "3"), (1.5, "1.5")])
 def test_a_constant_is_the_value_of_every_row(value: Any, text: str) -> None:
     out = canonical([{"q": "a"}, {"q": None}], **mapped({"prompt": {"constant": value}, "completion": "q!{q}"}))
     assert [row["prompt"] for row in kept(out)] == [text, text]

@@ -20,15 +20,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenloom.assets.columns.described_types import UNKNOWN, follow, kinds_of
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
 from tokenloom.assets.schema.column_statistics import length_buckets, percentile
 from tokenloom.assets.schema.format_candidates import FormatCandidate, format_candidates
 from tokenloom.assets.schema.name_similarity import ALIASES, likeness, role_likeness, words
 from tokenloom.assets.schema.role_candidates import role_candidates
-from tokenloom.assets.schema.sketch import merge, sketch, top_level
+from tokenloom.assets.schema.sketch import MAX_PATHS, merge, sketch, top_level
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import DataValidationError
+from tokenloom.resources.tables.json_values import json_column
 
 Row = dict[str, Any]
 
@@ -159,6 +161,77 @@ def test_distinct_values_are_counted_exactly_while_few_and_estimated_well_when_m
     tables = [pa.table({"a": values[start : start + 7000]}) for start in range(0, len(values), 7000)]
     found = by_path(*tables)["a"]["distinct"]
     assert found == distinct if distinct < 1024 else abs(found - distinct) < 0.15 * distinct
+
+
+def as_json(table: pa.Table) -> pa.Table:
+    """The same values as JSON columns."""
+    texts = {
+        name: [None if value is None else json.dumps(value) for value in table[name].to_pylist()]
+        for name in table.column_names
+    }
+    return pa.table({name: json_column(column) for name, column in texts.items()})
+
+
+@given(ROWS, st.lists(st.integers(0, 12), max_size=2))
+def test_json_columns_are_described_like_typed_columns(rows: list[Row], cuts: list[int]) -> None:
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    parts = [table.slice(low, high - low) for low, high in pairwise(bounds)]
+    typed = {column["path"]: column for column in merge([sketch(table)])}
+    for found in described(*(part if number % 2 else as_json(part) for number, part in enumerate(parts))):
+        expected = typed[found["path"]]
+        other = ("examples", "distinct") if found["kind"] in ("list", "struct") else ()
+        other += ("type",) if found["kind"] in ("null", "list", "struct") else ()
+        other += ("kind",) if found["kind"] == "null" else ()
+        assert {**found, **{name: expected[name] for name in other}} == expected
+    whole = {column["path"]: column["type"] for column in described(as_json(table))}
+    if any(row["l"] and any(item is not None for item in row["l"]) for row in rows):
+        assert whole["l"] == "list<item: string>"
+
+
+MIXED = [
+    {"c": "text", "n": 1, "o": {"a": 1}, "m": [{"role": "user", "content": "hi"}]},
+    {"c": ["part", 2], "n": 2.5, "o": {"a": "x", "b": None}, "m": [{"role": "user", "content": [{"text": "t"}]}]},
+    {"c": None, "n": 2**70, "o": {}, "m": [{"role": "tool", "content": {"ok": True}, "n": 1}, 7]},
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_values_of_several_kinds_are_described_for_any_chunks(size: int) -> None:
+    chunks = []
+    for start in range(0, len(MIXED), size):
+        rows = MIXED[start : start + size]
+        texts = {name: [None if row[name] is None else json.dumps(row[name]) for row in rows] for name in MIXED[0]}
+        chunks.append(pa.table({name: json_column(column) for name, column in texts.items()}))
+    found = {column["path"]: column for column in described(*chunks)}
+    kinds = {"c": "other", "c[]": "text", "n": "number", "o": "struct", "o.a": "text", "o.b": "null", "m": "list"}
+    kinds |= {"m[]": "other", "m[].role": "text", "m[].content": "other", "m[].content[]": "struct"}
+    assert {path: found[path]["kind"] for path in kinds} == kinds
+    counts = {"c": (3, 1), "o.a": (3, 1), "o.b": (3, 3), "m[]": (4, 0), "m[].role": (3, 0), "m[].n": (3, 2)}
+    assert {path: (found[path]["rows"], found[path]["nulls"]) for path in counts} == counts
+    assert found["m[].role"]["values"] == ["tool", "user"]
+    message = follow(kinds_of(found["m"]["type"]), (0, "content"))
+    assert message == [UNKNOWN]
+    assert [kind.name for kind in follow(kinds_of(found["c"]["type"]), ())] == ["string", "list"]
+
+
+def test_the_paths_of_a_json_column_are_bounded() -> None:
+    tables = [
+        pa.table({"c": json_column([json.dumps({"known": 1, "ids": {f"{part} {number}": {"x": 1}}, "deep": deep()})
+                                    for number in range(400)])})
+        for part in range(3)
+    ]  # fmt: skip
+    assert max(table.num_rows for table in map(sketch, tables)) <= MAX_PATHS + 1
+    found = {column["path"]: column for column in described(*tables)}
+    assert len(found) <= MAX_PATHS
+    assert found["c.known"]["kind"] == "number"
+    kinds = kinds_of(found["c"]["type"])
+    assert follow(kinds, ("ids", "any", "x")) == follow(kinds, ("deep", *"a" * 20)) == [UNKNOWN]
+    assert follow(kinds, ("known", "x")) == []
+
+
+def deep(levels: int = 13) -> Any:
+    return {"a": deep(levels - 1)} if levels else 1
 
 
 def test_chunks_can_lack_columns_or_have_other_types() -> None:
@@ -462,7 +535,6 @@ DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
         "messages",
         "not known: narrator",
     ),
-    "no assistant": ({"input": [said("user")] * 40, "output": MANY}, "messages", "no message is an assistant's"),
     "empty answers": (
         {"question": MANY, "context": MANY, "answers": [*SPANS * 26, *[{"text": [], "answer_start": []}] * 14]},
         "completion",
@@ -554,6 +626,11 @@ UNDOUBTED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
         {"prompt": [said("user")] * 40, "chosen": [said("assistant")] * 40, "rejected": [said("assistant")] * 40},
         {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     ),
+    "an answer to messages": (
+        {"input": [said("user")] * 40, "output": MANY},
+        {"prompt": "input", "completion": "output"},
+    ),
+    "messages without an answer": ({"messages": [said("system", "user")] * 40}, {"prompt": "messages"}),
     "a text with a role": ({"text": MANY, "role": MANY}, {"text": "text"}),
 }
 

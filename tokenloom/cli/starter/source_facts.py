@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.assets.building.build import Build, StageReport
-from tokenloom.assets.columns.mapping import plain_roles, resolve
+from tokenloom.assets.columns.mapping import plain_roles, resolve, unused_by
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
 from tokenloom.assets.schema.format_candidates import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
@@ -133,9 +133,9 @@ def inspect_source(
     if config.dataset.column_mapping:
         try:
             mapping = resolve(config, facts["columns"])
-            choice = FormatCandidate(
-                "own", mapping.form, {role: str(text) for role, text in plain_roles(mapping.roles).items()}, 1.0, ()
-            )
+            roles = {role: str(text) for role, text in plain_roles(mapping.roles).items()}
+            unused = tuple(unused_by(mapping, facts["columns"]))
+            choice = FormatCandidate("own", mapping.form, roles, 1.0, (), unused=unused)
         except ConfigError as error:
             refused = str(error)
     return Inspection(config, build, reports, facts, choice, refused, resolved)

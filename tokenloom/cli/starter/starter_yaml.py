@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
+from tokenloom.assets.columns.mapping import ROLES, unused_notice
 from tokenloom.assets.schema.choose_format import Ambiguity
 from tokenloom.assets.schema.format_candidates import FormatCandidate
 from tokenloom.assets.schema.profiles import Profile, message_fields, profiles
@@ -21,17 +22,11 @@ if TYPE_CHECKING:
 FILL_IN = "<fill in>"
 """Placeholder for a source that the user must choose. No column has this name, so a build reports it."""
 
-ROLES = {
-    "text": ("text",),
-    "completion": ("prompt", "completion"),
-    "messages": ("messages",),
-    "preference": ("chosen", "rejected"),
-    "kto": ("prompt", "completion", "label"),
-}
-"""The roles that each form needs."""
-
-FORMATS = {"messages": "chat"}
+FORMATS = {"messages": "chat", "dialogue": "chat"}
 """Names of forms in `prompt_template.format_type`, where they differ."""
+
+CHATS = ("messages", "dialogue", "preference", "kto", "prompt_only")
+"""Forms that a chat template renders."""
 
 LINE_BREAKS = set("\r\n\x85\u2028\u2029")
 """Characters that end a line in YAML."""
@@ -69,11 +64,9 @@ def starter_yaml(
     mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, choice)
     lines = [*(_comment(line)[2:] for line in comments), "dataset:", *_settings(rows), *mapping]
     form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
-    chat = form in ("messages", "preference", "kto") or (
-        isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles
-    )
+    chat = form in CHATS or (isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles)
     if "format_type" in prompt:
-        chat = prompt["format_type"] in ("chat", "preference", "kto")
+        chat = prompt["format_type"] in ("chat", *CHATS)
     lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
     lines.append(
         f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are truncated, see length.strategy"
@@ -117,6 +110,8 @@ def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Amb
         reasons = dict(reason.split(": ", 1) for reason in choice.evidence if ": " in reason)
         for role, source in choice.roles.items():
             yield f"    {role}: {scalar(source)}{_comment(reasons.get(role, ''))}"
+        if choice.unused:
+            yield _comment(unused_notice(choice.unused))
         return
     yield f"  # Not clear which columns to train on:{_comment(str(choice))[3:]}."
     shown = [profile.name for profile in profiles(columns).values() if profile.is_column]
@@ -124,10 +119,16 @@ def _mapping(columns: Sequence[Mapping[str, Any]], choice: FormatCandidate | Amb
     yield f"  # Columns:{_comment(', '.join(shown[:SHOWN_COLUMNS]))[3:]}{more}."
     yield "  # Give each role of one format a column, a path such as answers[0].text, or a text with {column} in it,"
     yield "  # and set prompt_template.format_type to that format:"
-    yield from (f"  #   {FORMATS.get(form, form)}: {', '.join(roles)}" for form, roles in ROLES.items())
+    for form, (required, optional) in ROLES.items():
+        also = f"; optional: {', '.join(optional)}" if optional else ""
+        yield f"  #   {FORMATS.get(form, form)}: {', '.join(required)}{also}"
     yield "  column_mapping:"
-    for role in ROLES[_form(choice)]:
-        likely = list(dict.fromkeys(candidate.roles[role] for candidate in choice.close if role in candidate.roles))
+    form = _form(choice)
+    for role in sum(ROLES[form], ()):
+        alike = [candidate for candidate in choice.close if candidate.form == form]
+        likely = list(dict.fromkeys(candidate.roles[role] for candidate in alike if role in candidate.roles))
+        if not likely and role not in ROLES[form][0]:
+            continue
         agreed = len(choice.close) > 1 and len(likely) == 1 and all(role in other.roles for other in choice.close)
         hint = "" if agreed or not likely else _comment(f"perhaps {' or '.join(map(repr, likely))}")
         yield f"    {role}: {scalar(likely[0] if agreed else FILL_IN)}{hint}"

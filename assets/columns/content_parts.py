@@ -1,0 +1,52 @@
+"""Contents that are lists of parts, such as `[{"type": "text", "text": "Hi"}]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TEXT_PARTS = (None, "text", "input_text", "output_text")
+"""Types of parts that are text; None for parts without a type."""
+
+TEXT_FIELDS = ("text", "value", "content")
+"""Fields of parts with the text."""
+
+REASONING_PARTS = ("reasoning", "thinking")
+CALL_PARTS = ("tool_call", "tool_use", "function_call")
+RESULT_PARTS = ("tool_result", "tool_response", "function_call_output")
+
+
+def text_of(part: Any) -> str | None:
+    """Return the text of a part, or None if it is not a text part."""
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
+        return next((part[name] for name in TEXT_FIELDS if isinstance(part.get(name), str)), None)
+    return part if isinstance(part, str) else None
+
+
+def blank_parts(parts: list[Any]) -> list[Any] | None:
+    """Return text parts with null in place of their texts, or None if a part is not text."""
+    return None if any(text_of(part) is None for part in parts) else [_blank(part) for part in parts]
+
+
+def is_blank(content: Any) -> bool:
+    """Return whether a content is what `blank_parts` returns."""
+    return isinstance(content, list) and all(part is None or _blank_field(part) for part in content)
+
+
+def filled(parts: list[Any], texts: list[str]) -> list[Any]:
+    """Return blank parts with their texts."""
+    pairs = zip(parts, texts, strict=True)
+    return [text if part is None else {**part, _blank_field(part): text} for part, text in pairs]
+
+
+def _blank(part: Any) -> Any:
+    if isinstance(part, str):
+        return None
+    field = next(name for name in TEXT_FIELDS if isinstance(part.get(name), str))
+    return {name: None if name == field else value for name, value in part.items() if value is not None}
+
+
+def _blank_field(part: Any) -> str | None:
+    """Return the field of a blank part that its text belongs in, or None if the part is not blank."""
+    if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
+        return None
+    return next((name for name in TEXT_FIELDS if name in part and part[name] is None), None)

@@ -1,0 +1,271 @@
+"""Converts one conversation, as Python reads it from its source, to canonical messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tokenloom.assets.columns.content_parts import (
+    CALL_PARTS,
+    REASONING_PARTS,
+    RESULT_PARTS,
+    blank_parts,
+    is_blank,
+    text_of,
+)
+from tokenloom.assets.columns.forms import REASONING_FIELDS, ROLES
+from tokenloom.assets.columns.tool_calls import EMPTY, calls_of
+from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES, role_of
+from tokenloom.resources.tables.json_text import to_json_text
+
+ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
+CONTENT_FIELDS = ("content", "value", "text", "message", "utterance")
+WEIGHT_FIELDS = ("weight", "loss_weight", "train", "training", "loss")
+_NUMBERS = ("weight", "loss_weight")
+_WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+_RESULT_IDENTIFIERS = ("tool_call_id", "tool_use_id", "call_id", "id")
+
+Object = dict[str, Any]
+Message = tuple[str, str, str | None, float | None, str | None]
+"""Role, content, reasoning, weight and fields of a canonical message."""
+
+
+class Unfit(ValueError):
+    """A conversation that cannot be converted: the reject's code and message, and what it quotes if not the row."""
+
+    def __init__(self, code: str, message: str, shown: str | None = None):
+        super().__init__(message)
+        self.code = code
+        self.shown = shown
+
+
+def conversation(value: Any) -> list[Message]:
+    """Return the messages of a list of objects.
+
+    Raises:
+        Unfit: a message cannot be converted.
+    """
+    if not isinstance(value, list) or not all(isinstance(item, dict | None) for item in value):
+        raise Unfit("not_messages", "a list, but not of messages")
+    messages: list[Message] = []
+    for item in value:
+        role, content = (item.get("role"), item.get("content")) if item and len(item) == 2 else (None, None)
+        if type(content) is str and role in ROLES:
+            messages.append((role, content, None, None, None))
+        else:
+            messages += _messages(item or {}, value)
+    if not all(part.isascii() or _is_unicode(part) for message in messages for part in message if type(part) is str):
+        raise Unfit("invalid_json", "a text contains half of a surrogate pair, which is not a character")
+    return messages
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[Message]:
+    """Yield the canonical messages of one object: several if its content has tool results."""
+    item = {name: value for name, value in item.items() if value is not None}
+    said = next((name for name in CONTENT_FIELDS if name in item), None)
+    parts = item[said] if said and isinstance(item[said], list) else ()
+    if any(
+        isinstance(part, dict) and part.get("type") in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for part in parts
+    ):
+        for separate in _separated(item, said or "", parts):
+            yield _message(separate, items)
+    else:
+        yield _message(item, items)
+
+
+def _message(item: Object, items: Iterable[Object | None]) -> Message:
+    """Return the canonical message of an object without null fields."""
+    speaks = next((name for name in ROLE_FIELDS if name in item), "")
+    said = next((name for name in CONTENT_FIELDS if name in item), None)
+    role, written = _role(item, speaks, items)
+    calls = _calls(item, said, speaks)
+    content, kept = (
+        ("", None) if said is None or _speaker(item.get(speaks)) in CALL_ROLES else _content(item[said], role)
+    )
+    reasoning = next((item[name] for name in REASONING_FIELDS if name in item), None)
+    reasoning = reasoning if isinstance(reasoning, str) else None
+    if said is None and not calls and reasoning is None:
+        raise Unfit("missing_content", "a message has no text")
+    fields: Object = {}
+    for name, value in item.items():
+        if name == speaks:
+            fields["role"] = written
+        elif name == said:
+            fields["content"] = kept
+        elif name == "tool_calls":
+            fields[name] = calls
+        else:
+            fields[name] = None if name in REASONING_FIELDS and value == reasoning else value
+    if calls:
+        fields["tool_calls"] = calls
+    plain = fields == {"role": None, "content": None}
+    return role, content, reasoning, _weight(item), None if plain else to_json_text(fields)
+
+
+def _speaker(name: Any) -> str:
+    return name.strip().lower() if isinstance(name, str) else ""
+
+
+def _role(item: Object, field: str, items: Iterable[Object | None]) -> tuple[str, str | None]:
+    """Return a message's role, and the source's own name for it if a chat template may know that name.
+
+    Raises:
+        Unfit: the role is unknown. In the layout of chat templates, a role with any name is kept.
+    """
+    name = item.get(field)
+    role, own = role_of(name) if isinstance(name, str) else None, field == "role"
+    if role is None and not (own and isinstance(name, str) and name.strip()):
+        unknown = [other for other in map(_name_of, items) if _speaker(other) not in ROLE_NAMES]
+        shown = ", ".join(_speaker(other) or str(other) for other in unknown)
+        raise Unfit("unknown_role", f"a role is not one of {', '.join(ROLE_NAMES)}", shown)
+    if role is None:
+        return name, None
+    return role, name if own and name != role and _speaker(name) not in CALL_ROLES else None
+
+
+def _name_of(item: Object | None) -> Any:
+    return next((item[name] for name in ROLE_FIELDS if item and item.get(name) is not None), None)
+
+
+def _calls(item: Object, said: str | None, speaks: str) -> list[Object]:
+    """Return the tool calls of a message.
+
+    Raises:
+        Unfit: a call is invalid.
+    """
+    by_role = [item[said]] if said is not None and _speaker(item.get(speaks)) in CALL_ROLES else []
+    given = [item[name] for name in ("tool_calls", "function_call") if name in item]
+    given = [value for value in given if value != [] and not (isinstance(value, str) and value.strip() in EMPTY)]
+    try:
+        found = [calls_of(value) for value in (*by_role, *given)]
+        if not all(found):
+            raise ValueError("no call")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Unfit("invalid_tool_call", "a tool call is not a JSON object with a name and JSON arguments") from error
+    return [call for calls in found for call in calls]
+
+
+def _content(value: Any, role: str) -> tuple[str, Any]:
+    """Return a content as text, and what replaces it among the message's fields: null for text.
+
+    Raises:
+        Unfit: the content is neither text nor text parts; in tool messages it can be any value.
+    """
+    if isinstance(value, str):
+        return value, None
+    if isinstance(value, bool | int | float):
+        return str(value), None
+    blank = blank_parts(value) if isinstance(value, list) else None
+    if blank is not None and (len(blank) < 2 or role == "assistant"):
+        return "".join(filter(None, map(text_of, value))), blank
+    if blank is not None:
+        return "".join(filter(None, map(text_of, value))), value
+    if role == "tool" and not is_blank(value) and not _has_media(value):
+        return to_json_text(value), value
+    kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in value}
+    named = f", but has parts of type {', '.join(sorted(kinds))}" if isinstance(value, list) else ""
+    raise Unfit("not_text", f"the content of a message is not text{named}")
+
+
+def _has_media(value: Any) -> bool:
+    """Return whether a content has a part that text cannot replace, such as an image."""
+    parts = value if isinstance(value, list) else ()
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    return any(
+        isinstance(kind, str) and kind.startswith(("image", "audio", "video", "input_image", "file")) for kind in kinds
+    )
+
+
+def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object]:
+    """Yield the objects that stand for a message whose parts include reasoning, calls or results, in their order.
+
+    Raises:
+        Unfit: a part is neither of these nor text, or the message has calls outside of its parts too.
+    """
+    if "tool_calls" in item or "function_call" in item:
+        raise Unfit("invalid_tool_call", "a message has tool calls both in a field and in its content parts")
+    weights = {name: item[name] for name in WEIGHT_FIELDS if name in item}
+    rest = {name: value for name, value in item.items() if name != said}
+    current: Object = {}
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = text_of(part)
+        if kind in RESULT_PARTS:
+            if current:
+                yield {**rest, **current}
+            current = {}
+            yield {"role": "tool", **_result(part), **weights}
+        elif kind in CALL_PARTS:
+            current.setdefault("tool_calls", []).append(_call(part))
+        elif kind in REASONING_PARTS or text is not None:
+            name = "reasoning_content" if kind in REASONING_PARTS else "content"
+            if any(
+                later in current for later in ("tool_calls", "content" if kind in REASONING_PARTS else "tool_calls")
+            ):
+                yield {**rest, **current}
+                current = {}
+            current[name] = current.get(name, "") + (text if name == "content" else _reasoning(part, item))
+        else:
+            raise Unfit("not_text", f"a content part of type {kind} is not text")
+    if current:
+        yield {**rest, **current}
+
+
+def _reasoning(part: Object, item: Object) -> str:
+    text = next(
+        (part[name] for name in ("text", "content", *REASONING_FIELDS) if isinstance(part.get(name), str)), None
+    )
+    if text is None or any(name in item for name in REASONING_FIELDS):
+        raise Unfit("not_text", "a content part has reasoning that is not text, or is repeated in the message's fields")
+    return text
+
+
+def _call(part: Object) -> Object:
+    inner = part.get("tool_call", part.get("function_call"))
+    if isinstance(inner, dict):
+        return inner
+    return {name: value for name, value in part.items() if name != "type"}
+
+
+def _result(part: Object) -> Object:
+    """Return the fields of the tool message that a part with a result stands for."""
+    found = next((name for name in _RESULT_IDENTIFIERS if part.get(name) is not None), None)
+    said = next((name for name in ("content", "output", "result", "text") if part.get(name) is not None), None)
+    rest = {name: value for name, value in part.items() if name not in ("type", "role", found, said)}
+    identity = {} if found is None else {"tool_call_id": part[found]}
+    return {**identity, **rest, **({} if said is None else {"content": part[said]})}
+
+
+def _weight(item: Object) -> float | None:
+    """Return the loss weight that a message declares, or None.
+
+    Raises:
+        Unfit: a weight is not a number or a truth value, or two fields declare different weights.
+    """
+    found = {_number(name, item[name]) for name in WEIGHT_FIELDS if name in item}
+    if len(found) > 1:
+        named = ", ".join(f"{name}: {item[name]}" for name in WEIGHT_FIELDS if name in item)
+        raise Unfit("invalid_weight", f"a message declares several weights: {named}")
+    return next(iter(found), None)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, str):
+        value = _WORDS.get(value.strip().lower(), value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or (name not in _NUMBERS and number not in (0.0, 1.0)):
+        expected = "a number" if name in _NUMBERS else "true or false"
+        raise Unfit("invalid_weight", f"the field {name} of a message is not {expected}: {value!r:.40}")
+    return number

@@ -1,0 +1,130 @@
+"""Columns that a reading of the rows leaves unused, and which of them could change what is trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tokenloom.assets.schema.name_similarity import likeness, names_metadata, role_likeness, words
+from tokenloom.assets.schema.profiles import Profile, Steps, fits_flag, fits_messages, is_message
+
+FLAGS = (
+    *("label", "kto_tag", "desirable", "accepted", "preferred", "correct", "good", "feedback", "vote", "liked"),
+    *("helpful", "thumbs_up", "score", "rating", "reward"),
+)
+"""Names of columns that rate an answer, if their values are flags."""
+
+PROMPTS = ("prompt", "instruction", "question", "query")
+PASSAGES = ("context", "passage", "background", "paragraph", "document", "evidence")
+HISTORY = ("history", "chat_history", "conversation_history", "dialogue_history", "previous_turns", "past_messages")
+MEDIA = {"image", "images", "audio", "audios", "video", "videos"}
+REQUEST_SETTINGS = {"parallel_tool_calls"}
+"""Settings of a request to a model, which are not part of the conversation."""
+
+_MESSAGE_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
+
+
+def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> list[Profile]:
+    """Return what has content but is not used: texts, lists, structs and flags, except metadata.
+
+    Args:
+        paths: all profiles by their steps.
+        used: columns and nested paths. Of a struct with a used field, the other fields are returned.
+    """
+    columns = {steps[:1] for steps in used}
+    unused = [profile for profile in paths.values() if profile.is_column and profile.steps not in columns]
+    for steps in used:
+        if len(steps) > 1 and steps[:-1] in paths and paths[steps[:-1]].kind == "struct":
+            siblings = (paths[(*steps[:-1], name)] for name in paths[steps[:-1]].fields)
+            unused += [field for field in siblings if not any(other[: len(steps)] == field.steps for other in used)]
+    return [profile for profile in {profile.steps: profile for profile in unused}.values() if _has_content(profile)]
+
+
+def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -> dict[str, str]:
+    """Return why unused columns could change the text or its sign: one reason per role that they resemble.
+
+    Args:
+        form: the canonical form of the reading.
+        roles: the roles that the reading fills.
+    """
+    reasons: dict[str, str] = {}
+    for profile in unused:
+        for role, (resembles, reason) in _SIGNS.items():
+            if role not in roles and role not in _COVERED.get(form, ()) and resembles(profile):
+                reasons.setdefault(role, f"it leaves out {profile.source!r}, {reason}")
+                break
+    return reasons
+
+
+def is_filled(profile: Profile) -> bool:
+    """Return whether any value is neither null nor empty."""
+    rows = profile.facts.get("rows")
+    return profile.kind != "null" and (rows is None or profile.facts["nulls"] + profile.facts["empty"] < rows)
+
+
+def rates_answers(profile: Profile) -> bool:
+    """Return whether a column is a flag that may say whether an answer is wanted."""
+    return bool(fits_flag(profile)) and likeness(profile.name, FLAGS).score >= 0.7
+
+
+def is_spoken(profile: Profile) -> bool:
+    """Return whether values are messages: a conversation, one message, or a conversation as JSON text."""
+    return bool(fits_messages(profile)) or is_message(profile) or is_message_text(profile)
+
+
+def is_message_text(profile: Profile) -> bool:
+    """Return whether values are conversations as JSON text."""
+    examples = profile.facts.get("examples") or ()
+    return profile.kind == "text" and bool(examples) and all(_MESSAGE_TEXT.match(example) for example in examples)
+
+
+def _has_content(profile: Profile) -> bool:
+    if rates_answers(profile):
+        return is_filled(profile)
+    nested_or_text = profile.kind in ("text", "list", "struct", "other") and profile.name not in REQUEST_SETTINGS
+    return nested_or_text and not names_metadata(profile.name) and is_filled(profile)
+
+
+def _named(role: str, min_score: float = 0.87) -> Callable[[Profile], bool]:
+    return lambda profile: role_likeness(profile.name, role).score >= min_score
+
+
+def _is_prompt(profile: Profile) -> bool:
+    return likeness(profile.name, PROMPTS).score >= 0.87 and (profile.kind == "text" or is_spoken(profile))
+
+
+def _is_answer(profile: Profile) -> bool:
+    return role_likeness(profile.name, "completion").score >= 0.87 and (profile.kind == "text" or is_spoken(profile))
+
+
+def _is_context(profile: Profile) -> bool:
+    if profile.kind == "text":
+        return role_likeness(profile.name, "context").score >= 0.7
+    return profile.kind in ("list", "struct") and likeness(profile.name, PASSAGES).score >= 0.7
+
+
+_SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
+    "label": (rates_answers, "which may say whether the answer is wanted"),
+    "rejected": (_named("rejected", 0.7), "which may hold unwanted answers"),
+    "history": (lambda profile: likeness(profile.name, HISTORY).score >= 0.87, "which may hold earlier turns"),
+    "messages": (lambda profile: bool(fits_messages(profile)) or is_message_text(profile), "which holds messages"),
+    "prompt": (_is_prompt, "which may belong to the prompt"),
+    "completion": (_is_answer, "which may be the answer"),
+    "context": (_is_context, "which answers may come from"),
+    "system": (_named("system"), "which may hold system prompts"),
+    "tools": (_named("tools"), "which may declare tools"),
+    "template_kwargs": (_named("template_kwargs"), "which may hold settings of the chat template"),
+    "choices": (lambda profile: profile.kind == "list" and _named("choices")(profile), "which may hold the choices"),
+    "media": (lambda profile: bool(MEDIA & {*words(profile.name)}), "and images, audio and video cannot be read"),
+}
+"""For each role, which unused columns resemble it, and what they may hold."""
+
+_COVERED: Mapping[str, tuple[str, ...]] = {
+    "completion": ("completion",),
+    "dialogue": ("completion",),
+    "preference": ("completion", "label", "messages"),
+    "kto": ("completion",),
+    "prompt_only": ("completion", "label", "rejected"),
+    "text": ("label",),
+}
+"""For each form, roles that do not change its text or sign, or that other checks cover."""

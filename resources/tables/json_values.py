@@ -1,0 +1,333 @@
+"""JSON columns: each value's own JSON text as in the source, as the Arrow extension type `arrow.json`.
+
+A column of a JSON source is a JSON column if its values are not all scalars of one kind that an Arrow type holds
+exactly. Numbers, the order of keys, nulls and empty values stay as they are written. The value `null` is an Arrow null.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.resources.tables.flags import Flags
+from tokenloom.resources.tables.json_text import read_json
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
+
+Kinds = npt.NDArray[np.uint8]
+NULL, TEXT, BOOLEAN, INTEGER, FLOAT, LIST, OBJECT = range(7)
+"""Kinds of JSON values, as `kinds_of` returns them."""
+
+MAX_DIGITS = 4300
+"""Python reads no integer with more digits."""
+
+_JSON = pa.json_()
+_OBJECT, _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\n\r"
+_KIND = np.full(256, INTEGER, np.uint8)
+for _kind, _starts in ((TEXT, b'"'), (BOOLEAN, b"tf"), (NULL, b"n"), (LIST, b"["), (OBJECT, b"{")):
+    _KIND[list(_starts)] = _kind
+_HAS_POINT = "[.eENI]"
+_STRING, _LONG = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+
+
+def is_json(kind: pa.DataType) -> bool:
+    """Return whether a type is that of JSON columns."""
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
+
+
+def json_column(texts: pa.Array | Sequence[str | None]) -> pa.ExtensionArray:
+    """Return JSON texts as a JSON column.
+
+    Args:
+        texts: strings; null for the value `null`.
+    """
+    storage = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
+    return pa.ExtensionArray.from_storage(_JSON, storage)
+
+
+def json_texts(array: pa.Array | pa.ChunkedArray) -> pa.StringArray:
+    """Return the JSON texts of a JSON column as strings; null for the value `null`."""
+    return one_array(array).storage
+
+
+def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return the values of an array of any type as Python objects: `json.loads` of JSON texts, else `to_pylist`."""
+    if not is_json(array.type):
+        return array.to_pylist()
+    return [None if text is None else json.loads(text) for text in json_texts(array).to_pylist()]
+
+
+def kinds_of(texts: pa.Array) -> Kinds:
+    """Return the kind of each JSON text, uint8 [rows]; NULL for an Arrow null.
+
+    NaN and Infinity, which Python's json reads too, are floats.
+    """
+    texts = texts.fill_null("null") if texts.null_count else texts
+    offsets, data = text_parts(texts)
+    kinds = _KIND[data[offsets[:-1]]]
+    numbers = np.flatnonzero(kinds == INTEGER)
+    if len(numbers):
+        written = texts if len(numbers) == len(texts) else texts.take(pa.array(numbers))
+        has_point = pc.match_substring_regex(written, _HAS_POINT).to_numpy(zero_copy_only=False)
+        kinds[numbers[np.asarray(has_point, bool)]] = FLOAT
+    return kinds
+
+
+def typed(texts: pa.Array) -> pa.Array:
+    """Return the values of JSON texts as a typed array if that holds them exactly, else as a JSON column.
+
+    Typed arrays are strings, booleans, integers of 64 bits, floats that are all written as floats, and nulls.
+    """
+    found = set(np.unique(kinds_of(texts)).tolist()) - {NULL}
+    if not found:
+        return pa.nulls(len(texts))
+    if len(found) == 1:
+        kind = found.pop()
+        if kind == TEXT:
+            return _strings(texts)
+        if kind == BOOLEAN:
+            return pc.equal(texts, "true")
+        if kind in (INTEGER, FLOAT):
+            try:
+                return texts.cast(pa.int64() if kind == INTEGER else pa.float64())
+            except pa.ArrowInvalid:
+                pass
+    return json_column(texts)
+
+
+def _strings(texts: pa.Array) -> pa.Array:
+    """Return the strings that JSON string literals stand for."""
+    if b"\\" not in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
+        return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
+    lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null"), "}\n", "")
+    return one_array(read_json(pa.py_buffer(text_parts(lines)[1]), schema=pa.schema([("v", pa.string())]))["v"])
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of JSON objects, one after the other.
+
+    Args:
+        names: the distinct names, in the order of their first occurrence.
+        name: int64 [members], indices into `names`.
+        row: int64 [members], ascending: the object of each member.
+        values: string [members], the JSON text of each value; null for `null`.
+        rows: the number of objects.
+    """
+
+    names: list[str]
+    name: Ints
+    row: Ints
+    values: pa.Array
+    rows: int
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Return the JSON texts of each name, one per object; null where an object lacks it."""
+        return {name: self._texts(where) for name, where in self.places().items()}
+
+    def column(self, name: str) -> pa.Array:
+        """Return the JSON texts of one name, one per object."""
+        index = self.names.index(name) if name in self.names else -1
+        return self._texts(np.flatnonzero(self.name == index))
+
+    def places(self) -> dict[str, Ints]:
+        """Return int64 indices of the members of each name."""
+        order = np.argsort(self.name, kind="stable")
+        parts = np.split(order, np.cumsum(np.bincount(self.name, minlength=len(self.names))))
+        return dict(zip(self.names, parts, strict=False))
+
+    def _texts(self, places: Ints) -> pa.Array:
+        if len(places) == self.rows:
+            return self.values.take(pa.array(places))
+        index = np.full(self.rows, -1, np.int64)
+        index[self.row[places]] = places
+        return self.values.take(pa.array(index, mask=index < 0))
+
+
+def members_of(texts: pa.Array | bytes) -> Members:
+    """Return the members of JSON objects. The last of several members with one name counts.
+
+    Args:
+        texts: strings, all of them objects; or UTF-8 of objects, with white space or nothing between them.
+
+    Raises:
+        ValueError: bytes are not valid JSON objects.
+    """
+    objects = _decoded(texts, _OBJECT, _object)
+    names = pa.array(chain.from_iterable(objects), pa.string()).dictionary_encode()
+    counts = np.fromiter(map(len, objects), np.int64, len(objects))
+    values = _texts_of(list(chain.from_iterable(map(dict.values, objects))))
+    indices = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return Members(names.dictionary.to_pylist(), indices, row_of(counts), values, len(objects))
+
+
+def items_of(texts: pa.Array) -> tuple[Ints, pa.Array]:
+    """Return the number of items of each JSON list, int64 [rows], and the flat JSON texts of all items.
+
+    Args:
+        texts: strings, all of them lists. An item that is `null` is null.
+    """
+    lists = _decoded(texts, _LIST, _list)
+    return np.fromiter(map(len, lists), np.int64, len(lists)), _texts_of(list(chain.from_iterable(lists)))
+
+
+def as_lists(array: pa.Array) -> pa.Array:
+    """Return the lists of a JSON column as a list array, with items as `typed` returns them; other values are null."""
+    texts = json_texts(array)
+    is_list = kinds_of(texts) == LIST
+    lengths = np.zeros(len(texts), np.int64)
+    lengths[is_list], items = items_of(texts.filter(pa.array(is_list)))
+    lists = list_array(offsets_of(lengths), typed(items))
+    return lists if is_list.all() else lists.take(pa.array(np.arange(len(lists)), mask=~is_list))
+
+
+def field_texts(texts: pa.Array, name: str) -> pa.Array:
+    """Return the JSON text of a member of each object, or for a list of objects the list of that member.
+
+    Null for other values, and for objects without the member.
+    """
+    return by_kind(
+        texts,
+        {
+            OBJECT: lambda objects: members_of(objects).column(name),
+            LIST: lambda lists: _list_texts(*_inside_items(lists, lambda items: field_texts(items, name))),
+        },
+    )
+
+
+def item_texts(texts: pa.Array, index: int) -> pa.Array:
+    """Return the JSON text of one item of each list; negative indices count from its end. Null for other values."""
+
+    def item(lists: pa.Array) -> pa.Array:
+        lengths, items = items_of(lists)
+        within = np.full(len(lengths), index) + (lengths if index < 0 else 0)
+        outside = (within < 0) | (within >= lengths)
+        return items.take(pa.array(np.where(outside, 0, offsets_of(lengths)[:-1] + within), mask=outside))
+
+    return by_kind(texts, {LIST: item})
+
+
+def _inside_items(lists: pa.Array, of_items: Callable[[pa.Array], pa.Array]) -> tuple[Ints, pa.Array]:
+    lengths, items = items_of(lists)
+    return lengths, of_items(items)
+
+
+def _list_texts(lengths: Ints, items: pa.Array) -> pa.Array:
+    """Return JSON texts of lists, given the texts of their items."""
+    joined = pc.binary_join(list_array(offsets_of(lengths), items.fill_null("null")), ",")
+    return pc.binary_join_element_wise("[", joined, "]", "")
+
+
+def by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]]) -> pa.Array:
+    """Apply a function to the texts of each kind; the texts of other kinds become null."""
+    kinds = kinds_of(texts)
+    index = np.full(len(texts), -1, np.int64)
+    parts, done = [], 0
+    for kind, function in functions.items():
+        rows = np.flatnonzero(kinds == kind)
+        if len(rows) == len(texts):
+            return function(texts)
+        if len(rows):
+            parts.append(function(texts.take(pa.array(rows))))
+            index[rows] = done + np.arange(len(rows))
+            done += len(rows)
+    if not parts:
+        return pa.nulls(len(texts), pa.string())
+    return pa.concat_arrays(parts).take(pa.array(index, mask=index < 0))
+
+
+def _texts_of(values: Sequence[Any]) -> pa.Array:
+    """Return slices of JSON as strings; null for `null`."""
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    texts = text_array(offsets_of(lengths), np.frombuffer(b"".join(values), np.uint8))
+    is_null = np.zeros(len(values), bool)
+    if len(values):
+        four = np.flatnonzero(lengths == 4)
+        is_null[four] = np.asarray(pc.equal(texts.take(pa.array(four)), "null").to_numpy(zero_copy_only=False), bool)
+    return pc.if_else(pa.array(is_null), pa.scalar(None, pa.string()), texts) if is_null.any() else texts
+
+
+def _decoded(texts: pa.Array | bytes, decoder: Any, by_python: Callable[[str], Any]) -> list[Any]:
+    """Return the slices of each text; texts that msgspec refuses, such as those with NaN, are sliced by Python."""
+    if isinstance(texts, bytes):
+        return decoder.decode_lines(texts)
+    try:
+        return decoder.decode_lines(text_parts(texts)[1].data)
+    except msgspec.DecodeError:
+        return [_slices(text, decoder, by_python) for text in texts.to_pylist()]
+
+
+def object_slices(text: str) -> dict[str, bytes]:
+    """Return the JSON of each member of an object that `json.loads` reads."""
+    return {name: bytes(value) for name, value in _slices(text, _OBJECT, _object).items()}
+
+
+def _slices(text: str, decoder: Any, by_python: Callable[[str], Any]) -> Any:
+    try:
+        return decoder.decode(text)
+    except msgspec.DecodeError:
+        return by_python(text)
+
+
+def _object(text: str) -> dict[str, bytes]:
+    found, at = {}, _skip(text, _skip(text, 0) + 1)
+    while text[at] != "}":
+        name, at = _DECODER.raw_decode(text, at)
+        start = _skip(text, _skip(text, at) + 1)
+        _, at = _DECODER.raw_decode(text, start)
+        found[name] = text[start:at].encode()
+        at = _next(text, at)
+    return found
+
+
+def _list(text: str) -> list[bytes]:
+    found, at = [], _skip(text, _skip(text, 0) + 1)
+    while text[at] != "]":
+        start = at
+        _, at = _DECODER.raw_decode(text, start)
+        found.append(text[start:at].encode())
+        at = _next(text, at)
+    return found
+
+
+def _next(text: str, at: int) -> int:
+    """Return the position of the next member or item, or of the closing bracket."""
+    at = _skip(text, at)
+    return _skip(text, at + 1) if text[at] == "," else at
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def too_deep(texts: pa.Array, levels: int) -> Flags:
+    """Return bool [rows]: which JSON texts have more than `levels` levels of lists and objects."""
+    offsets, data = text_parts(texts.fill_null("") if texts.null_count else texts)
+    opening = np.flatnonzero((data & 0xDF) == ord("["))  # `[` and `{`
+    deep = np.zeros(len(texts), bool)
+    for row in np.flatnonzero(np.diff(np.searchsorted(opening, offsets)) > levels):
+        bare = np.frombuffer(_STRING.sub(b"", data[offsets[row] : offsets[row + 1]].tobytes()), np.uint8)
+        change = ((bare & 0xDF) == ord("[")).astype(np.int64) - ((bare & 0xDF) == ord("]"))
+        deep[row] = np.cumsum(change).max(initial=0) > levels
+    return deep
+
+
+def has_long_integer(texts: pa.Array) -> bool:
+    """Return whether JSON texts may hold an integer with more than `MAX_DIGITS` digits."""
+    data = text_parts(texts.fill_null("") if texts.null_count else texts)[1]
+    sampled = data[:: MAX_DIGITS // 2]
+    is_digit = (sampled >= ord("0")) & (sampled <= ord("9"))
+    return bool((is_digit[1:] & is_digit[:-1]).any()) and _LONG.search(data.tobytes()) is not None
