@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.prompts.spans import FlatSpans
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.tokens.stage import token_weights
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of
 
@@ -28,18 +28,22 @@ class Documents:
         weights: float32 [tokens], training weights; 0 means not trained.
         lengths: int64 [documents].
         rows: int32 [documents], the raw row of each document.
+        origin: int64 [tokens], the place of each token among the chunk's tokens; None: the documents are the chunk.
     """
 
     ids: np.ndarray
     weights: np.ndarray
     lengths: Ints
     rows: np.ndarray
+    origin: Ints | None = None
 
     @classmethod
-    def of(cls, table: pa.Table) -> Documents:
-        """Return the rows of a chunk of tokens."""
+    def of(cls, table: pa.Table, spans: FlatSpans) -> Documents:
+        """Return the rows of a chunk of tokens; `spans` are its spans."""
         offsets, ids = list_parts(table["input_ids"])
-        return cls(ids.to_numpy(), token_weights(table), np.diff(offsets), table[ROW].to_numpy())
+        return cls(
+            ids.to_numpy(), np.repeat(spans.weight, spans.end - spans.start), np.diff(offsets), table[ROW].to_numpy()
+        )
 
     def are_trained(self) -> np.ndarray:
         """Return bool [documents]: whether the document has a trained token."""
@@ -52,9 +56,10 @@ class Documents:
         """Return the documents for which the flags, bool [documents], are true."""
         if documents.all():
             return self
-        kept = np.repeat(documents, self.lengths)
-        return Documents(self.ids[kept], self.weights[kept], self.lengths[documents], self.rows[documents])
+        kept = np.flatnonzero(np.repeat(documents, self.lengths))
+        return self.take(kept, self.lengths[documents], self.rows[documents])
 
     def take(self, index: Ints, lengths: Ints, rows: np.ndarray) -> Documents:
         """Return new documents of the tokens at `index`, int64 [tokens], with these lengths and raw rows."""
-        return Documents(self.ids[index], self.weights[index], lengths, rows)
+        origin = index if self.origin is None else self.origin[index]
+        return Documents(self.ids[index], self.weights[index], lengths, rows, origin)
