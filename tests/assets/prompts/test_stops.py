@@ -21,7 +21,7 @@ CONTROL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|end|>", "<|user|>", "
 CONTROL += ("<|END_RESPONSE|>", "<|END_OF_TURN|>", "<|START|>", "<|return|>", "<call>", "</call>")
 
 Q1, A1, Q2, A2 = said("user", "Q1"), said("assistant", "A1"), said("user", "Q2"), said("assistant", "A2")
-CALL = said("assistant", tool_calls=[{"id": None, "name": "f", "arguments": "{}"}])
+CALL = said("assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "{}"}}])
 RESULT = said("tool", "R")
 CALLED = "<call>f {}</call>"
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from support.canonical_tables import Row, config_of, said, table_of
+from support.canonical_tables import config_of, said, table_of
 from tokenloom.assets.prompts.inference import prompt_renderer
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -109,25 +109,24 @@ EITHER = json.dumps(ARGUMENTS, ensure_ascii=False)
 ITEMS = "".join(f"{name}={json.dumps(value, ensure_ascii=False)};" for name, value in ARGUMENTS.items())
 
 
+@pytest.mark.parametrize("source", [EITHER.replace(": ", ":  "), ARGUMENTS], ids=["text", "object"])
 @pytest.mark.parametrize("name", CALLS)
-def test_arguments_reach_the_template_in_the_form_that_it_renders(tokenizer_folder: Path, name: str) -> None:
+def test_arguments_reach_the_template_in_the_form_that_it_renders(
+    tokenizer_folder: Path, name: str, source: Any
+) -> None:
     template = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{% for c in m.tool_calls or [] %}CALL"
         "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ).replace("CALL", "{{ c.function.name }}" + CALLS[name])
-    spaced = EITHER.replace(": ", ":  ")
-    talk: list[Row] = [
-        said("user", "Q"),
-        said("assistant", tool_calls=[{"id": None, "name": "f", "arguments": spaced}]),
-    ]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": source}}]
     config = config_of(tokenizer_folder, {}, template)
-    out = renderer(config, FORM, resolve_tokenizer(config))(table_of("messages", [{"messages": talk}]))
-    (text,) = out.table["text"].to_pylist()
-    takes_text = name in ("concatenates text", "writes either", "writes it bare")
-    expected = spaced if takes_text else ITEMS if name == "reads items" else EITHER
+    table = table_of("messages", [{"messages": [said("user", "Q"), said("assistant", tool_calls=calls)]}])
+    (text,) = renderer(config, FORM, resolve_tokenizer(config))(table).table["text"].to_pylist()
+    takes_text = name in ("concatenates text", "writes it bare") or (name == "writes either" and source != ARGUMENTS)
+    as_text = source if isinstance(source, str) else EITHER
+    expected = as_text if takes_text else ITEMS if name == "reads items" else EITHER
     assert text == f"<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nf({expected})<|im_end|>\n"
-    given = spaced if takes_text else ARGUMENTS
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": ""}]
-    messages[1]["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": given}}]  # pyright: ignore
+    given = [{"type": "function", "function": {"name": "f", "arguments": as_text if takes_text else ARGUMENTS}}]
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "", "tool_calls": given}]
     assert text == render_jinja_template([messages], chat_template=template)[0][0]
