@@ -21,6 +21,8 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import Constant, PipelineConfig
+from tokenloom.resources.tables.json_text import to_json_text
+from tokenloom.resources.tables.json_values import json_column
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
@@ -93,7 +95,7 @@ class PromptEngine:
             table, is_chat = rows, False
         else:
             is_chat = bool(rows) and not isinstance(rows[0], Mapping)
-            table = pa.table({"messages": list(rows)}) if is_chat else pa.Table.from_pylist(list(rows))
+            table = _table([{"messages": list(row)} for row in rows] if is_chat else rows)
         table, name = _numbered(table), "conversations" if is_chat else "prompts"
         if name not in self._steps:
             self._steps[name] = self._inference(table, is_chat)
@@ -188,6 +190,19 @@ def with_tokenizer(config: PipelineConfig, folder: str) -> PipelineConfig:
     """Return the config with the tokenizer in a folder, such as one that a build trained."""
     tokenizer = config.tokenizer.model_copy(update={"name_or_path": folder, "train": None})
     return config.model_copy(update={"tokenizer": tokenizer})
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return rows as a raw table; columns with nested values are JSON columns, as raw reads them."""
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    return pa.table(
+        {
+            name: json_column([None if value is None else to_json_text(value) for value in values])
+            if any(isinstance(value, list | tuple | Mapping) for value in values)
+            else pa.array(values)
+            for name, values in columns.items()
+        }
+    )
 
 
 def _numbered(table: pa.Table) -> pa.Table:

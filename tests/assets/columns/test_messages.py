@@ -17,6 +17,7 @@ from support.canonical_tables import said as message
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE
+from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.validation import validate
 from tokenloom.resources.tables.json_values import json_column
 
@@ -440,3 +441,116 @@ def test_a_rejected_conversation_shows_its_unknown_roles() -> None:
     rows = [{"conversations": [{"from": who, "value": said} for who, said in part]} for part in ([talk[1]], talk)]
     out = canonical(rows)
     assert out.rejects["excerpt"].to_pylist() == ["robot, narrator"]
+
+
+CALL_PART = {"type": "tool_use", "id": "1", "name": "find", "input": {"q": 1.0}}
+RESULT_PART = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "found"}]}
+THOUGHT, SAYS = {"type": "reasoning", "text": "hm"}, {"type": "text", "text": "so"}
+CALLED = {"role": "assistant", "tool_calls": [call("find", {"q": 1.0}, "1")]}
+FOUND_IT = {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "found"}]}
+
+
+@pytest.mark.parametrize(
+    ("role", "parts", "expected"),
+    [
+        ("assistant", [THOUGHT, SAYS], [{"role": "assistant", "reasoning_content": "hm", "content": "so"}]),
+        ("assistant", [{"type": "thinking", "thinking": "hm"}, SAYS],
+         [{"role": "assistant", "reasoning_content": "hm", "content": "so"}]),
+        ("assistant", [SAYS, CALL_PART], [{**CALLED, "content": "so"}]),
+        ("assistant", [{"type": "tool_call", "tool_call": CALL}], [{"role": "assistant", "tool_calls": [CALL]}]),
+        ("assistant", [CALL_PART, SAYS], [CALLED, {"role": "assistant", "content": "so"}]),
+        ("assistant", [CALL_PART, RESULT_PART, SAYS], [CALLED, FOUND_IT, {"role": "assistant", "content": "so"}]),
+        ("user", [RESULT_PART, SAYS], [FOUND_IT, {"role": "user", "content": "so"}]),
+        ("user", [{**RESULT_PART, "content": {"a": None}}], [{**FOUND_IT, "content": {"a": None}}]),
+        ("assistant", [{"type": "reasoning", "text": None}, SAYS], "not_text"),
+        ("assistant", [THOUGHT, {"type": "image"}], "not_text"),
+        ("assistant", [{"type": "tool_call", "name": ""}], "invalid_tool_call"),
+        ("user", [{"type": "image_url", "image_url": {"url": "x"}}, SAYS], "not_text"),
+    ],
+)  # fmt: skip
+def test_parts_with_reasoning_calls_and_results_are_the_messages_that_they_stand_for(
+    role: str, parts: list[Row], expected: Any
+) -> None:
+    out = canonical(as_json(*rows_of([HI, {"role": role, "content": parts}, HO])))
+    if isinstance(expected, str):
+        assert codes(out) == {1: expected}
+        return
+    same = canonical(as_json(*rows_of([HI, *expected, HO])))
+
+    def read(found: ChunkOutput) -> list[Row]:
+        (row,) = kept(found)
+        return [{**turn, "fields": json.loads(turn["fields"] or "{}")} for turn in row["messages"]]
+
+    assert read(out) == read(same)
+
+
+ODD = st.sampled_from(
+    [
+        {**HI, "name": "Ann"},
+        {**HI, "id": 1},
+        {**HI, "id": 1.5},
+        {**HI, "id": "1"},
+        {**HI, "meta": {"a": None}},
+        {**HI, "meta": [1, "a"]},
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": [SAYS]},
+        {"role": "tool", "content": {"a": 1}},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [{"name": "g", "arguments": {"q": 2}}]},
+        {"role": "user", "content": None},
+        {"role": "user", "content": 5},
+        {"role": 5, "content": "x"},
+        {**HO, "weight": 0.5},
+        {**HO, "train": "no"},
+        {"from": "human", "value": "x"},
+        None,
+        "text",
+        [],
+    ]
+)
+TALKS = st.one_of(
+    st.lists(st.one_of(st.just(HI), st.just(HO), ODD), max_size=3).map(lambda turns: [*turns, HO]),
+    st.sampled_from(["Human: a\n\nAssistant: b", json.dumps([HI, HO]), "plain", 7, True, None, HO, {"a": 1}, [[HI]]]),
+)
+
+
+@given(st.lists(TALKS, min_size=1, max_size=6))
+def test_a_row_is_the_same_alone_and_among_any_neighbours(talks: list[Any]) -> None:
+    together = canonical(as_json(*rows_of(*talks)))
+    rows, rejects = iter(kept(together)), codes(together)
+    for number, talk in enumerate(talks):
+        alone = canonical(as_json({"messages": talk}))
+        assert codes(alone).get(1) == rejects.get(2 * number + 1)
+        assert kept(alone) == ([] if codes(alone) else [next(rows)])
+
+
+@given(st.lists(st.lists(st.sampled_from([HI, HO, {**HI, "name": "Ann"}, {**HO, "n": 1}, {**HO, "n": 2}]), max_size=4)))
+def test_typed_columns_and_json_give_the_same_messages(talks: list[list[Row]]) -> None:
+    fields = [("role", pa.string()), ("content", pa.string()), ("name", pa.string()), ("n", pa.int64())]
+    typed = pa.table({"messages": pa.array(talks, pa.large_list(pa.struct(fields)))})
+    as_read, as_written = canonical(typed), canonical(as_json(*rows_of(*talks)) if talks else typed)
+    assert (kept(as_read), codes(as_read)) == (kept(as_written), codes(as_written))
+
+
+def test_nested_values_of_typed_columns_are_as_python_reads_them() -> None:
+    """Arrow gives each struct the fields of all; null fields of a message itself are omitted."""
+    turns = [{**HO, "tool_calls": [call("f", {"a": 1})]}, {**HO, "tool_calls": [call("f", {"b": [1.5]})], "name": "x"}]
+    table = pa.Table.from_pylist(rows_of([HI, turns[0]], [HI, turns[1]]))
+    for row, read in zip(kept(canonical(table)), table.to_pylist(), strict=True):
+        asked, answer = row["messages"]
+        assert asked == message(**HI)
+        assert field_of(answer, "tool_calls") == read["messages"][1]["tool_calls"]
+        assert field_of(answer, "tool_calls")[0]["function"]["arguments"].keys() == {"a", "b"}
+
+
+def test_conversations_that_are_json_text_in_a_column_of_texts() -> None:
+    texts = [
+        json.dumps([HI, {**HO, "tool_calls": [CALL], "n": 1.0}], indent=1),
+        json.dumps([HI, HO]),
+        '[{"role": "user',
+    ]
+    out = canonical(pa.table({"messages": texts}))
+    called, plain = (row["messages"] for row in kept(out))
+    assert plain == [message(**HI), message(**HO)]
+    assert str(json.loads(called[1]["fields"])["n"]) == "1.0"
+    assert codes(out) == {5: "invalid_json"}
