@@ -26,7 +26,8 @@ from tokenloom.resources.store import ArtifactStore
 SMALL = ChunkSize(target=2_000, maximum=8_000)
 COUNT = 60
 CHAT = (
-    "{% if tools %}{{ '<|im_start|>' + tools | tojson + '<|im_end|>\n' }}{% endif %}{{ date_string or '' }}{{ tone or '' }}"
+    "{% if tools %}{{ '<|im_start|>' + tools | tojson + '<|im_end|>\n' }}{% endif %}{{ date_string or '' }}"
+    "{{ tone or '' }}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 )
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
