@@ -41,21 +41,20 @@ class Unfit(ValueError):
 
 
 def conversation(value: Any) -> list[Message]:
-    """Return the messages of a list of objects, or of one object.
+    """Return the messages of a list of objects.
 
     Raises:
         Unfit: a message cannot be converted.
     """
-    items = [value] if isinstance(value, dict) else value
-    if not isinstance(items, list) or not all(isinstance(item, dict | None) for item in items):
+    if not isinstance(value, list) or not all(isinstance(item, dict | None) for item in value):
         raise Unfit("not_messages", "a list, but not of messages")
     messages: list[Message] = []
-    for item in items:
+    for item in value:
         role, content = (item.get("role"), item.get("content")) if item and len(item) == 2 else (None, None)
         if type(content) is str and role in ROLES:
             messages.append((role, content, None, None, None))
         else:
-            messages += _messages(item or {}, items)
+            messages += _messages(item or {}, value)
     try:
         "".join(part for message in messages for part in message if isinstance(part, str)).encode()
     except UnicodeEncodeError as error:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.tables.json_values import json_column
 
 Row = dict[str, Any]
 
@@ -22,11 +24,20 @@ TEXT = st.one_of(st.text(max_size=8), st.sampled_from(["", " ", "\n\t", "\u00a0"
 MAYBE = st.one_of(st.none(), TEXT)
 
 
-def table_of(rows: list[Row], columns: dict[str, pa.DataType] | None = None) -> pa.Table:
+def as_json(*rows: Row) -> pa.Table:
+    """Return rows in which each column is a JSON column, as `raw` reads nested values."""
+    texts = {
+        name: [None if row.get(name) is None else json.dumps(row[name], ensure_ascii=False) for row in rows]
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
+    return pa.table({name: json_column(column) for name, column in texts.items()})
+
+
+def table_of(rows: list[Row] | pa.Table, columns: dict[str, pa.DataType] | None = None) -> pa.Table:
     """Return a raw chunk; row positions have gaps, as they do after rejects."""
     schema = pa.schema(list(columns.items())) if columns else None
-    table = pa.Table.from_pylist(rows, schema)
-    return table.append_column(ROW, pa.array([2 * index + 1 for index in range(len(rows))], pa.int32()))
+    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema)
+    return table.append_column(ROW, pa.array([2 * index + 1 for index in range(table.num_rows)], pa.int32()))
 
 
 def config_of(**sections: Any) -> PipelineConfig:
@@ -41,12 +52,22 @@ def columns_named(*names: str, kind: str = "string") -> list[Row]:
     return [{"column": name, "type": kind} for name in names]
 
 
-def canonical(rows: list[Row], columns: dict[str, pa.DataType] | None = None, **sections: Any) -> ChunkOutput:
-    """Return the stage's output for rows; check that no row is lost or doubled, and that the contract holds."""
+def canonical(
+    rows: list[Row] | pa.Table, columns: dict[str, pa.DataType] | None = None, form: str = "messages", **sections: Any
+) -> ChunkOutput:
+    """Return the stage's output for rows; check that no row is lost or doubled, and that the contract holds.
+
+    The mapping of a table, instead of rows, is that of the form with the roles in `sections`, else the columns' names.
+    """
     table = table_of(rows, columns)
-    out = to_canonical(table, resolve(config_of(**sections), described(table)))
+    if isinstance(rows, pa.Table):
+        roles = sections.get("dataset", {}).get("column_mapping") or {name: name for name in rows.column_names}
+        mapping = ColumnMapping(form, roles)
+    else:
+        mapping = resolve(config_of(**sections), described(table))
+    out = to_canonical(table, mapping)
     validate(STAGE, out.table)
-    assert out.rows_in == len(rows) == out.table.num_rows + out.rejects.num_rows + out.filtered
+    assert out.rows_in == table.num_rows == out.table.num_rows + out.rejects.num_rows + out.filtered
     positions = sorted(out.table[ROW].to_pylist() + out.rejects[ROW].to_pylist())
     assert positions == table[ROW].to_pylist()
     assert out.table[ROW].to_pylist() == sorted(out.table[ROW].to_pylist())

@@ -109,6 +109,9 @@ def test_the_declared_settings_are_json() -> None:
     assert declared["dataset.column_mapping"] == {"prompt": "q", "completion": {"constant": True}}
 
 
+SHARED = {name: pa.array(["", ""]) for name in ("tools", "template_kwargs")}
+
+
 @pytest.mark.parametrize(
     ("columns", "check"),
     [
@@ -116,9 +119,9 @@ def test_the_declared_settings_are_json() -> None:
         ({"q": pa.array(["a", None])}, "nothing is null"),
         ({"text": pa.array([1, 2])}, "one canonical form"),
         ({"messages": pa.array([[], []], MESSAGES)}, "one canonical form"),
-        ({"messages": pa.array([[], []], MESSAGES), "tools": pa.array(["", ""])}, "messages have a known role"),
-        ({"messages": pa.array([[message("robot", "a")]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "known role"),
-        ({"messages": pa.array([[message("user", None)]] * 2, MESSAGES), "tools": pa.array(["", ""])}, "and a text"),
+        ({"messages": pa.array([[], []], MESSAGES), **SHARED}, "messages have a role"),
+        ({"messages": pa.array([[message("", "a")]] * 2, MESSAGES), **SHARED}, "messages have a role"),
+        ({"messages": pa.array([[message("user", None)]] * 2, MESSAGES), **SHARED}, "and a text"),
         ({"text": pa.array(["a", "b"]), "_row": pa.array([1, 1], pa.int32())}, "row positions ascend"),
     ],
 )

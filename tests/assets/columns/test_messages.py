@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, TEXT, Row, canonical, codes, kept, mapped, table_of
+from support.canonical_rows import MAYBE, TEXT, Row, as_json, canonical, codes, kept, mapped, table_of
+from support.canonical_tables import call, field_of
 from support.canonical_tables import said as message
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.stage.validation import validate
+from tokenloom.resources.tables.json_values import json_column
 
 NAMES = {
     "system": "system",
@@ -34,11 +36,12 @@ MESSAGES = st.one_of(
 )
 
 
-def problems(talk: list[Row] | None) -> set[str]:
-    """Return the codes of all problems of a conversation."""
+def problems(talk: list[Row] | None, kept_roles: tuple[str, ...] = ()) -> set[str]:
+    """Return the codes of all problems of a conversation, given the unknown roles that its layout keeps."""
     if not talk:
         return {"no_messages"}
-    found = {"unknown_role"} if any(turn["speaker"] not in NAMES for turn in talk) else set()
+    known = {*NAMES, *kept_roles}
+    found = {"unknown_role"} if any(turn["speaker"] not in known for turn in talk) else set()
     found |= {"missing_content"} if any(turn["said"] is None for turn in talk) else set()
     answers = [turn["said"] for turn in talk if NAMES.get(turn["speaker"] or "") == "assistant"]
     return found if any((answer or "").strip() for answer in answers) else found | {"empty_answer"}
@@ -65,11 +68,19 @@ def test_conversations_of_any_layout_become_messages(
     kind = listed(pa.struct([(key, pa.string()) for key in keys]))
     roles = mapped({"messages": "talk"})
     out = canonical([{"talk": talk} for talk in shaped], {"talk": kind}, **roles)
-    good = [talk for talk in talks if talk and not problems(talk)]
-    expected = [[message(NAMES[turn["speaker"]], turn["said"]) for turn in talk] for talk in good]
-    assert [row["messages"] for row in kept(out)] == expected
+    others = ("narrator",) if who == "role" else ()
+
+    def expected(turn: Row) -> Row:
+        name = turn["speaker"]
+        role = NAMES.get(name, name)
+        own = name if who == "role" and name != role else None
+        fields = json.dumps({"role": own, "content": None}) if own else None
+        return {**message(role, turn["said"]), "fields": fields}
+
+    good = [talk for talk in talks if talk and not problems(talk, others)]
+    assert [row["messages"] for row in kept(out)] == [[expected(turn) for turn in talk] for talk in good]
     for position, code in codes(out).items():
-        assert code in problems(talks[position // 2])
+        assert code in problems(talks[position // 2], others)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +88,8 @@ def test_conversations_of_any_layout_become_messages(
     [
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": " \n"}], "empty_answer"),
         ([{"role": "user", "content": "a"}], "empty_answer"),
-        ([{"role": "robot", "content": "a"}, {"role": "assistant", "content": "b"}], "unknown_role"),
+        ([{"from": "robot", "value": "a"}, {"from": "gpt", "value": "b"}], "unknown_role"),
+        ([{"role": "", "content": "a"}, {"role": "assistant", "content": "b"}], "unknown_role"),
         ([{"role": "user", "content": None}, {"role": "assistant", "content": "b"}], "missing_content"),
         ([{"role": "user"}, {"role": "assistant", "content": "b"}], "missing_content"),
         ([None, {"role": "assistant", "content": "b"}], "unknown_role"),
@@ -87,7 +99,7 @@ def test_conversations_of_any_layout_become_messages(
 )
 def test_a_bad_conversation_is_rejected_and_the_others_are_kept(talk: Any, code: str) -> None:
     good = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    out = canonical([{"messages": good}, {"messages": talk}, {"messages": good}])
+    out = canonical(as_json({"messages": good}, {"messages": talk}, {"messages": good}))
     assert codes(out) == {3: code}
     assert [row["messages"] for row in kept(out)] == [[message(**turn) for turn in good]] * 2
     assert out.rejects["stage"].to_pylist() == ["columns"]
@@ -100,10 +112,13 @@ def rows_of(*talks: list[Row], **more: Any) -> list[Row]:
 HI, HO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 
 
-def test_names_and_weights_of_messages_are_kept_and_other_keys_do_not_matter() -> None:
-    talk = [{**HI, "name": "Ann", "id": 7}, {**HO, "name": None, "id": 8}]
-    (row,) = kept(canonical(rows_of(talk)))
-    assert row == {"messages": [message("user", "hi", name="Ann"), message("assistant", "ho")], "tools": ""}
+def test_all_fields_of_messages_are_kept_in_their_order_but_nulls() -> None:
+    meta = {"b": [1, 1.0, None], "a": 2**70}
+    talk = [{"id": 7, **HI, "name": "Ann"}, {**HO, "name": None, "meta": meta}]
+    (row,) = kept(canonical(as_json(*rows_of(talk)), **mapped({"messages": "messages"})))
+    asked, said = (json.loads(turn["fields"]) for turn in row["messages"])
+    assert list(asked.items()) == [("id", 7), ("role", None), ("content", None), ("name", "Ann")]
+    assert str(said) == str({"role": None, "content": None, "meta": meta})
 
 
 @pytest.mark.parametrize(
@@ -115,13 +130,32 @@ def test_names_and_weights_of_messages_are_kept_and_other_keys_do_not_matter() -
         ("train", False, 0.0),
         ("train", True, 1.0),
         ("train", None, None),
-        ("weight", "heavy", None),
+        ("training", False, 0.0),
+        ("loss", False, 0.0),
+        ("loss", "false", 0.0),
+        ("train", " True", 1.0),
+        ("weight", "0.5", 0.5),
+        ("weight", "heavy", "invalid_weight"),
+        ("weight", [1], "invalid_weight"),
+        ("weight", float("nan"), "invalid_weight"),
+        ("loss", 2.31, "invalid_weight"),
     ],
 )
-def test_the_weight_of_a_message_is_read(field: str, value: Any, weight: float | None) -> None:
-    (row, plain) = kept(canonical(rows_of([HI, {**HO, field: value}], [HI, HO])))
-    assert [turn["weight"] for turn in row["messages"]] == [None, weight]
-    assert [turn["weight"] for turn in plain["messages"]] == [None, None]
+def test_the_weight_of_a_message_is_read(field: str, value: Any, weight: float | str | None) -> None:
+    rows = rows_of([HI, {**HO, field: value}], [HI, HO])
+    for out in (canonical(rows), canonical(as_json(*rows))):
+        if isinstance(weight, str):
+            assert codes(out) == {1: weight}
+            continue
+        row, plain = kept(out)
+        assert [turn["weight"] for turn in row["messages"]] == [None, weight]
+        assert field_of(row["messages"][1], field) == value
+        assert [turn["weight"] for turn in plain["messages"]] == [None, None]
+
+
+def test_fields_that_declare_different_weights_are_rejected() -> None:
+    both = {**HO, "train": False, "weight": 1}
+    assert codes(canonical(rows_of([HI, both], [HI, {**both, "weight": 0}]))) == {1: "invalid_weight"}
 
 
 @pytest.mark.parametrize(
@@ -138,58 +172,69 @@ def test_the_weight_of_a_message_is_read(field: str, value: Any, weight: float |
     ],
 )
 def test_reasoning_under_any_usual_name_is_kept_if_it_is_text(thought: Row, expected: str | None) -> None:
-    (row, plain) = kept(canonical(rows_of([HI, {**HO, **thought}], [HI, HO])))
-    assert row["messages"] == [message("user", "hi"), message("assistant", "ho", reasoning=expected)]
-    assert [turn["reasoning"] for turn in plain["messages"]] == [None, None]
-    as_json = [{"talk": json.dumps([HI, {**HO, **thought}])}]
-    (read,) = kept(canonical(as_json, {"talk": pa.string()}, **mapped({"messages": "talk"})))
-    assert read["messages"] == row["messages"]
+    rows = rows_of([HI, {**HO, **thought}], [HI, HO])
+    for row, plain in (kept(canonical(rows)), kept(canonical(as_json(*rows)))):
+        turn = row["messages"][1]
+        others = {name: value for name, value in thought.items() if value not in (None, expected)}
+        assert (turn["content"], turn["reasoning"]) == ("ho", expected)
+        assert {name: value for name, value in json.loads(turn["fields"]).items() if value is not None} == others
+        assert plain["messages"] == [message(**HI), message(**HO)]
 
 
 def test_reasoning_alone_is_not_an_answer_but_can_precede_one() -> None:
     thought = {"role": "assistant", "content": None, "reasoning": "hm"}
     out = canonical(rows_of([HI, thought, HO], [HI, thought]))
     assert codes(out) == {3: "empty_answer"}
-    assert kept(out)[0]["messages"][1] == message("assistant", "", reasoning="hm")
+    (row,) = kept(out)
+    fields = json.dumps({"role": None, "reasoning": None})
+    assert row["messages"][1] == {**message("assistant"), "reasoning": "hm", "fields": fields}
 
 
-CALL = {"name": "find", "arguments": {"q": "é", "n": [1, None], "none": None}}
-
-
-def called(arguments: str, identifier: str | None = None, name: str = "find") -> list[Row]:
-    return [{"id": identifier, "name": name, "arguments": arguments}]
+ARGUMENTS = {"q": "é", "n": [1, None], "none": None}
+OPENAI = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q":1}'}, "index": 0}
+CALL = {"name": "find", "arguments": ARGUMENTS}
+FOUND = call("find", ARGUMENTS)
 
 
 @pytest.mark.parametrize(
     ("special", "calls"),
     [
-        (
-            {"tool_calls": [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": 1}'}}]},
-            called('{"q": 1}', "c1"),
-        ),
-        ({"tool_calls": [CALL]}, called('{"q": "é", "n": [1, null]}')),
-        ({"tool_calls": [{"name": "find"}]}, called("{}")),
-        ({"tool_calls": json.dumps([CALL])}, called('{"q": "é", "n": [1, null], "none": null}')),
-        ({"function_call": {"name": "find", "arguments": " [1]"}}, called(" [1]")),
-        ({"function_call": {"name": "find", "arguments": {"a": {"b": 1.5}}}}, called('{"a": {"b": 1.5}}')),
-        ({"tool_calls": [CALL, {"name": "g"}]}, [*called('{"q": "é", "n": [1, null]}'), *called("{}", name="g")]),
-        ({"tool_calls": []}, None),
+        ({"tool_calls": [OPENAI]}, [OPENAI]),
+        ({"tool_calls": [{"function": CALL}]}, [{"function": CALL}]),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": None}}]}, [{"function": {"name": "f", "arguments": None}}]),
+        ({"tool_calls": [CALL]}, [FOUND]),
+        ({"tool_calls": [{"id": 5, **CALL}]}, [{"id": 5, **FOUND}]),
+        ({"tool_calls": [{"name": "find"}]}, [call("find", {})]),
+        ({"tool_calls": [{"name": "find", "parameters": {"a": 1}}]}, [call("find", {"a": 1})]),
+        ({"tool_calls": json.dumps([CALL])}, [FOUND]),
+        ({"function_call": {"name": "find", "arguments": " [1]"}}, [call("find", " [1]")]),
+        ({"tool_calls": [CALL, {"name": "g"}]}, [FOUND, call("g", {})]),
+        ({"tool_calls": []}, []),
         ({"tool_calls": None, "function_call": None}, None),
     ],
 )
-@pytest.mark.parametrize("content", ["ho", None])
-def test_tool_calls_of_any_layout_become_one(special: Row, calls: list[Row] | None, content: str | None) -> None:
-    out = canonical(rows_of([HI, HO], [HI, {"role": "assistant", "content": content, **special}, HO]))
-    if content is None and calls is None:
+@pytest.mark.parametrize("content", ["ho", None, ...])
+def test_tool_calls_of_any_layout_are_in_that_of_openai(special: Row, calls: list[Row] | None, content: Any) -> None:
+    turn = {"role": "assistant", "content": content, **special}
+    turn = {name: value for name, value in turn.items() if value is not ...}
+    out = canonical(as_json(*rows_of([HI, HO], [HI, turn, HO])))
+    if content in (None, ...) and not calls:
         assert codes(out) == {3: "missing_content"}
         return
     plain, row = kept(out)
     assert plain["messages"] == [message(**HI), message(**HO)]
-    assert row["messages"] == [
-        message(**HI),
-        message("assistant", content or "", tool_calls=calls),
-        message(**HO),
-    ]
+    asked, called, answer = row["messages"]
+    assert (asked, answer) == (message(**HI), message(**HO))
+    assert field_of(called, "tool_calls") == calls
+    assert called["content"] == ("" if content in (None, ...) else content)
+    assert ("content" in json.loads(called["fields"] or '{"content": null}')) == (content == "ho")
+
+
+def test_calls_keep_the_order_of_keys_and_the_kinds_of_numbers() -> None:
+    arguments = {"b": 1, "a": 1.0, "c": 2**64, "d": [1, "1", None, {"z": {}, "y": []}]}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call("f", arguments)]}
+    (row,) = kept(canonical(as_json(*rows_of([HI, turn, HO]))))
+    assert str(field_of(row["messages"][1], "tool_calls")) == str([call("f", arguments)])
 
 
 @pytest.mark.parametrize(
@@ -213,7 +258,7 @@ def test_calls_and_observations_of_sharegpt_become_tool_calls_and_tool_messages(
     (row,) = kept(canonical([{"conversations": [{"from": who, "value": said} for who, said in talk], "tools": "[{}]"}]))
     assert row["messages"] == [
         message("user", "hi"),
-        message("assistant", "", tool_calls=[*called('{"a": 1}', name="f"), *called("{}", name="g")]),
+        message("assistant", "", tool_calls=[call("f", {"a": 1}), call("g", {})]),
         message("tool", "42"),
         message("assistant", "ho"),
     ]
@@ -253,15 +298,45 @@ def test_content_parts_are_joined_and_other_parts_than_text_rejected(parts: list
         (" null ", ""),
         ("", ""),
         (None, ""),
-        ([{"name": "f", "more": None}], '[{"name": "f"}]'),
+        ([{"name": "f", "more": None}], '[{"name": "f", "more": null}]'),
         ([], ""),
-        ({"name": "f"}, '{"name": "f"}'),
+        ({"name": "f"}, '[{"name": "f"}]'),
+        (['{"name": "f", "n": 1.0}', '{"name": "g"}'], '[{"name": "f", "n": 1.0}, {"name": "g"}]'),
+        ([1], "not_tools"),
+        ("tools", "not_tools"),
+        ("[[]]", "not_tools"),
+        (7, "not_tools"),
     ],
 )
-def test_tools_are_json_text_and_empty_without_tools(tools: Any, expected: str) -> None:
+def test_tools_are_the_json_text_of_a_list_and_empty_without_tools(tools: Any, expected: str) -> None:
     roles = mapped({"messages": "messages", "tools": "tools"})
-    for row in kept(canonical(rows_of([HI, HO], [HI, HO], tools=tools), **roles)):
-        assert row["tools"] == expected
+    rows = rows_of([HI, HO], [HI, HO], tools=tools)
+    for out in (canonical(rows, **roles), canonical(as_json(*rows), **roles)):
+        assert {row["tools"] for row in kept(out)} | set(codes(out).values()) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"enable_thinking": False, "n": 1.0}, '{"enable_thinking": false, "n": 1.0}'),
+        ('{ "b":1}', '{ "b":1}'),
+        (None, ""),
+        ({}, ""),
+        ("{}", ""),
+        ([1], "not_template_kwargs"),
+        ("yes", "not_template_kwargs"),
+    ],
+)
+def test_variables_of_the_template_are_the_json_text_of_an_object(given: Any, expected: str) -> None:
+    roles = mapped({"messages": "messages", "template_kwargs": "kwargs"})
+    out = canonical(as_json(*rows_of([HI, HO], kwargs=given)), **roles)
+    assert {row["template_kwargs"] for row in kept(out)} | set(codes(out).values()) == {expected}
+
+
+def test_tools_are_kept_as_the_source_writes_them() -> None:
+    text = '[{"b":1.50,"a":[1E5, null]},{"é":18446744073709551616, "a" : {}}]'
+    table = pa.table({"messages": json_column([json.dumps([HI, HO])]), "tools": json_column([text])})
+    assert kept(canonical(table))[0]["tools"] == text
 
 
 @given(
@@ -353,11 +428,12 @@ def test_a_column_other_than_conversations_in_one_chunk_is_rejected(column: list
     mapping = ColumnMapping("messages", {"messages": "talk"})
     out = to_canonical(table_of([{"talk": value} for value in column]), mapping)
     validate(STAGE, out.table)
-    assert set(codes(out).values()) <= {"not_messages", "no_messages"}
+    assert set(codes(out).values()) <= {"not_messages", "no_messages", "unknown_role"}
     assert out.rejects.num_rows == len(column)
 
 
 def test_a_rejected_conversation_shows_its_unknown_roles() -> None:
-    talk = [{"role": "robot", "content": "a"}, HO, {"role": "Narrator", "content": "a"}]
-    out = canonical(rows_of([HI, HO], talk))
+    talk = [("robot", "a"), ("gpt", "b"), ("Narrator", "c")]
+    rows = [{"conversations": [{"from": who, "value": said} for who, said in part]} for part in ([talk[1]], talk)]
+    out = canonical(rows)
     assert out.rejects["excerpt"].to_pylist() == ["robot, narrator"]

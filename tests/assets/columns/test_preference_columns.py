@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, Row, canonical, codes, kept, mapped
+from support.canonical_rows import MAYBE, Row, as_json, canonical, codes, kept, mapped
+from support.canonical_tables import field_of
 from support.canonical_tables import said as message
 
 PREFERENCE = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
@@ -114,7 +115,8 @@ def test_messages_with_different_tool_calls_differ() -> None:
     rows = [{"chosen": [question, call("f")], "rejected": [question, call(name)]} for name in "gf"]
     out = canonical(rows, **mapped({"chosen": "chosen", "rejected": "rejected"}))
     (row,) = kept(out)
-    assert [turn["tool_calls"][0]["name"] for turn in (*row["chosen"], *row["rejected"])] == ["f", "g"]
+    calls = [field_of(turn, "tool_calls") for turn in (*row["chosen"], *row["rejected"])]
+    assert [found["function"]["name"] for (found,) in calls] == ["f", "g"]
     assert codes(out) == {3: "same_answers"}
 
 
@@ -169,10 +171,47 @@ def test_a_constant_labels_every_row_and_answers_can_be_conversations() -> None:
 
 def test_answers_that_differ_only_in_reasoning_differ() -> None:
     asked, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
-    talks = {"chosen": [asked, {**answer, "thinking": "well"}], "rejected": [asked, {**answer, "thinking": "badly"}]}
+    thoughts = {"chosen": "well", "rejected": "badly"}
+    talks = {side: [asked, {**answer, "reasoning_content": thought}] for side, thought in thoughts.items()}
     (row,) = kept(canonical([talks], **mapped({"chosen": "chosen", "rejected": "rejected"})))
     assert row == {
         "prompt": [message("user", "q")],
         "chosen": [message("assistant", "a", reasoning="well")],
         "rejected": [message("assistant", "a", reasoning="badly")],
     }
+
+
+def test_one_message_as_an_object_is_an_answer() -> None:
+    answers = {side: {"role": "assistant", "content": text} for side, text in (("chosen", "a"), ("rejected", "b"))}
+    row = {"prompt": "q", **answers}
+    expected = {side: [message(**answer)] for side, answer in answers.items()}
+    for table in (pa.Table.from_pylist([row]), as_json(row)):
+        assert kept(canonical(table, form="preference")) == [{"prompt": [message("user", "q")], **expected}]
+
+
+ASKED = [{"role": "user", "content": "q"}]
+ANSWERED = [{"role": "assistant", "content": "a"}]
+OPEN = [*ASKED, {"role": "assistant", "content": "It is"}]
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (OPEN, ANSWERED), (ASKED[0], ANSWERED)])
+def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, completion: Any) -> None:
+    def messages(value: Any, role: str) -> list[Row]:
+        talk = [value] if isinstance(value, dict) else value
+        return [message(role, value)] if isinstance(value, str) else [message(**turn) for turn in talk]
+
+    row = {"prompt": prompt, "completion": completion}
+    tools = '[{"name": "f"}]'
+    expected = {"prompt": messages(prompt, "user"), "completion": messages(completion, "assistant")}
+    (found,) = kept(canonical(as_json({**row, "tools": tools}), form="dialogue"))
+    assert found == {**expected, "tools": tools, "template_kwargs": ""}
+    assert kept(canonical(as_json({**row, "label": True}), form="kto")) == [{**expected, "label": True}]
+    (found,) = kept(canonical(as_json({"prompt": prompt}), form="prompt_only"))
+    assert found == {"prompt": expected["prompt"], "tools": "", "template_kwargs": ""}
+
+
+def test_prompts_and_completions_without_messages_are_rejected() -> None:
+    rows = as_json({"prompt": [], "completion": ANSWERED}, {"prompt": ASKED, "completion": ASKED}, {"prompt": " "})
+    assert codes(canonical(rows, form="dialogue")) == {1: "empty_prompt", 3: "empty_answer", 5: "empty_prompt"}
+    alone = rows.select(["prompt"])
+    assert codes(canonical(alone, form="prompt_only")) == {1: "empty_prompt", 5: "empty_prompt"}

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from support.canonical_rows import Row, canonical, codes, kept, mapped
+from support.canonical_tables import call
 from support.canonical_tables import said as message
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
@@ -29,15 +30,13 @@ def test_glaive_calls_become_tool_calls(real_data: Path) -> None:
         for turn in row["conversations"]:
             role, text, calls = SPEAKERS[turn["from"]], turn["value"], None
             if turn["from"] == "function_call":
-                call = json.loads(text)
-                arguments = call["arguments"]
-                if not isinstance(arguments, str):
-                    arguments = json.dumps(arguments, ensure_ascii=False)
-                text, calls = "", [{"id": None, "name": call["name"], "arguments": arguments}]
+                found = json.loads(text)
+                text, calls = "", [call(found["name"], found["arguments"])]
             talk.append(message(role, text, tool_calls=calls))
-        expected.append({"messages": talk, "tools": "" if row["tools"].strip() == "[]" else row["tools"]})
+        tools = "" if row["tools"].strip() == "[]" else row["tools"]
+        expected.append({"messages": talk, "tools": tools, "template_kwargs": ""})
     assert kept(out) == expected
-    assert sum(turn["tool_calls"] is not None for row in expected for turn in row["messages"]) > 100
+    assert sum(turn["fields"] is not None for row in expected for turn in row["messages"]) > 100
 
 
 def test_sharegpt_and_openai_chats_become_messages(real_data: Path) -> None:
@@ -62,9 +61,12 @@ def test_dpo_demo_becomes_a_prompt_and_two_weighted_answers(real_data: Path) -> 
 
     def said(turns: list[Row]) -> list[Row]:
         texts = ["".join(part["value"] for part in turn["content"]) for turn in turns]
-        return [
-            message(turn["role"], text, weight=turn["loss_weight"]) for turn, text in zip(turns, texts, strict=True)
-        ]
+        messages = []
+        for turn, text in zip(turns, texts, strict=True):
+            blank = [{**part, "value": None} for part in turn["content"]]
+            fields = json.dumps({**turn, "role": None, "content": blank})
+            messages.append({**message(turn["role"], text, weight=turn["loss_weight"]), "fields": fields})
+        return messages
 
     expected, same = [], []
     for index, row in enumerate(rows):

@@ -17,8 +17,10 @@ from support.canonical_tables import (
     TOOLS,
     Row,
     build_canonical,
+    call,
     chatml,
     config_of,
+    field_of,
     prompts_of,
     said,
     table_of,
@@ -32,10 +34,6 @@ from tokenloom.resources.store import ArtifactStore
 WEATHER = json.dumps([{"type": "function", "function": {"name": "weather", "parameters": {"é": ["city"]}}}])
 
 
-def call(name: str, arguments: str, identity: str | None = None) -> Row:
-    return {"id": identity, "name": name, "arguments": arguments}
-
-
 def render(folder: Path, rows: list[Row], template: str = TOOLS, **prompt: Any) -> ChunkOutput:
     return prompts_of("messages", table_of("messages", rows), config_of(folder, {"add_eos": False, **prompt}, template))
 
@@ -44,28 +42,21 @@ def written(messages: list[Row], tools: str = "") -> str:
     """Render a conversation as the template `TOOLS` does, without Jinja."""
     text = f"<|im_start|>tools\n{json.dumps(json.loads(tools), ensure_ascii=False)}<|im_end|>\n" if tools else ""
     for found in messages:
-        speaker = found["role"] + (f" {found['name']}" if found["name"] else "")
+        name = field_of(found, "name")
+        speaker = found["role"] + (f" {name}" if name else "")
         text += f"<|im_start|>{speaker}\n{found['content']}{calls_of(found)}<|im_end|>\n"
     return text
 
 
 def calls_of(message: Row) -> str:
-    text = ""
-    for found in message["tool_calls"] or []:
-        try:
-            arguments = json.loads(found["arguments"])
-        except ValueError:
-            arguments = None
-        arguments = arguments if isinstance(arguments, dict) else found["arguments"]
-        function = json.dumps({"name": found["name"], "arguments": arguments}, ensure_ascii=False)
-        text += f"<call>{function}</call>"
-    return text
+    functions = [found["function"] for found in field_of(message, "tool_calls") or []]
+    return "".join(f"<call>{json.dumps(function, ensure_ascii=False)}</call>" for function in functions)
 
 
 words = st.text(st.sampled_from("ab é你\n\"\\{}'"), max_size=8).map(str.strip)
 arguments = st.one_of(
-    st.dictionaries(words, st.one_of(words, st.integers(), st.none(), st.lists(st.integers()))).map(json.dumps),
-    st.sampled_from(["", "not json", "[1]", '"text"', '{"a": 1}']),
+    st.dictionaries(words, st.one_of(words, st.integers(), st.none(), st.lists(st.integers()))),
+    st.sampled_from([None, "", "not json", [1, 1.0], '"text"', {"b": {}, "a": 2**64}]),
 )
 calls = st.lists(st.builds(call, words, arguments, st.one_of(st.none(), words)), min_size=1, max_size=2)
 weights = st.sampled_from([None, None, 0.0, 0.5, 1.0, 2.0])
@@ -134,7 +125,7 @@ def test_weights_take_precedence_over_train_on(tokenizer_folder: Path, rows: lis
         )
 
 
-CALLED = [said("user", "q"), said("assistant", tool_calls=[call("f", '{"a": 1}')]), said("tool", "1")]
+CALLED = [said("user", "q"), said("assistant", tool_calls=[call("f", {"a": 1})]), said("tool", "1")]
 CALLED_MASKED = [CALLED[0], {**CALLED[1], "weight": 0.0}, CALLED[2], said("assistant", "ok")]
 RENDERS = TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
@@ -152,7 +143,7 @@ RENDERS = TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", "
         (RENDERS, [*CALLED, said("assistant", "ok")], "last", None),
         (CHATML, CALLED_MASKED, "completions", "tool_calls_ignored"),
         (TOOLS.replace("m.tool_calls or []", "[]"), CALLED, "completions", "tool_calls_ignored"),
-        (TOOLS, [CALLED[0], said("assistant", tool_calls=[call("f", '{"a": "\\u003c|im_end|>"}')])], "completions",
+        (TOOLS, [CALLED[0], said("assistant", tool_calls=[call("f", {"a": "<|im_end|>"})])], "completions",
          "control_token_in_content"),
         (TOOLS, [said("user", "q", name="</s>"), said("assistant", "a")], "completions", "control_token_in_content"),
     ],
@@ -178,7 +169,7 @@ def test_weights_that_do_not_match_generation_blocks_are_rejected(tokenizer_fold
     """The template renders an answer without text outside its generation blocks."""
     template = TOOLS.replace("m.role == 'assistant'", "m.role == 'assistant' and not m.tool_calls")
     template = template.replace("{{ m.content + '<|im_end|>' }}", "{{ m.content ~ m.tool_calls ~ '<|im_end|>' }}")
-    calls_tool = said("assistant", tool_calls=[call("f", "{}")])
+    calls_tool = said("assistant", tool_calls=[call("f", {})])
     talks = [[said("user", "q"), calls_tool, {**said("assistant", "a"), "weight": weight}] for weight in (None, 0.5)]
     both = [calls_tool, said("user", "q"), said("assistant", weight=0.5)]
     out = render(tokenizer_folder, [{"messages": talk} for talk in [*talks, both]], template)
@@ -190,13 +181,13 @@ def test_weights_that_do_not_match_generation_blocks_are_rejected(tokenizer_fold
 def test_tool_calls_are_rendered_as_by_transformers(tokenizer_folder: Path, real_data: Path) -> None:
     template = (real_data / "chat_templates" / "qwen2_5_training.jinja").read_text()
     reference = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_folder / "tokenizer.json"))
-    talk = [said("user", "Weather?"), said("assistant", tool_calls=[call("weather", '{"é": [1.5, "x<"]}', "7")])]
+    talk = [said("user", "Weather?"), said("assistant", tool_calls=[call("weather", {"é": [1.5, "x<"]}, "7")])]
     talk += [said("tool", "sunny"), said("tool", "warm"), said("assistant", "It is sunny.")]
     out = render(tokenizer_folder, [{"messages": talk, "tools": WEATHER}], template)
     (result,) = out.table.to_pylist()
     function = {"name": "weather", "arguments": {"é": [1.5, "x<"]}}
     as_read = [{"role": found["role"], "content": found["content"]} for found in talk]
-    as_read[1]["tool_calls"] = [{"type": "function", "id": "7", "function": function}]
+    as_read[1]["tool_calls"] = [{"id": "7", "type": "function", "function": function}]
     assert result["text"] == reference.apply_chat_template(
         as_read, tools=json.loads(WEATHER), tokenize=False, chat_template=template
     )
