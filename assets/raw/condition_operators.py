@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import any_of, flags_of
+from tokenloom.resources.tables.json_values import (
+    INTEGER,
+    LIST,
+    OBJECT,
+    Kinds,
+    as_lists,
+    is_json,
+    json_texts,
+    kinds_of,
+    typed,
+)
 from tokenloom.resources.tables.nested_paths import is_list, list_values, plain
 
 Value = Any
 """A pa.Array with one value per row, or a pa.Scalar."""
 
+_BIG_INTEGER = 255
+"""Kind of JSON integers beyond 64 bits, beside those of `json_values`. They are compared as floats."""
 NUMBER = r"^-?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
 
 
@@ -32,7 +46,31 @@ def kind_of(kind: pa.DataType) -> str:
         return "a number"
     if pa.types.is_temporal(kind):
         return "a time"
+    if is_json(kind):
+        return "an object"
     return "a list" if is_list(kind) else str(kind).split("<")[0]
+
+
+def kinds_to_compare(texts: pa.Array) -> Kinds:
+    """Return a kind for each JSON text, uint8 [rows]; values of one kind have one type for operators."""
+    kinds = kinds_of(texts)
+    long = np.flatnonzero((kinds == INTEGER) & np.asarray(pc.greater(pc.binary_length(texts), 18).fill_null(False)))
+    for row, text in zip(long, texts.take(pa.array(long)).to_pylist(), strict=True):
+        kinds[row] = INTEGER if -(2**63) <= int(text) < 2**63 else _BIG_INTEGER
+    return kinds
+
+
+def of_one_kind(array: pa.Array) -> pa.Array:
+    """Return the values of a JSON column that are of one kind with their type; other arrays and objects unchanged."""
+    if not is_json(array.type):
+        return array
+    values = typed(json_texts(array))
+    if not is_json(values.type):
+        return values
+    (kind,) = np.unique(kinds_of(json_texts(values)))
+    if kind == LIST:
+        return as_lists(values)
+    return values if kind == OBJECT else pa.array(map(float, json_texts(values).to_pylist()), pa.float64())
 
 
 def _check(value: Value, expected: str, null_type: pa.DataType, remedy: str = "") -> Value:
@@ -75,7 +113,7 @@ def parse_number(value: Value) -> Value:
 
 
 def compare(name: str, left: Value, right: Value) -> Value:
-    """Compare two values by the Arrow function of that name; text is compared with a time as a time."""
+    """Compare two values by the Arrow function of that name: text with a time as a time, integers with floats as floats."""
     kinds = {kind_of(left.type), kind_of(right.type)}
     if "null" in kinds:
         known = left.type if pa.types.is_null(right.type) else right.type
@@ -86,6 +124,10 @@ def compare(name: str, left: Value, right: Value) -> Value:
     elif len(kinds) > 1 or not kinds <= {"text", "a number", "true or false", "a time"}:
         remedy = "; number(x) reads a number in text" if kinds == {"text", "a number"} else ""
         raise UnfitError(f"cannot compare {kind_of(left.type)} with {kind_of(right.type)}{remedy}")
+    elif pa.types.is_floating(left.type) or pa.types.is_floating(right.type):
+        left, right = (
+            side.cast(pa.float64(), safe=False) if pa.types.is_integer(side.type) else side for side in (left, right)
+        )
     return pc.call_function(name, [left, right])
 
 
@@ -125,10 +167,24 @@ def is_one_of(value: Value, choices: list[Value]) -> Value:
 
 def contains(value: Value, item: Value) -> Value:
     """Return whether each text contains the item as a substring, or each list contains it as an item."""
+    if pa.types.is_null(value.type):
+        return value.cast(pa.bool_())
     if not (isinstance(value, pa.Array) and is_list(value.type)):
         if kind_of(item.type) != "text":
             raise UnfitError(f"{item.as_py()!r} cannot be a substring of text")
         return pc.match_substring(as_text(value), item.as_py())
     lengths, items = list_values(value)
-    found = pa.array(any_of(flags_of(compare("equal", plain(items), item)), lengths))
+    found = pa.array(any_of(flags_of(_equal(plain(items), item)), lengths))
     return pc.if_else(value.is_valid(), found, pa.scalar(None, pa.bool_()))
+
+
+def _equal(items: pa.Array, item: Value) -> Value:
+    """Return which items equal a constant; items of JSON are compared kind by kind."""
+    if not is_json(items.type):
+        return compare("equal", items, item)
+    equal = np.zeros(len(items), bool)
+    kinds = kinds_to_compare(json_texts(items))
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
+        equal[rows] = flags_of(compare("equal", of_one_kind(items.take(pa.array(rows))), item))
+    return pa.array(equal)

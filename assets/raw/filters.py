@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -27,12 +27,16 @@ from tokenloom.assets.raw.condition_operators import (
     contains,
     is_one_of,
     kind_of,
+    kinds_to_compare,
     length,
+    of_one_kind,
     parse_number,
 )
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.resources.tables.flags import Flags, flags_of
+from tokenloom.resources.tables.json_values import is_json, json_texts
 from tokenloom.resources.tables.nested_paths import QUOTED, Path, evaluate, leads_somewhere
+from tokenloom.resources.tables.ragged import Ints
 
 SETTING = "dataset.filters"
 MAX_CHARACTERS, MAX_DEPTH = 4000, 40
@@ -54,8 +58,10 @@ _TEXT_TESTS = {
 }
 _TEXT_CHANGES = {"lower": pc.utf8_lower, "upper": pc.utf8_upper, "strip": pc.utf8_trim_whitespace}
 
-Evaluate = Callable[[pa.Table], Value]
-"""A compiled part of a condition: computes its value from a table."""
+Values = Mapping[Path, pa.Array]
+"""The values of each path that a condition reads, for some rows."""
+Evaluate = Callable[[Values], Value]
+"""A compiled part of a condition: computes its value from the values of paths."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +103,30 @@ class Filter:
         Raises:
             ConfigError: an operator does not fit the type of a column, such as the length of a number.
         """
+        keep = np.zeros(table.num_rows, bool)
         try:
-            value = as_condition(self._evaluate(table))
+            for rows, values in _by_kind({path: evaluate(table, path) for path in self.paths}, table.num_rows):
+                value = as_condition(self._evaluate(values))
+                keep[rows] = value.as_py() is True if isinstance(value, pa.Scalar) else flags_of(value)
         except (UnfitError, pa.ArrowException) as error:
             raise _fault(self.text, str(error).splitlines()[0]) from error
-        if isinstance(value, pa.Scalar):
-            return np.full(table.num_rows, value.as_py() is True)
-        return flags_of(value)
+        return keep
+
+
+def _by_kind(values: Values, count: int) -> Iterator[tuple[Ints | slice, Values]]:
+    """Yield groups of rows with their values; JSON values of a group are of one kind, so that they have one type.
+
+    A row's verdict then does not depend on the kinds that other rows have.
+    """
+    kinds = [kinds_to_compare(json_texts(array)) for array in values.values() if is_json(array.type)]
+    if not kinds:
+        yield slice(None), values
+        return
+    patterns, which = np.unique(np.stack(kinds, axis=1), axis=0, return_inverse=True)
+    for number in range(len(patterns)):
+        rows = np.flatnonzero(which == number)
+        taken = {path: array.take(pa.array(rows)) for path, array in values.items()}
+        yield rows, {path: of_one_kind(array) for path, array in taken.items()}
 
 
 def _fault(text: str, message: str) -> ConfigError:
@@ -164,19 +187,19 @@ class _Compiler:
                 return self._constant(-value)
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 path = self._path(node)
-                return lambda table: evaluate(table, path)
+                return lambda values: values[path]
             case ast.BoolOp(op, values):
                 parts = [self.node(value, depth + 1) for value in values]
                 return _all_of(parts) if isinstance(op, ast.And) else _any_of(parts)
             case ast.UnaryOp(ast.Not(), operand):
                 inner = self.node(operand, depth + 1)
-                return lambda table: pc.invert(as_condition(inner(table)))
+                return lambda values: pc.invert(as_condition(inner(values)))
             case ast.UnaryOp(ast.USub(), operand):
                 inner = self.node(operand, depth + 1)
-                return lambda table: pc.negate_checked(as_number(inner(table)))
+                return lambda values: pc.negate_checked(as_number(inner(values)))
             case ast.BinOp(left, op, right) if type(op) in _SIGNS:
                 first, second = self.node(left, depth + 1), self.node(right, depth + 1)
-                return lambda table: arithmetic(_SIGNS[type(op)], first(table), second(table))
+                return lambda values: arithmetic(_SIGNS[type(op)], first(values), second(values))
             case ast.Compare(left, ops, comparators):
                 sides = [left, *comparators]
                 return _all_of([self._compare(sides[at], op, sides[at + 1], depth) for at, op in enumerate(ops)])
@@ -193,7 +216,7 @@ class _Compiler:
             scalar = pa.scalar(value)
         except UnicodeEncodeError:
             self.refuse(f"{value!r} contains a lone surrogate")
-        return lambda table: scalar
+        return lambda values: scalar
 
     def _path(self, node: ast.expr) -> Path:
         steps: list[str | int] = []
@@ -220,24 +243,24 @@ class _Compiler:
             if not (isinstance(right, ast.Constant) and right.value is None):
                 self.refuse("`is` only compares with None; use == for values")
             inner, test = self.node(left, depth + 1), pc.is_null if isinstance(op, ast.Is) else pc.is_valid
-            return lambda table: test(inner(table))
+            return lambda values: test(inner(values))
         if isinstance(op, ast.In | ast.NotIn):
             is_member = self._membership(left, right, depth)
-            return is_member if isinstance(op, ast.In) else lambda table: pc.invert(is_member(table))
+            return is_member if isinstance(op, ast.In) else lambda values: pc.invert(is_member(values))
         first, second = self.node(left, depth + 1), self.node(right, depth + 1)
-        return lambda table: compare(_COMPARISONS[type(op)], first(table), second(table))
+        return lambda values: compare(_COMPARISONS[type(op)], first(values), second(values))
 
     def _membership(self, left: ast.expr, right: ast.expr, depth: int) -> Evaluate:
         if isinstance(right, ast.List | ast.Tuple | ast.Set):
             inner = self.node(left, depth + 1)
             choices = [self._choice(item, depth + 1) for item in right.elts]
-            if len({kind_of(choice(_NOTHING).type) for choice in choices}) > 1:
+            if len({kind_of(choice({}).type) for choice in choices}) > 1:
                 self.refuse(f"{self.shown(right)} mixes text and other values")
-            return lambda table: is_one_of(inner(table), [choice(table) for choice in choices])
+            return lambda values: is_one_of(inner(values), [choice(values) for choice in choices])
         item, inner = self.node(left, depth + 1), self.node(right, depth + 1)
         if not isinstance(left, ast.Constant):
             self.refuse(f"{self.shown(left)} in {self.shown(right)}: a column needs a list of constants after `in`")
-        return lambda table: contains(inner(table), item(table))
+        return lambda values: contains(inner(values), item(values))
 
     def _choice(self, node: ast.expr, depth: int) -> Evaluate:
         match node:
@@ -251,10 +274,10 @@ class _Compiler:
         match node:
             case ast.Call(ast.Name("len"), [value]):
                 inner = self.node(value, depth + 1)
-                return lambda table: length(inner(table))
+                return lambda values: length(inner(values))
             case ast.Call(ast.Name("number"), [value]):
                 inner = self.node(value, depth + 1)
-                return lambda table: parse_number(inner(table))
+                return lambda values: parse_number(inner(values))
             case ast.Call(ast.Name("matches"), [value, pattern]):
                 inner, regex = self.node(value, depth + 1), self._literal(pattern, node)
                 try:
@@ -263,13 +286,13 @@ class _Compiler:
                     self.refuse(
                         f"{regex!r} is not a regular expression that RE2 supports: {str(error).splitlines()[0]}"
                     )
-                return lambda table: pc.match_substring_regex(as_text(inner(table)), regex)
+                return lambda values: pc.match_substring_regex(as_text(inner(values)), regex)
             case ast.Call(ast.Attribute(value, name), [argument]) if name in _TEXT_TESTS:
                 inner, text = self.node(value, depth + 1), self._literal(argument, node)
-                return lambda table: _TEXT_TESTS[name](as_text(inner(table)), text)
+                return lambda values: _TEXT_TESTS[name](as_text(inner(values)), text)
             case ast.Call(ast.Attribute(value, name), []) if name in _TEXT_CHANGES:
                 inner = self.node(value, depth + 1)
-                return lambda table: _TEXT_CHANGES[name](as_text(inner(table)))
+                return lambda values: _TEXT_CHANGES[name](as_text(inner(values)))
         known = [*(f".{name}(text)" for name in _TEXT_TESTS), *(f".{name}()" for name in _TEXT_CHANGES)]
         self.refuse(f"unknown call {self.shown(node)}; use len(x), number(x), matches(x, regex), {', '.join(known)}")
 
@@ -277,9 +300,6 @@ class _Compiler:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             self.refuse(f"{self.shown(call)}: the last argument must be text in quotes")
         return node.value
-
-
-_NOTHING = pa.table({})
 
 
 def _all_of(parts: list[Evaluate]) -> Evaluate:
@@ -291,10 +311,10 @@ def _any_of(parts: list[Evaluate]) -> Evaluate:
 
 
 def _folded(parts: list[Evaluate], join: Callable[[Value, Value], Value]) -> Evaluate:
-    def evaluate_parts(table: pa.Table) -> Value:
-        value = as_condition(parts[0](table))
+    def evaluate_parts(values: Values) -> Value:
+        value = as_condition(parts[0](values))
         for part in parts[1:]:
-            value = join(value, as_condition(part(table)))
+            value = join(value, as_condition(part(values)))
         return value
 
     return evaluate_parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.errors import ConfigError
+from tokenloom.resources.tables.json_values import typed
 
 Row = dict[str, Any]
 
@@ -288,3 +290,60 @@ def test_paths_that_do_not_exist_are_reported() -> None:
         "s.t[0].u == 1 and s.t.u is None or s.v == 1 or y == 2 or x.z == 1 or n.a.b == 1 or s[0] == 1"
     )
     assert sorted(map(str, condition.lacking(table))) == ["s.v", "s[0]", "x.z", "y"]
+
+
+LOOSE = st.fixed_dictionaries(
+    {
+        "m": st.one_of(
+            st.none(), st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"])}), max_size=3)
+        ),
+        "t": st.one_of(st.none(), st.text("ab", max_size=3), st.lists(st.integers(), max_size=3)),
+        "n": st.one_of(st.none(), st.sampled_from([0, 1, 1.0, 1.5, 2**53 + 1, 2**53, 2**63, -(2**70), 1e300])),
+        "l": st.one_of(st.none(), st.lists(st.sampled_from([None, 1, 1.0, 2, 2.5, 2**70]), max_size=3)),
+        "w": st.one_of(st.none(), st.lists(st.sampled_from([None, "x", "y"]), max_size=2)),
+        "s": st.one_of(st.none(), st.sampled_from(["4", " 5 ", "a", 2, 3.5, 2**70])),
+        "x": st.one_of(st.none(), st.booleans(), st.integers(), st.just({}), st.just([]), st.just("")),
+        "o": st.one_of(
+            st.none(), st.dictionaries(st.sampled_from("ab"), st.dictionaries(st.just("c"), st.integers(0, 3)))
+        ),
+    }
+)
+VERDICTS: dict[str, Any] = {
+    "len(m) > 1": lambda row: row["m"] is not None and len(row["m"]) > 1,
+    "m[0].role == 'user'": lambda row: bool(row["m"]) and row["m"][0]["role"] == "user",
+    "'tool' in m.role": lambda row: any(item["role"] == "tool" for item in row["m"] or ()),
+    "len(t) == 2": lambda row: row["t"] is not None and len(row["t"]) == 2,
+    "n > 1": lambda row: row["n"] is not None and row["n"] > 1,
+    "n == 9007199254740993": lambda row: row["n"] == 9007199254740993,
+    "n in [1, 1.5]": lambda row: row["n"] in (1, 1.5),
+    "-n < 0 and n / 2 <= 1": lambda row: row["n"] is not None and -row["n"] < 0 and row["n"] / 2 <= 1,
+    "1 in l": lambda row: 1 in (row["l"] or ()),
+    "'x' in w": lambda row: "x" in (row["w"] or ()),
+    "number(s) > 3": lambda row: row["s"] not in (None, "a") and float(row["s"]) > 3,
+    "x is None": lambda row: row["x"] is None,
+    "o.a.c >= 2": lambda row: (((row["o"] or {}).get("a") or {}).get("c") or 0) >= 2,
+    "o.a is not None or n is None": lambda row: (row["o"] or {}).get("a") is not None or row["n"] is None,
+}
+
+
+@pytest.mark.parametrize("text", VERDICTS)
+@given(rows=st.lists(LOOSE, min_size=1, max_size=6))
+def test_the_verdict_on_a_json_row_is_that_of_python_whatever_its_neighbours(
+    text: str, rows: list[dict[str, Any]]
+) -> None:
+    def table(part: list[dict[str, Any]]) -> pa.Table:
+        texts = {name: [None if row[name] is None else json.dumps(row[name]) for row in part] for name in part[0]}
+        return pa.table({name: typed(pa.array(column, pa.string())) for name, column in texts.items()})
+
+    condition, expected = Filter.parse(text), [VERDICTS[text](row) for row in rows]
+    assert condition.keep(table(rows)).tolist() == expected
+    assert [condition.keep(table([row]))[0] for row in rows] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("x > 1", "cannot compare text"), ("len(x)", "true or false"), ("x", "text")]
+)
+def test_an_operator_must_fit_every_kind_of_a_json_column(text: str, expected: str) -> None:
+    for texts in (['"a"'], ["2", '"a"'], ['"a"', "[]", "true"]):
+        with pytest.raises(ConfigError, match=expected):
+            Filter.parse(text).keep(pa.table({"x": typed(pa.array(texts))}))
