@@ -65,6 +65,8 @@ def stage_asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.A
             build = Build(config, store.open(), on_progress=_log_progress(context.log.info))
             report = build.run(stage.name)
             metadata = stage_metadata(build, stage, report)
+        if "warning" in metadata:
+            context.log.warning(metadata["warning"])
         return dg.MaterializeResult(data_version=dg.DataVersion(report.digest), metadata=metadata)
 
     return materialize

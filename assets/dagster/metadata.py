@@ -13,6 +13,7 @@ from tokenloom.assets.building.build import Build, StageReport, reject_reasons
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.dagster.tables import arrow_table, text_table
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
+from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import ROW
@@ -45,6 +46,9 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
         metadata["sample"] = arrow_table(first.slice(0, SAMPLE_ROWS))
     if stage.name == "sequences":
         metadata |= _lengths(report, manifest.facts["max_length"])
+        metadata["unstopped_fraction"] = unstopped_fraction(report.counters)
+        if warning := unstopped_warning(build.config, report.counters):
+            metadata["warning"] = warning
     if stage.name == "schema":
         metadata["columns"] = text_table([column_cells(column) for column in manifest.facts["columns"]])
         metadata["formats"] = text_table([format_cells(candidate) for candidate in manifest.facts["formats"]])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import did_you_mean
@@ -38,16 +38,24 @@ class TruncationOrder:
             truncated. Parts are the template's columns, by their number in spans, or those of `SPOKEN`.
         columns: whether parts are columns.
         by_role: whether answers are recognized by their role, because everything is trained; else by their weight.
-        last: the rank of the answer.
+        keep: which end of a truncated part is kept, "start" or "end".
     """
 
     ranks: tuple[int, ...]
     columns: bool
     by_role: bool
-    last: int
+    keep: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "ranks": list(self.ranks)}
+
+
+Strategy = Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"]
+
+
+def length_strategy(config: PipelineConfig, mapping: Mapping[str, Any]) -> Strategy:
+    """Return `length.strategy`, by default `split` for plain text and `smart` for other rows."""
+    return config.length.strategy or ("split" if mapping["form"] == "text" else "smart")
 
 
 def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) -> None:
@@ -56,20 +64,23 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
     Raises:
         ConfigError: they do not.
     """
-    length, form = config.length, mapping["form"]
+    length, form, strategy = config.length, mapping["form"], length_strategy(config, mapping)
     if form in ("preference", "kto"):
         if length.packing != "none":
             raise config.fault("length.packing", f"{form} data cannot be packed; set packing: none")
-        if length.strategy == "split":
+        if strategy == "split":
             message = f"split would separate {form} answers from their prompts; use smart, drop_turns or drop"
             raise config.fault("length.strategy", message)
-    if length.strategy == "drop_turns" and form not in ("messages", "preference", "kto"):
+    if strategy == "drop_turns" and form not in ("messages", "preference", "kto"):
         message = f"drop_turns needs conversations, but these rows have the form {form}; use smart"
         raise config.fault("length.strategy", message)
-    if length.strategy == "drop_turns" and config.prompt_template.few_shot.count:
+    if strategy == "drop_turns" and config.prompt_template.few_shot.count:
         message = "drop_turns renders shortened rows without the rows that few_shot draws from; use smart"
         raise config.fault("length.strategy", message)
-    if length.strategy == "smart":
+    if length.stride and strategy != "split":
+        message = f"has no effect with strategy: {strategy}, the default for these rows; set strategy: split"
+        raise config.fault("length.stride", message)
+    if strategy == "smart":
         truncation_order(config, mapping)
 
 
@@ -98,9 +109,7 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
         for part in named[name]:
             place = parts.index(part)
             ranks[place] = rank if ranks[place] < 0 else ranks[place]
-    return TruncationOrder(
-        tuple(ranks), form == "fields", config.prompt_template.train_on == "all", len(config.length.give_up)
-    )
+    return TruncationOrder(tuple(ranks), form == "fields", config.prompt_template.train_on == "all", config.length.keep)
 
 
 def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:

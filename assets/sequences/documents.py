@@ -28,12 +28,14 @@ class Documents:
         weights: float32 [tokens], training weights; 0 means not trained.
         lengths: int64 [documents].
         rows: int32 [documents], the raw row of each document.
+        origin: int64 [tokens], the place of each token among the chunk's tokens; None: the documents are the chunk.
     """
 
     ids: np.ndarray
     weights: np.ndarray
     lengths: Ints
     rows: np.ndarray
+    origin: Ints | None = None
 
     @classmethod
     def of(cls, table: pa.Table) -> Documents:
@@ -52,9 +54,10 @@ class Documents:
         """Return the documents for which the flags, bool [documents], are true."""
         if documents.all():
             return self
-        kept = np.repeat(documents, self.lengths)
-        return Documents(self.ids[kept], self.weights[kept], self.lengths[documents], self.rows[documents])
+        kept = np.flatnonzero(np.repeat(documents, self.lengths))
+        return self.take(kept, self.lengths[documents], self.rows[documents])
 
     def take(self, index: Ints, lengths: Ints, rows: np.ndarray) -> Documents:
         """Return new documents of the tokens at `index`, int64 [tokens], with these lengths and raw rows."""
-        return Documents(self.ids[index], self.weights[index], lengths, rows)
+        origin = index if self.origin is None else self.origin[index]
+        return Documents(self.ids[index], self.weights[index], lengths, rows, origin)

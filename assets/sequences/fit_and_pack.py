@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.spans import flat_spans
+from tokenloom.assets.prompts.spans import FlatSpans, flat_spans
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
+from tokenloom.assets.sequences.answers import Answers, count_answers, find_answers, mask_displaced_stops
 from tokenloom.assets.sequences.documents import Documents, row_lengths
 from tokenloom.assets.sequences.packing import Layout, best_fit, concat, single
 from tokenloom.assets.sequences.smart_truncation import truncate_by_part
 from tokenloom.assets.sequences.split import overlapping
 from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.rejects import join_rejects, no_rejects, reject_rows
+from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.config import LengthConfig
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
@@ -26,21 +27,25 @@ def to_sequences(
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
     Args:
-        length: the YAML's `length` section.
+        length: the YAML's `length` section, with the strategy for these rows.
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
     """
-    whole = Documents.of(table)
+    whole, spans = Documents.of(table), flat_spans(table["spans"])
+    answers = find_answers(spans)
     short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
     dropped = len(whole.ids) - len(short.ids)
     filtered = len(whole.rows) - len(short.rows)
-    kept, fits = _shorten(short, table, length, max_length, order)
+    kept, longest = short, _longest(table, short)
+    if length.packing != "concat" and (longest > max_length).any():
+        kept = _shorten(short, spans, answers, longest, length, max_length, order)
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
-    kept, rejects, counters["tokens_rejected"] = _reject(kept, fits, max_length)
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, max_length)
     rows_out = len(kept.rows)
     if length.strategy == "split" and length.packing != "concat":
         kept, more = _split(kept, max_length, length.stride)
         counters |= more
+    counters |= count_answers(kept, answers, spans)
     layout = LAYOUTS[length.packing](kept.lengths, max_length)
     counters["sequences"] = len(layout.pieces)
     sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
@@ -62,40 +67,44 @@ LAYOUTS: Mapping[str, Callable[[Ints, int], Layout]] = {
 }
 
 
+def _longest(table: pa.Table, documents: Documents) -> Ints:
+    """Return int64 [documents], the length that decides what `smart` cuts: for pairs, that of the longer side."""
+    return table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
+
+
 def _shorten(
-    documents: Documents, table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None
-) -> tuple[Documents, np.ndarray]:
-    """Return the documents, truncated to max_length, and bool [documents], whether each fits.
+    documents: Documents,
+    spans: FlatSpans,
+    answers: Answers,
+    longest: Ints,
+    length: LengthConfig,
+    max_length: int,
+    order: TruncationOrder | None,
+) -> Documents:
+    """Return the documents truncated to max_length, without stops that their rows do not have there.
 
-    Strategies other than truncation return them unchanged: `concat` and `split` cut between sequences, and after
-    `drop` and `drop_turns` no document is too long.
+    Strategies other than truncation return them unchanged: `split` cuts between sequences, and after `drop` and
+    `drop_turns` no document is too long.
     """
-    fit = np.ones(len(documents.rows), bool)
     if order is not None:
-        longest = table[LONGEST].to_numpy() if LONGEST in table.column_names else documents.lengths
-        kept = truncate_by_part(flat_spans(table["spans"]), documents.lengths, longest, max_length, order)
-        return documents.take(kept.index, kept.lengths, documents.rows), kept.fits
-    if length.packing == "concat" or (documents.lengths <= max_length).all():
-        return documents, fit
-    if length.strategy in ("truncate_right", "truncate_left", "truncate_middle"):
+        index, lengths = truncate_by_part(spans, documents.lengths, longest, max_length, order)
+    elif length.strategy in ("truncate_right", "truncate_left", "truncate_middle"):
         index, lengths = kept_tokens(documents.lengths, max_length, length.strategy)
-        return documents.take(index, lengths, documents.rows), fit
-    return documents, fit
+    else:
+        return documents
+    shorter = documents.take(index, lengths, documents.rows)
+    if length.strategy != "truncate_right":
+        mask_displaced_stops(shorter, answers, spans)
+    return shorter
 
 
-def _reject(documents: Documents, fits: np.ndarray, max_length: int) -> tuple[Documents, pa.Table, int]:
-    """Return the documents that fit and have a trained token, rejects for the others, and the others' token count."""
-    useless = fits & ~documents.are_trained()
-    reasons = (
-        (~fits, f"parts that must not be truncated fill max_length {max_length}: no room is left for the answer"),
-        (useless, f"no trained token is left within max_length {max_length}"),
-    )
-    rejects = [no_rejects()]
-    for flags, message in reasons:
-        sizes = [f"{size} tokens" for size in documents.lengths[flags]]
-        rejects.append(reject_rows(documents.rows[flags], "sequences", "answer_cut_off", "input_ids", message, sizes))
-    bad = useless | ~fits
-    return documents.select(~bad), join_rejects(rejects), int(documents.lengths[bad].sum())
+def _reject(documents: Documents, max_length: int) -> tuple[Documents, pa.Table, int]:
+    """Return the documents that have a trained token, rejects for the others, and the others' token count."""
+    useless = ~documents.are_trained()
+    sizes = [f"{size} tokens" for size in documents.lengths[useless]]
+    message = f"no trained token is left within max_length {max_length}"
+    rejects = reject_rows(documents.rows[useless], "sequences", "answer_cut_off", "input_ids", message, sizes)
+    return documents.select(~useless), rejects, int(documents.lengths[useless].sum())
 
 
 def _split(documents: Documents, max_length: int, stride: int) -> tuple[Documents, dict[str, int]]:

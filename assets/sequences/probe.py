@@ -16,7 +16,7 @@ ROWS, LONGEST = 40, 32
 
 
 def probe() -> list[pa.Table]:
-    tokens, order = _tokens(), TruncationOrder((0, -1), columns=True, by_role=False, last=1)
+    tokens, order = _tokens(), TruncationOrder((0, -1), columns=True, by_role=False, keep="start")
     smart = to_sequences(tokens, LengthConfig(strategy="smart", packing="best_fit"), LONGEST, order)
     split = to_sequences(tokens, LengthConfig(strategy="split", stride=4), LONGEST)
     joined = to_sequences(tokens, LengthConfig(packing="concat"), LONGEST)

@@ -1,13 +1,12 @@
-"""`length.strategy: smart`: truncates rows part by part, in the order of `length.give_up`; the answer comes last."""
+"""`length.strategy: smart`: truncates rows part by part, in the order of `length.give_up`, the answer last."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans
 from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
+from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 _INPUT, _USER = ROLES.index("input"), ROLES.index("user")
@@ -16,31 +15,19 @@ _PART_OF_ROLE = np.array([SPOKEN.index(role) if role in SPOKEN else -1 for role 
 _PART_OF_ROLE[[_INPUT, _USER]] = SPOKEN.index("question")
 
 
-@dataclass(frozen=True)
-class Shortened:
-    """The rows of a chunk after truncation.
-
-    Args:
-        index: int64 [kept tokens], the flat indices of the kept tokens, in order.
-        lengths: int64 [rows], the number of kept tokens.
-        fits: bool [rows], whether the row now fits.
-    """
-
-    index: Ints
-    lengths: Ints
-    fits: np.ndarray
+FLOOR = 8
+"""Each part keeps at least this fraction (an eighth) of `max_length`, or all of its tokens if it has fewer."""
 
 
 def truncate_by_part(
     spans: FlatSpans, lengths: Ints, longest: Ints, max_length: int, order: TruncationOrder
-) -> Shortened:
+) -> tuple[Ints, Ints]:
     """Truncate rows to `max_length`, part by part.
 
-    A part is a span with content. Parts are truncated from the end, in the order of their ranks; parts of one rank,
-    such as the messages of a conversation, from the first one on. The next part is only truncated when the one before
-    has no more tokens to remove. Never removed are template text, control tokens, the last token of a part with text
-    after it (it can contain the start of that text), and the first token of an answer, so that its stop is never
-    trained alone.
+    A part is a span with content. Parts are truncated in the order of their ranks; parts of one rank, such as the
+    messages of a conversation, from the first one on. The next part is only truncated when the one before is down to
+    its floor. Template text, control tokens and the last token of a part with text after it (it can contain the start
+    of that text) are kept. A row that is still too long loses its end: the end of an answer, and the stop after it.
 
     Args:
         spans: the spans in tokens.
@@ -49,33 +36,53 @@ def truncate_by_part(
             the longer side of its pair, so that both sides keep the same prompt.
         max_length: in tokens.
         order: the truncation order.
+
+    Returns:
+        int64, the flat indices of the kept tokens, in order; and int64 [rows], the new lengths.
     """
     chosen = np.flatnonzero(longest > max_length)
     places = ranges(spans.offsets[chosen], spans.counts[chosen])
     row = np.repeat(chosen, spans.counts[chosen])
     size = (spans.end - spans.start)[places]
-    rank, content, answer = _ranks(spans, places, row, order)
-    same_row = np.append(row[1:] == row[:-1], False)
-    followed = same_row & np.append(~spans.control[places][1:], False)  # by text other than a control token
-    removable = np.where(content & (rank >= 0), np.maximum(size - followed - answer, 0), 0)
+    rank, answer = _ranks(spans, places, row, order)
+    part = rank >= 0
+    removable = np.where(part, np.maximum(size - _floors(part, answer, row, max_length), 0), 0)
     removed = np.zeros(len(places), np.int64)
     by_rank = np.lexsort((rank, row))
     before = _sums_before(removable[by_rank], row[by_rank])  # tokens that earlier parts can give up
-    excess = np.where(answer, lengths[row], longest[row]) - max_length
-    removed[by_rank] = np.clip(excess[by_rank] - before, 0, removable[by_rank])
-    tail = np.where(removed > 0, followed, 0)  # the last token, which is kept after the removed ones
+    removed[by_rank] = np.clip(longest[row] - max_length - before, 0, removable[by_rank])
+    same_row = np.append(row[1:] == row[:-1], False)
+    followed = same_row & np.append(~spans.control[places][1:], False)  # by text other than a control token
+    head = np.zeros_like(removed) if order.keep == "end" else size - removed - followed
+    head = np.where(removed > 0, head, size)
+    tail = size - removed - head
     starts = offsets_of(lengths)[:-1]
     span_starts = starts[row] + spans.start[places]
     untouched = np.flatnonzero(longest <= max_length)
     kept_starts = np.concatenate([starts[untouched], span_starts, span_starts + size - tail])
-    kept_sizes = np.concatenate([lengths[untouched], size - removed - tail, tail])
+    kept_sizes = np.concatenate([lengths[untouched], head, tail])
     in_order = np.argsort(kept_starts, kind="stable")
+    index = ranges(kept_starts[in_order], kept_sizes[in_order])
     left = lengths - np.bincount(row, removed, len(lengths)).astype(np.int64)
-    return Shortened(ranges(kept_starts[in_order], kept_sizes[in_order]), left, left <= max_length)
+    kept, left = kept_tokens(left, max_length, "truncate_right")
+    return index[kept], left
 
 
-def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) -> tuple[Ints, np.ndarray, np.ndarray]:
-    """Return the rank of some spans, whether they are content, and whether they are the content of an answer.
+def _floors(part: np.ndarray, answer: np.ndarray, row: Ints, max_length: int) -> Ints:
+    """Return int64 [spans]: how many tokens a part keeps. The parts before a row's first answer keep at most half of
+    `max_length` together, and each at least one token.
+
+    Args:
+        part, answer: bool [spans], whether the span is a part that can be truncated, and an answer.
+        row: int64 [spans], the spans' rows.
+    """
+    opening = part & (_sums_before(answer.astype(np.int64), row) == 0)
+    parts = np.bincount(row, opening)
+    return np.maximum(max_length // np.maximum(2 * parts, FLOOR), 1).astype(np.int64)[row]
+
+
+def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) -> tuple[Ints, np.ndarray]:
+    """Return the rank of some spans, -1 for those that keep their tokens, and whether they are an answer's content.
 
     Args:
         places: int64, the indices of the spans.
@@ -94,7 +101,7 @@ def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) ->
         np.maximum.at(last, row[user], message[user])
         part = np.where(user & (message < last[row]), SPOKEN.index("earlier"), _PART_OF_ROLE[role])
     ranks = np.append(np.array(order.ranks, np.int64), -1)
-    return np.where(answer, order.last, ranks[part]), content, answer
+    return np.where(content & ~answer, ranks[part], -1), answer
 
 
 def _sums_before(values: Ints, row: Ints) -> Ints:

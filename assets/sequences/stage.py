@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.prompts.truncation_order import check_length_settings, truncation_order
+from tokenloom.assets.prompts.truncation_order import check_length_settings, length_strategy, truncation_order
+from tokenloom.assets.sequences.answers import of_answers
 from tokenloom.assets.sequences.drop_turns import Encode, drop_turns, token_count
 from tokenloom.assets.sequences.fit_and_pack import to_sequences, with_pair_lengths
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_lengths
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
-from tokenloom.assets.stage.rejects import join_rejects
+from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.assets.tokens.stage import LazyTokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
@@ -43,33 +45,36 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
 
 
+STRATEGY = "length.strategy"
+
+
 class SequencesStage(Stage):
     name = "sequences"
-    version = 3
+    version = 4
     upstream = ("tokens",)
     libraries = ("pyarrow", "numpy")
     compressed, loaded = False, True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
-        stride = ("length.stride",) if config.length.strategy == "split" else ()
-        return read_settings(config, "length.strategy", "length.packing", "tokenizer.max_length", *stride)
+        stride = ("length.stride",) if config.length.stride else ()
+        return read_settings(config, STRATEGY, "length.packing", "tokenizer.max_length", *stride)
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
-        """Return the settings and `give_up`; keys contain the truncation order that `give_up` resolves to."""
-        order = ("length.give_up",) if config.length.strategy == "smart" else ()
+        """Return the settings, `give_up` and `keep`; keys contain the truncation order that these resolve to."""
+        order = ("length.give_up", "length.keep") if config.length.strategy in (None, "smart") else ()
         return {**self.settings(config), **read_settings(config, *order)}
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.manifest("columns").facts["mapping"]
-        if config.length.strategy == "drop_turns":
+        strategy = length_strategy(config, mapping)
+        if strategy == "drop_turns":
             facts, policy = context.manifest("tokenizer").facts, config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        order = truncation_order(config, mapping).to_json() if config.length.strategy == "smart" else None
-        settings = {"order": order} if order else {}
-        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
+        order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
+        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings={STRATEGY: strategy, **order})
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
@@ -137,15 +142,16 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         ConfigError: the length settings do not fit the form of the rows.
     """
     check_length_settings(config, mapping)
-    length, longest = config.length, config.tokenizer.max_length
-    order = truncation_order(config, mapping) if length.strategy == "smart" else None
+    strategy, longest = length_strategy(config, mapping), config.tokenizer.max_length
+    length = config.length.model_copy(update={"strategy": strategy})
+    order = truncation_order(config, mapping) if strategy == "smart" else None
     pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
         dropped = ChunkOutput(tokens, tokens.num_rows)
-        if length.strategy == "drop_turns" and encode is not None and columns is not None:
+        if strategy == "drop_turns" and encode is not None and columns is not None:
             dropped = drop_turns(columns, tokens, encode, longest)
-        packed = pack(with_pair_lengths(dropped.table) if order else dropped.table)
+        packed = in_pairs_counted(pack, with_pair_lengths(dropped.table) if order else dropped.table)
         counters = {name: count + dropped.counters.get(name, 0) for name, count in packed.counters.items()}
         counters = {**dropped.counters, **counters, "tokens_in": token_count(tokens)}
         counters |= count_lengths(BEFORE, tokens, longest) | count_lengths(AFTER, packed.table, longest)
@@ -156,3 +162,14 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
 
     return sequence
+
+
+def in_pairs_counted(pack: Callable[[pa.Table], ChunkOutput], table: pa.Table) -> ChunkOutput:
+    """Return `pack(table)`, with counters of answers that leave out pairs of which only one side became a sequence."""
+    packed = pack(table)
+    if len(sides(table)) == 1 or packed.table.num_rows == table.num_rows:
+        return packed
+    rows = list_parts(packed.table["rows"])[1]
+    whole = pack(table.filter(pc.is_in(table[ROW], rows)).combine_chunks()).counters
+    counters = {name: count for name, count in packed.counters.items() if not of_answers(name)}
+    return replace(packed, counters={**counters, **{name: whole[name] for name in whole if of_answers(name)}})

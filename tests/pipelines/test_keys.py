@@ -58,7 +58,9 @@ class Case:
 
 
 SHOTS = {"prompt_template.few_shot.count": 2}
-SPLIT, SMART = ({"length.strategy": name, "tokenizer.max_length": 200} for name in ("split", "smart"))
+SPLIT, SMART, RIGHT = (
+    {"length.strategy": name, "tokenizer.max_length": 200} for name in ("split", "smart", "truncate_right")
+)
 
 CASES = [
     Case("type", "data_module", NOTHING),
@@ -120,11 +122,15 @@ CASES = [
     Case("prompt_template.date_string", "today", NOTHING),
     Case("prompt_template.date_string", "today", TEXTS, "chat"),
     Case("length.strategy", "truncate_left", frozenset({"sequences"})),
-    Case("length.give_up", ["input"], NOTHING),
+    Case("length.strategy", "smart", NOTHING),
+    Case("length.give_up", ["input"], NOTHING, base=RIGHT),
+    Case("length.keep", "end", NOTHING, base=RIGHT),
+    Case("length.keep", "end", frozenset({"sequences"}), base=SMART),
     Case("length.give_up", ["input"], frozenset({"sequences"}), base=SMART),
     Case("length.stride", 8, frozenset({"sequences"}), base=SPLIT),
     Case("length.packing", "best_fit", frozenset({"sequences"})),
     Case("validation.max_reject_fraction", 0.5, NOTHING),
+    Case("validation.max_unstopped_fraction", 0.5, NOTHING),
     Case("dataloader.batch_size", 3, NOTHING),
     Case("dataloader.token_budget", 4096, NOTHING),
     Case("dataloader.num_workers", 1, NOTHING),

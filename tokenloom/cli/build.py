@@ -112,6 +112,7 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     """Print the stages of a dataset, why rows were rejected, and sequence lengths."""
     from tokenloom.assets.building.stages import STAGES
     from tokenloom.assets.columns.mapping import unused_notice
+    from tokenloom.assets.sequences.answers import unstopped_warning
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.lengths import length_lines
     from tokenloom.cli.terminal.tables import stage_table
@@ -125,6 +126,8 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     if reports[-1].name == STAGES[-1]:
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
             say(console, line)
+        if warning := unstopped_warning(build.config, reports[-1].counters):
+            say(console, warning)
     console.print(_summary(reports), highlight=False)
 
 
@@ -148,17 +151,20 @@ def _summary(reports: list[StageReport]) -> str:
 
 def _to_json(built: Built) -> dict[str, Any]:
     """Return what `--json` prints: one entry per stage, and for a mixture what it mixes, or null if unpublished."""
+    from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
     from tokenloom.assets.sequences.length_histogram import fill
 
     target, stages = built.target, []
     for dataset, reports in built.reports.items():
-        max_length = target.builds[dataset].config.tokenizer.max_length
+        config = target.builds[dataset].config
         for report in reports:
             stage = {**asdict(report), "name": target.label(dataset, report.name)}
             if report.name == "columns":
                 stage["unused_columns"] = _unused_columns(target.builds[dataset], reports)
             if report.name == "sequences":
-                stage["fill"] = round(fill(report.counters, report.tokens, max_length), 6)
+                stage["fill"] = round(fill(report.counters, report.tokens, config.tokenizer.max_length), 6)
+                stage["unstopped_fraction"] = round(unstopped_fraction(report.counters), 6)
+                stage["warning"] = unstopped_warning(config, report.counters)
             stages.append(stage)
     printed: dict[str, Any] = {"dataset": target.name, "stages": stages}
     if target.is_mixture:

@@ -34,7 +34,7 @@ class PipelineConfig(Declaration):
     length: LengthConfig = LengthConfig()
     """What happens to rows that are too long, and packing."""
     validation: ValidationConfig = ValidationConfig()
-    """When bad data fails a run."""
+    """When bad data fails a run, or is worth a warning."""
     dataloader: DataLoaderConfig = DataLoaderConfig()
     """How training code gets its batches."""
     mixture: None = None
@@ -62,7 +62,7 @@ class PipelineConfig(Declaration):
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         length, longest = self.length, self.tokenizer.max_length
-        if length.stride and length.strategy != "split":
+        if length.stride and length.strategy not in (None, "split"):
             yield "length.stride", f"has no effect with strategy: {length.strategy}; set strategy: split"
         elif length.stride and length.packing == "concat":
             yield "length.stride", "has no effect with packing: concat; set packing: none or best_fit"

@@ -237,14 +237,16 @@ class PromptTemplateConfig(Section):
 class LengthConfig(Section):
     """What happens to rows longer than `tokenizer.max_length`, and how rows are packed into sequences."""
 
-    strategy: Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] = (
-        "truncate_right"
-    )
+    strategy: (
+        Literal["truncate_right", "truncate_left", "truncate_middle", "smart", "drop_turns", "split", "drop"] | None
+    ) = None
     """What happens to rows longer than `tokenizer.max_length`: truncate, truncate part by part (`smart`), drop turns,
-    split, or drop the row (counted as filtered)."""
+    split, or drop the row (counted as filtered). null: `split` for plain text, `smart` for other rows."""
     give_up: Names = ("context", "question", "system")
-    """`smart`: parts, named by column or role, in the order in which they are truncated. The answer is truncated last,
-    its stop token never."""
+    """`smart`: parts, named by column or role, in the order in which they are shortened, each down to a floor. A row
+    that is still too long loses the end of its answer, and the stop with it."""
+    keep: Literal["start", "end"] = "start"
+    """`smart`: which end of a shortened part is kept."""
     stride: Count = 0
     """`split`: overlap between pieces, in tokens. The overlap is trained in the first piece only."""
     packing: Literal["none", "concat", "best_fit"] = "none"
@@ -253,10 +255,12 @@ class LengthConfig(Section):
 
 
 class ValidationConfig(Section):
-    """When bad data fails a run."""
+    """When bad data fails a run, or is worth a warning."""
 
     max_reject_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """A stage that rejects a larger fraction of its rows fails the run."""
+    max_unstopped_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """A build warns if a larger fraction of the answers lost their stop to `tokenizer.max_length`."""
 
 
 class DataLoaderConfig(Section):

@@ -122,7 +122,7 @@ def test_pieces_without_trained_tokens_are_omitted() -> None:
 @pytest.mark.parametrize(
     ("length", "longest", "words"),
     [
-        ({"stride": 8}, 64, "length.stride: has no effect with strategy: truncate_right"),
+        ({"strategy": "truncate_right", "stride": 8}, 64, "length.stride: has no effect with strategy: truncate_right"),
         ({"strategy": "split", "stride": 64}, 64, "length.stride: 64 leaves no room"),
         (
             {"strategy": "split", "stride": 8, "packing": "concat"},

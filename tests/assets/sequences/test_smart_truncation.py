@@ -26,27 +26,33 @@ SMART = LengthConfig(strategy="smart")
 
 @dataclass
 class Part:
-    """A span of a row with its tokens, and the number of tokens that are never removed."""
+    """A span of a row with its tokens; `rank` is -1 for parts that are not shortened before the row's end is."""
 
     role: str
     message: int
     control: bool
     trained: bool
     tokens: list[int]
-    turn: int = -1
-    kept: int = 0
+    rank: int = -1
 
 
-def cut(parts: list[Part], longest: int) -> list[int] | None:
-    """Remove tokens one by one until the row fits; return its tokens, or None if no more can be removed."""
+def shortened(parts: list[Part], longest: int, keep: str) -> list[int]:
+    """Remove tokens one by one, from each part down to its floor, then from the end of the row."""
+    floor = floor_of(parts, longest)
     while sum(len(part.tokens) for part in parts) > longest:
-        able = [part for part in parts if part.turn >= 0 and len(part.tokens) > part.kept]
+        able = [part for part in parts if part.rank >= 0 and len(part.tokens) > floor]
         if not able:
-            return None
-        part = min(able, key=lambda found: found.turn)  # the first of several
+            break
+        part = min(able, key=lambda found: found.rank)  # the first of several
         followed = parts.index(part) + 1 < len(parts) and not parts[parts.index(part) + 1].control
-        part.tokens.pop(-2 if followed else -1)
-    return [token for part in parts for token in part.tokens]
+        part.tokens.pop(0 if keep == "end" else -2 if followed else -1)
+    return [token for part in parts for token in part.tokens][:longest]
+
+
+def floor_of(parts: list[Part], longest: int) -> int:
+    answers = (place for place, part in enumerate(parts) if part.trained and not part.control and part.message >= 0)
+    before = sum(part.rank >= 0 for part in parts[: next(answers, len(parts))])
+    return max(1, longest // max(8, 2 * before))
 
 
 def table_of(rows: list[list[Part]]) -> pa.Table:
@@ -78,22 +84,18 @@ def filled(sizes: list[tuple[str, int, bool, bool, int]], number: int) -> list[P
     return parts
 
 
-def with_turns(parts: list[Part], turn_of: dict[Any, int], last: int) -> list[Part]:
+def with_ranks(parts: list[Part], rank_of: dict[Any, int]) -> list[Part]:
     """Return parts with their ranks: by column, or by role with `earlier` for user messages before the last one."""
     users = [part.message for part in parts if part.role == "user" and not part.control]
-    for place, part in enumerate(parts):
-        follower = parts[place + 1] if place + 1 < len(parts) else None
-        part.kept = int(follower is not None and not follower.control)
-        if part.control or part.message < 0:
+    for part in parts:
+        if part.control or part.message < 0 or part.trained:
             continue
-        if part.trained:
-            part.turn, part.kept = last, part.kept + 1
-        elif part.role == "input":
-            part.turn = turn_of.get(part.message, -1)
+        if part.role == "input":
+            part.rank = rank_of.get(part.message, -1)
         elif part.role == "user":
-            part.turn = turn_of.get("question" if part.message == users[-1] else "earlier", -1)
+            part.rank = rank_of.get("question" if part.message == users[-1] else "earlier", -1)
         else:
-            part.turn = turn_of.get(part.role, -1)
+            part.rank = rank_of.get(part.role, -1)
     return parts
 
 
@@ -101,9 +103,12 @@ sizes = st.integers(0, 6)
 COLUMNS = st.lists(st.tuples(sizes, sizes, sizes, sizes, sizes, st.booleans()), min_size=1, max_size=5)
 
 
-@given(COLUMNS, st.permutations([0, 1, 2]), st.integers(0, 3), st.integers(1, 24))
-def test_columns_are_truncated_in_order(rows: list[Any], names: list[int], named: int, longest: int) -> None:
-    turn_of = {column: turn for turn, column in enumerate(names[:named])}
+ENDS = st.sampled_from(["start", "end"])
+
+
+@given(COLUMNS, st.permutations([0, 1, 2]), st.integers(0, 3), st.integers(1, 24), ENDS)
+def test_columns_are_shortened_in_order(rows: list[Any], names: list[int], named: int, longest: int, keep: str) -> None:
+    rank_of = {column: rank for rank, column in enumerate(names[:named])}
     drawn = [
         filled(
             [
@@ -120,8 +125,8 @@ def test_columns_are_truncated_in_order(rows: list[Any], names: list[int], named
         )
         for number, (first, text, second, third, answer, stop) in enumerate(rows)
     ]
-    order = TruncationOrder((*(turn_of.get(column, -1) for column in range(3)), -1), True, False, named)
-    check(drawn, turn_of, named, order, longest)
+    order = TruncationOrder((*(rank_of.get(column, -1) for column in range(3)), -1), True, False, keep)
+    check(drawn, rank_of, order, longest)
 
 
 TALKS = st.lists(
@@ -131,9 +136,11 @@ TALKS = st.lists(
 )
 
 
-@given(TALKS, st.permutations(SPOKEN), st.integers(0, 5), st.integers(4, 40))
-def test_conversations_are_truncated_in_order(rows: list[Any], names: list[str], named: int, longest: int) -> None:
-    turn_of = {part: turn for turn, part in enumerate(names[:named])}
+@given(TALKS, st.permutations(SPOKEN), st.integers(0, 5), st.integers(4, 40), ENDS)
+def test_conversations_are_shortened_in_order(
+    rows: list[Any], names: list[str], named: int, longest: int, keep: str
+) -> None:
+    rank_of = {part: rank for rank, part in enumerate(names[:named])}
     drawn = []
     for number, (system, turns, text_stops) in enumerate(rows):
         parts: list[tuple[str, int, bool, bool, int]] = [
@@ -148,23 +155,25 @@ def test_conversations_are_truncated_in_order(rows: list[Any], names: list[str],
             if trained:
                 parts.append(("assistant", message + 2, not text_stops, True, 1))
         drawn.append(filled(parts, 200 * number))
-    order = TruncationOrder(tuple(turn_of.get(part, -1) for part in SPOKEN), False, False, named)
-    check(drawn, turn_of, named, order, longest)
+    order = TruncationOrder(tuple(rank_of.get(part, -1) for part in SPOKEN), False, False, keep)
+    check(drawn, rank_of, order, longest)
 
 
-def check(drawn: list[list[Part]], turn_of: dict[Any, int], last: int, order: TruncationOrder, longest: int) -> None:
+def check(drawn: list[list[Part]], rank_of: dict[Any, int], order: TruncationOrder, longest: int) -> None:
     table = table_of(drawn)
     out = to_sequences(table, SMART, longest, order)
     expected = {}
     for number, row in enumerate(drawn):
-        stops = {id(part) for place, part in enumerate(row) if place and is_stop(row[place - 1], part)}
-        parts = with_turns(row, turn_of, last)
-        for part in parts:
-            part.turn = -1 if id(part) in stops else part.turn
+        parts = with_ranks([part for part in row if not is_stop(row, part)], rank_of) and row
         trained = {token for part in parts if part.trained for token in part.tokens}
-        left = cut(parts, longest)
-        if left is not None and trained & set(left):
+        sizes = {id(part): len(part.tokens) for part in parts}
+        whole = sum(sizes.values())
+        left = shortened(parts, longest, order.keep)
+        if trained & set(left):
             expected[number] = left
+        floor = floor_of(parts, longest)
+        assert all(len(part.tokens) >= min(sizes[id(part)], floor) for part in parts)
+        assert len(left) == min(whole, longest) or any(part.rank >= 0 for part in parts)
     found = {row["rows"][0]: row["input_ids"] for row in out.table.to_pylist()}
     assert found == expected
     assert set(out.rejects["code"].to_pylist()) <= {"answer_cut_off"}
@@ -173,8 +182,10 @@ def check(drawn: list[list[Part]], turn_of: dict[Any, int], last: int, order: Tr
     assert counts["tokens_in"] == out.tokens + counts["tokens_cut"] + counts["tokens_rejected"]
 
 
-def is_stop(before: Part, part: Part) -> bool:
-    return part.message >= 0 and (before.role, before.message) == (part.role, part.message)
+def is_stop(row: list[Part], part: Part) -> bool:
+    place = row.index(part)
+    before = row[place - 1] if place else None
+    return before is not None and part.message >= 0 and (before.role, before.message) == (part.role, part.message)
 
 
 TEMPLATE = "Context: {passage}\nQuestion: {question}\n{hint}\nAnswer: {reply}"
@@ -229,7 +240,7 @@ def test_a_row_with_no_room_for_the_answer_is_rejected(tokenizer_folder: Path) -
     assert engine.rejects["code"].to_pylist() == ["answer_cut_off"]
 
 
-@pytest.mark.parametrize("longest", [30, 45, 60])
+@pytest.mark.parametrize("longest", [30, 45, 60, 75])
 def test_pairs_keep_the_same_prompt(tokenizer_folder: Path, longest: int) -> None:
     said_twice = {"prompt": "what is the answer to everything? " * 4, "chosen": "red " * 3, "rejected": "blue " * 14}
     row = {
@@ -245,7 +256,8 @@ def test_pairs_keep_the_same_prompt(tokenizer_folder: Path, longest: int) -> Non
         ids, trained = made[f"{side}_input_ids"], made[f"{side}_trained"]
         assert len(ids) <= longest
         prompts.append(ids[: trained.index(1)])
-        assert trained[-2:] == [1, 0]  # the stop, and the line break behind it
+        stopped = trained[-2:] == [1, 0]  # the stop, and the line break after it
+        assert stopped or (len(ids) == longest and all(trained[trained.index(1) :]))
     assert prompts[0] == prompts[1]
 
 

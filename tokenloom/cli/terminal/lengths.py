@@ -1,10 +1,11 @@
-"""Lines about the sequences stage: what happened to the tokens, and lengths of rows and sequences."""
+"""Lines about the sequences stage: what happened to the tokens and answers, and lengths of rows and sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill
 from tokenloom.resources.store.manifest import TRAINED
 
@@ -29,9 +30,26 @@ def length_lines(report: StageReport, max_length: int) -> Iterator[str]:
     stored = f"{report.tokens:,} in sequences, {counters[TRAINED]:,} of them trained"
     tokens = ", ".join([f"{counters['tokens_in']:,} tokens in, {stored}", *losses])
     yield f"{tokens}; {counters['sequences']:,} sequences, {filled:.2%} full"
+    yield from answer_lines(counters)
     before, after = (Histogram.of(counters, name, max_length) for name in (BEFORE, AFTER))
     within, beyond = len(before.bounds) - 2, 2 * max_length
     for title, histogram in (("rows", before), ("sequences", after)):
         bars = histogram.bars()
         yield f"{title:>9} {bars[:within]}│{bars[within:]}"
     yield f"{'':>9} lengths up to {max_length:,}│{beyond:,}, {2 * beyond:,} and more"
+
+
+def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
+    """Yield lines about answers that lost tokens, and trained tokens by role and turn; none without answers."""
+    if not counters.get(ANSWERS):
+        return
+    cut, unstopped, emptied = (counters[name] for name in (CUT, WITHOUT_STOP, EMPTIED))
+    yield f"{counters[ANSWERS]:,} answers; {cut:,} cut, {unstopped:,} without their stop, {emptied:,} prompts emptied"
+    counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
+    turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
+    lists = [[f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()] for found in (counts, turns)]
+    yield f"trained tokens: {'; '.join(', '.join(found) for found in lists if found)}"
+
+
+def _turn_number(name: str) -> int:
+    return int(name.split("_")[1]) if name.startswith("turn_") else 0
