@@ -47,15 +47,26 @@ def template(name: str) -> str:
 
 
 def written(tokenizer: PreTrainedTokenizerFast, name: str, row: Row) -> set[str]:
-    """Return what the template can write for a row as Python reads it, with call arguments as they are, as objects and
-    as text. Contents that are not text are as they are, or text if the template refuses or drops them so."""
+    """Return what the template can write for a row as Python reads it.
+
+    Call arguments are as they are, objects, or text that the template writes unquoted. Contents that are not text are as
+    they are, or text if the template refuses or drops them so.
+    """
     texts = set()
     for arguments in (_unchanged, _parsed, _as_text):
         text = rendered(tokenizer, name, row, arguments, _unchanged)
         if text is None or text == rendered(tokenizer, name, row, arguments, _emptied):
             text = rendered(tokenizer, name, row, arguments, _as_text)
-        texts |= {text} - {None}
+        if text is not None and not any(quoted in text for quoted in _quoted(row, arguments)):
+            texts.add(text)
     return texts
+
+
+def _quoted(row: Row, arguments: Convert) -> list[str]:
+    """Return the JSON of call arguments that are text: a template that writes it has quoted them twice."""
+    calls = [call for message in row["messages"] for call in message.get("tool_calls") or ()]
+    given = [arguments(call["function"]["arguments"]) for call in calls]
+    return [json.dumps(text, ensure_ascii=False) for text in given if isinstance(text, str)]
 
 
 def rendered(
