@@ -10,11 +10,12 @@ from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
-from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, reject
+from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
 from tokenloom.assets.columns.source_expressions import Source, with_context
-from tokenloom.assets.columns.text_values import empty_texts, texts_of
+from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.ragged import one_array
 
 Columns = dict[str, pa.Array]
@@ -29,11 +30,12 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
 
     Returns:
         A table with the row positions, int32, then the columns of the form, with the types in
-        `tokenloom.assets.columns.forms`; for `fields`, one string column per field. No value is null.
+        `tokenloom.assets.columns.forms`; for `fields`, one column per field: strings, or values of any type for a
+        mapping with `objects`. Only these values can be null.
     """
     sources = mapping.sources()
     if mapping.form == "fields":
-        columns, problems = _fields(table, sources, mapping.answer)
+        columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
         columns, problems = _CONVERTERS[mapping.form](table, with_context(sources))
     if unanswered:
@@ -62,6 +64,23 @@ def _fields(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
         shown = texts[next(iter(texts))]
         problems.append(empty_text(texts[answer], EMPTY_ANSWER, answer, sources[answer], shown))
     return texts, problems
+
+
+def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) -> tuple[Columns, list[Problem]]:
+    """Return the values of each field of a template; rows with an empty answer are a problem."""
+    values: Columns = {}
+    problems: list[Problem] = []
+    for role, source in sources.items():
+        values[role], unfit = values_of(table, source, role)
+        problems += unfit
+        if "binary" in str(values[role].type):
+            flags = flags_of(values[role].is_valid())
+            problems.append(Problem(flags, "not_text", role, f"{source} is binary data", values[role]))
+    if answer is not None:
+        text, not_text = as_text(values[answer])
+        blank = is_blank(text) & ~not_text
+        problems.append(Problem(blank, EMPTY_ANSWER, answer, f"{sources[answer]} is empty", values[next(iter(values))]))
+    return values, problems
 
 
 def _text(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:

@@ -13,11 +13,6 @@ from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import one_array
 
 
-def _has_text_columns(table: pa.Table) -> bool:
-    types = {field.type for field in table.schema if field.name != ROW}
-    return types == {pa.string()}
-
-
 def _messages_are_valid(table: pa.Table) -> bool:
     """Whether every message has a role and a text, and every conversation has a message."""
     return all(_is_valid(one_array(column)) for column in table.columns if column.type == MESSAGES)
@@ -84,16 +79,13 @@ CONTRACTS = {
     for form, columns in FORMS.items()
 }
 CONTRACTS[FIELDS] = contract(
-    f"One row in the form `{FIELDS}`: a string column for each field of `prompt_template.template`.",
+    f"One row in the form `{FIELDS}`: a column for each field of `prompt_template.template`, a string column or, for "
+    "a Jinja template, one of any type.",
     {ROW: row_column()},
-    {"one canonical form": _has_text_columns, "nothing is null": lambda table: not _null_count(table), **_CHECKS},
+    {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_CHECKS},
     open=True,
 )
 """The contract of each form, by name."""
-
-
-def _null_count(table: pa.Table) -> int:
-    return sum(column.null_count for column in table.columns)
 
 
 def form_of(columns: pa.Schema) -> str:

@@ -74,11 +74,13 @@ class ColumnMapping:
         form: the canonical form; `fields` means the columns that a template uses.
         roles: the source expression of each role or field. It can be parsed without knowing the columns.
         answer: for `fields`, the field that must not be empty; default: none.
+        objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
     """
 
     form: Form
     roles: dict[str, str | Constant]
     answer: str | None = None
+    objects: bool = False
 
     def sources(self) -> dict[str, Source]:
         """Return the parsed source of each role."""
@@ -86,7 +88,8 @@ class ColumnMapping:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
-        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer}
+        objects = {"objects": True} if self.objects else {}
+        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **objects}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
@@ -94,7 +97,7 @@ class ColumnMapping:
         roles = {
             role: Constant(**text) if isinstance(text, Mapping) else text for role, text in stored["roles"].items()
         }
-        return cls(stored["form"], roles, stored.get("answer"))
+        return cls(stored["form"], roles, stored.get("answer"), stored.get("objects", False))
 
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
@@ -144,7 +147,9 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     if faults:
         raise ConfigError(faults)
     roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
-    return ColumnMapping(form, roles, prompt.label_column if form == "fields" else None)
+    if form == "fields":
+        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja")
+    return ColumnMapping(form, roles)
 
 
 def unused_by(mapping: ColumnMapping, columns: Columns) -> list[str]:
@@ -310,7 +315,7 @@ def _unfit(
     setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
     line = None if mapped else lines.get(role)
     faults = []
-    for path, expected in _expected(form, role, source):
+    for path, expected in _expected(form, role, source, config.prompt_template.format_type == "jinja"):
         kinds = follow(_kinds(paths, path.column), path.steps)
         spoken = role in _CONVERSATIONS.get(form, ()) and _is_spoken(paths, path)
         if kinds and not spoken and not any(_fits(kind, expected) for kind in kinds):
@@ -322,9 +327,15 @@ def _unfit(
     return faults
 
 
-def _expected(form: Form, role: str, source: Source) -> list[tuple[Path, str]]:
-    """Return the paths of a source, each with the type that it must lead to, in words."""
+def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tuple[Path, str]]:
+    """Return the paths of a source, each with the type that it must lead to, in words.
+
+    Args:
+        objects: whether a Jinja template gets the values, which can then have any type.
+    """
     if (role in ("tools", "template_kwargs") and form != "fields") or isinstance(source, Constant):
+        return []
+    if objects and isinstance(source, Path):
         return []
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 3
+    version = 4
     upstream = ("raw", "schema")
-    libraries = ("pyarrow", "numpy")
+    libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.columns.messages import join_messages, messages_of
+from tokenloom.assets.columns.text_values import as_text
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
@@ -97,7 +98,7 @@ class TextPrompts:
     def __call__(self, table: pa.Table) -> ChunkOutput:
         usable = np.ones(table.num_rows, bool)
         if self.answer is not None:
-            own = one_array(table[self.answer])
+            own, _ = as_text(one_array(table[self.answer]))
             usable = np.asarray(pc.not_equal(own, "").to_numpy(zero_copy_only=False), bool)
             filled = pc.if_else(pa.array(usable), own, PLACEHOLDER)
             table = table.set_column(table.schema.get_field_index(self.answer), self.answer, filled)

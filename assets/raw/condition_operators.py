@@ -113,7 +113,10 @@ def parse_number(value: Value) -> Value:
 
 
 def compare(name: str, left: Value, right: Value) -> Value:
-    """Compare two values by the Arrow function of that name: text with a time as a time, integers with floats as floats."""
+    """Compare two values by the Arrow function of that name.
+
+    Text is compared with a time as a time, an integer with a float as a float.
+    """
     kinds = {kind_of(left.type), kind_of(right.type)}
     if "null" in kinds:
         known = left.type if pa.types.is_null(right.type) else right.type
