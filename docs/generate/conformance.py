@@ -251,11 +251,13 @@ Each type has an example row, the format and roles that tokenloom detects, and t
 
 TRL_TITLE = "\n## Compared with TRL\n"
 TRL_HEAD = """
-Token ids and labels of {count} rows per type, next to those that TRL's trainers prepare. Rows are real (WikiText-2,
-GSM8K, Glaive, FastChat, HH-RLHF), brought into each type by `scripts/trl_rows.py`; the tokenizer is phi-2's.
+Token ids and labels of {count} rows per type, compared with those that TRL's trainers prepare. The rows are real
+(WikiText-2, GSM8K, Glaive, FastChat, HH-RLHF), converted to each type by `scripts/trl_rows.py`. The tokenizer is phi-2's
+with ChatML's control tokens; chat templates are those that TRL ships. *contents* is a template that writes contents alone:
+TRL renders texts without a chat template. Stepwise supervision is refused, see above.
 
-| type | trainer | settings | rows | equal | different |
-|---|---|---|---:|---:|---|
+| type | trainer | chat template | `prompt_template` | equal | different |
+|---|---|---|---|---:|---|
 """
 
 
@@ -353,7 +355,7 @@ def cell(text: str) -> str:
 
 def comparison(data: Path, count: int = 200) -> str:
     """Return the section on TRL."""
-    from support.trl_cases import CASES, REASONS, compare, save_tokenizer
+    from support.trl_cases import CASES, NO_TEMPLATE, REASONS, compare, save_tokenizer
     from trl_rows import real_texts
 
     parts, seen = [TRL_HEAD.format(count=count)], set[str]()
@@ -361,13 +363,16 @@ def comparison(data: Path, count: int = 200) -> str:
         tokenizer, texts = save_tokenizer(Path(folder) / "tokenizer", data), real_texts(data, count)
         for number, case in enumerate(CASES):
             rows, kinds, wrong = compare(case, texts, Path(folder) / str(number), tokenizer)
+            if wrong:
+                raise SystemExit(f"{case.rows}: {wrong[0]}, which no reason allows")
             seen |= {*kinds}
-            different = ", ".join(f"{many} {kind}" for kind, many in kinds.items())
-            options = ", ".join(f"`{name}={value}`" for name, value in case.options.items())
+            options = "".join(f", `{name}={value}`" for name, value in case.options.items())
             prompt = ", ".join(f"`{name}: {value}`" for name, value in case.prompt.items())
-            equal = rows - sum(kinds.values())
-            parts.append(f"| {case.rows} | {case.trainer} {options} | {prompt} | {rows} | {equal} | {different} |\n")
-    parts += ["\n", *(f"- **{kind}**: {reason}\n" for kind, reason in REASONS.items() if kind in seen)]
+            chat = "contents" if case.chat == NO_TEMPLATE else case.chat or "none"
+            different = ", ".join(f"{many} {kind}" for kind, many in kinds.items())
+            equal = f"{rows - sum(kinds.values())} | {different}"
+            parts.append(f"| {case.rows} | {case.trainer}{options} | {chat} | {prompt} | {equal} |\n")
+    parts += ["\nWhy they differ:\n\n", *(f"- **{kind}**: {reason}\n" for kind, reason in REASONS.items() if kind in seen)]
     return "".join(parts)
 
 

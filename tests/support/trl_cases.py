@@ -82,8 +82,8 @@ CASES = [
     Case(f"{CHATS} with tools", trl_datasets.sft, {}, options=ASSISTANT),
     Case("prompt-completion, standard", trl_datasets.sft, {"format_type": "completion"}, None, differs=(MERGED,)),
     Case("prompt-completion, conversational", trl_datasets.sft, {}, "qwen2_5", differs=(AFTER_STOP,)),
-    Case("prompt-completion, conversational", trl_datasets.sft, {}, "qwen2_5_training", {"completion_only_loss": False}, ()),
-    Case("prompt-only, standard", trl_datasets.prompts, {"format_type": "prompt_only"}, None),
+    Case("prompt-completion, conversational", trl_datasets.sft, ALL, "qwen2_5", {"completion_only_loss": False}),
+    Case("prompt-only, standard", trl_datasets.prompts, {"format_type": "prompt_only"}, NO_TEMPLATE),
     Case("prompt-only, conversational", trl_datasets.prompts, {"format_type": "prompt_only"}),
     Case("preference, standard", trl_datasets.dpo, {}, NO_TEMPLATE),
     Case(
