@@ -37,6 +37,7 @@ class StageReport:
         digest: digest of the output's content.
         counters: the stage's own counts, summed over chunks.
         explanation: sentences about what changed since the previous build.
+        notices: sentences about what the data or the template can make a model learn wrong.
     """
 
     name: str
@@ -51,6 +52,7 @@ class StageReport:
     digest: str
     counters: dict[str, int]
     explanation: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 class Build:
@@ -298,6 +300,7 @@ class Build:
             digest=manifest.digest,
             counters=manifest.counters,
             explanation=tuple(explanation),
+            notices=tuple(manifest.notes.get("notices", ())),
         )
 
 

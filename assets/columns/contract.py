@@ -59,11 +59,13 @@ _DESCRIPTIONS = {
         "prompt": "The messages before the answer.",
         "chosen": "The preferred answer, as messages.",
         "rejected": "The other answer, as messages.",
+        **_SHARED,
     },
     "kto": {
         "prompt": "The messages before the answer.",
         "completion": "The answer, as messages.",
         "label": "Whether the answer is desired.",
+        **_SHARED,
     },
 }
 

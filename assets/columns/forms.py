@@ -48,8 +48,8 @@ FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
     "messages": {"messages": MESSAGES, **_SHARED},
     "dialogue": {"prompt": MESSAGES, "completion": MESSAGES, **_SHARED},
     "prompt_only": {"prompt": MESSAGES, **_SHARED},
-    "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES},
-    "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_()},
+    "preference": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES, **_SHARED},
+    "kto": {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_(), **_SHARED},
 }
 """The columns of each form, in addition to the row's position; none is null. The form `fields` instead has one string
 column per field of the YAML's template. `tools` is the JSON text of a list, `template_kwargs` (variables of the chat

@@ -30,8 +30,8 @@ ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "completion": (("prompt", "completion"), ("context", "system")),
     "dialogue": (("prompt", "completion"), ("context", "system", "tools", "template_kwargs")),
     "text": (("text",), ()),
-    "preference": (("chosen", "rejected"), ("prompt", "context", "system")),
-    "kto": (("completion", "label"), ("prompt", "context", "system")),
+    "preference": (("chosen", "rejected"), ("prompt", "context", "system", "tools", "template_kwargs")),
+    "kto": (("completion", "label"), ("prompt", "context", "system", "tools", "template_kwargs")),
     "prompt_only": (("prompt",), ("context", "system", "tools", "template_kwargs")),
 }
 """For each form, the required roles and the optional ones."""

@@ -67,7 +67,9 @@ def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[Message]
     item = {name: value for name, value in item.items() if value is not None}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     parts = item[said] if said and isinstance(item[said], list) else ()
-    if any(isinstance(part, dict) and part.get("type") in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for part in parts):
+    if any(
+        isinstance(part, dict) and part.get("type") in (*REASONING_PARTS, *CALL_PARTS, *RESULT_PARTS) for part in parts
+    ):
         for separate in _separated(item, said or "", parts):
             yield _message(separate, items)
     else:
@@ -80,7 +82,9 @@ def _message(item: Object, items: Iterable[Object | None]) -> Message:
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     role, written = _role(item, speaks, items)
     calls = _calls(item, said, speaks)
-    content, kept = ("", None) if said is None or _speaker(item.get(speaks)) in CALL_ROLES else _content(item[said], role)
+    content, kept = (
+        ("", None) if said is None or _speaker(item.get(speaks)) in CALL_ROLES else _content(item[said], role)
+    )
     reasoning = next((item[name] for name in REASONING_FIELDS if name in item), None)
     reasoning = reasoning if isinstance(reasoning, str) else None
     if said is None and not calls and reasoning is None:
@@ -140,9 +144,7 @@ def _calls(item: Object, said: str | None, speaks: str) -> list[Object]:
         if not all(found):
             raise ValueError("no call")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Unfit(
-            "invalid_tool_call", "a tool call is not a JSON object with a name and JSON arguments"
-        ) from error
+        raise Unfit("invalid_tool_call", "a tool call is not a JSON object with a name and JSON arguments") from error
     return [call for calls in found for call in calls]
 
 
@@ -172,7 +174,9 @@ def _has_media(value: Any) -> bool:
     """Return whether a content has a part that text cannot replace, such as an image."""
     parts = value if isinstance(value, list) else ()
     kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-    return any(isinstance(kind, str) and kind.startswith(("image", "audio", "video", "input_image", "file")) for kind in kinds)
+    return any(
+        isinstance(kind, str) and kind.startswith(("image", "audio", "video", "input_image", "file")) for kind in kinds
+    )
 
 
 def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object]:
@@ -198,7 +202,9 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
             current.setdefault("tool_calls", []).append(_call(part))
         elif kind in REASONING_PARTS or text is not None:
             name = "reasoning_content" if kind in REASONING_PARTS else "content"
-            if any(later in current for later in ("tool_calls", "content" if kind in REASONING_PARTS else "tool_calls")):
+            if any(
+                later in current for later in ("tool_calls", "content" if kind in REASONING_PARTS else "tool_calls")
+            ):
                 yield {**rest, **current}
                 current = {}
             current[name] = current.get(name, "") + (text if name == "content" else _reasoning(part, item))
@@ -209,7 +215,9 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
 
 
 def _reasoning(part: Object, item: Object) -> str:
-    text = next((part[name] for name in ("text", "content", *REASONING_FIELDS) if isinstance(part.get(name), str)), None)
+    text = next(
+        (part[name] for name in ("text", "content", *REASONING_FIELDS) if isinstance(part.get(name), str)), None
+    )
     if text is None or any(name in item for name in REASONING_FIELDS):
         raise Unfit("not_text", "a content part has reasoning that is not text, or is repeated in the message's fields")
     return text

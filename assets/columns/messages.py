@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, ROLES
-from tokenloom.assets.columns.json_conversations import LAYOUTS, is_message_json, parse, read_plain
+from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Unfit, conversation
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, is_blank
 from tokenloom.assets.columns.source_expressions import Source

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
-from tokenloom.assets.columns.messages import join_messages, slice_messages, with_system
+from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages, with_system
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, values_of
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, row_of, sum_rows
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, sum_rows
 
 TRUE_LABELS = ("true", "yes", "1", "desirable", "good", "chosen")
 FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")
@@ -50,7 +50,8 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
     prompt, unfit = with_system(prompt, table, sources)
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}, [*problems, *unfit]
+    shared, more = shared_columns(table, sources)
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]
 
 
 def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
@@ -63,7 +64,9 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     label = _labels(values)
     message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
     problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
-    return {"prompt": prompt, "completion": completion, "label": label.fill_null(False)}, problems
+    shared, unfit = shared_columns(table, sources)
+    columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}
+    return columns, [*problems, *unfit]
 
 
 def _labels(values: pa.Array) -> pa.Array:

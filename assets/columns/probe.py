@@ -12,6 +12,8 @@ from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant
+from tokenloom.resources.tables.json_text import to_json_text
+from tokenloom.resources.tables.json_values import json_column
 
 _FIELDS: dict[str, str | Constant] = {
     "text": "text",
@@ -30,6 +32,9 @@ _MAPPINGS = (
     ColumnMapping("text", {"text": "text"}),
     ColumnMapping("completion", {"prompt": "text", "completion": "share", "context": "tags[0]", "system": "when"}),
     ColumnMapping("messages", {"messages": "said", "system": "text"}),
+    ColumnMapping("messages", {"messages": "as_json", "tools": "tools", "template_kwargs": "in"}),
+    ColumnMapping("dialogue", {"prompt": "text", "completion": "as_json"}),
+    ColumnMapping("prompt_only", {"prompt": "text"}),
     ColumnMapping("preference", {"prompt": "text", "chosen": "tags[0]", "rejected": "tags[1]"}),
     ColumnMapping("kto", {"prompt": "text", "completion": "tags[1]", "label": "yes"}),
 )
@@ -39,6 +44,9 @@ def probe() -> list[pa.Table]:
     """Return tables that change if the behaviour of a library changes."""
     rows = pa.Table.from_pylist([_row(number, text) for number, text in enumerate(FIXED_TEXTS)])
     rows = rows.append_column(ROW, pa.array(range(rows.num_rows), pa.int32()))
+    for name, source in (("as_json", "said"), ("tools", "calls")):
+        texts = [to_json_text(value) for value in rows[source].to_pylist()]
+        rows = rows.append_column(name, json_column(texts))
     outputs = [to_canonical(rows, mapping) for mapping in _MAPPINGS]
     return [table for output in outputs for table in (output.table, output.rejects)]
 
@@ -59,4 +67,5 @@ def _row(number: int, text: str) -> dict[str, Any]:
         "tags": [text, f"{number} {text}", text[:4]],
         "in": {"a": text if number % 2 else None},
         "said": said,
+        "calls": [{"name": "look", "parameters": {"q": text}}],
     }

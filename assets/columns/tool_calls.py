@@ -55,7 +55,9 @@ def _identity(value: dict[str, Any]) -> dict[str, Any]:
 def _function(value: dict[str, Any]) -> dict[str, Any]:
     """Return the function of a call that has its name and arguments beside its other fields."""
     given = next((name for name in ARGUMENT_FIELDS if value.get(name) is not None), None)
-    function = {name: inner for name, inner in value.items() if name not in (*_IDENTIFIERS, given) and inner is not None}
+    function = {
+        name: inner for name, inner in value.items() if name not in (*_IDENTIFIERS, given) and inner is not None
+    }
     return function | ({} if given is None else {"arguments": value[given]})
 
 

@@ -39,6 +39,8 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
     }
     if report.explanation:
         metadata["explanation"] = "\n".join(report.explanation)
+    if report.notices:
+        metadata["notices"] = "\n".join(report.notices)
     if manifest.chunks:
         build.restore(manifest, [manifest.chunks[0].output])
         first = store.objects.get_intact(manifest.chunks[0].output)

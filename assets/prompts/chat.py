@@ -7,22 +7,33 @@ the template writes after it; if the template writes none after the last answer,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape, readable
+from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
+from tokenloom.assets.prompts.conversations import (
+    Conversations,
+    Message,
+    Turn,
+    conversations,
+    group_by_shape,
+    readable,
+)
+from tokenloom.assets.prompts.inline_reasoning import InlineConversations, taken, with_inline_reasoning
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, divide, mark
-from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, Prompt, divide, mark
+from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.config import PromptTemplateConfig
+from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.static_analysis import Kind
@@ -52,10 +63,10 @@ class ChatFormat:
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
         messages = conversations(table, self.prompt.system)
-        shared = [
+        tools, kwargs = (
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
-        ]
-        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, *shared))
+        )
+        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, tools, kwargs))
         return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
 
     @cached_property
@@ -63,63 +74,102 @@ class ChatFormat:
         """The reason why the template does more than place contents, or None if it only places them."""
         return self.template.opacity({"messages": Kind.MESSAGES})
 
-    def written(self, messages: Sequence[Message], prompted: bool, tools: Any = None) -> str:
+    def written(self, messages: Sequence[Message], prompted: bool, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.
 
         Args:
             prompted: whether to add a generation prompt.
             tools: tool descriptions as the template reads them.
+            kwargs: the row's own variables for the template, as JSON text.
 
         Raises:
             TemplateError: the template refuses the messages.
         """
-        return self.template.render(self._variables(messages, tools, prompted))
+        return self.template.render(self._variables(messages, tools, prompted, kwargs))
 
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
         for found in groups:
-            group = readable(
-                found,
-                self.template.roles,
-                lambda messages, found=found: self._written(messages, found, self.generation_prompt),
-            )
-            yield Shape(
-                rows.take(pa.array(group.rows)),
-                group.values,
-                group.empty,
-                lambda values, group=group: self._variables(
-                    group.messages(values), _tools(group), self.generation_prompt, group.parsed_template_kwargs
-                ),
-                lambda slots, group=group: self._layout(slots, group),
-                range(len(group.turns), len(group.values)),
-            )
 
-    def _written(
-        self, messages: Sequence[Message], group: Conversations, prompted: bool, described: bool = True
-    ) -> str:
-        """Render messages with the tools, if `described`, and the template's variables of a group."""
-        tools = _tools(group) if described else None
-        return self.template.render(self._variables(messages, tools, prompted, group.parsed_template_kwargs))
+            def write(messages: Sequence[Message], found: Conversations = found) -> str:
+                return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
-    def _variables(
-        self, messages: Sequence[Message], tools: Any, prompted: bool, more: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+            group = readable(found, self.template.roles, write)
+            yield self._shape(rows, group, self._argument_form(group))
+
+    def _shape(self, rows: pa.Array, group: Conversations, form: Form) -> Shape:
+        def variables(values: Sequence[str]) -> dict[str, Any]:
+            messages = with_arguments(group.messages(values), form)
+            return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
+
+        def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
+            """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
+            whole = taken(group, index)
+            for places, split in with_inline_reasoning(whole):
+                yield index[places], self._shape(rows, split, form)
+            if self._marked:
+                for place in range(len(index)):
+                    yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
+
+        return Shape(
+            rows.take(pa.array(group.rows)),
+            group.values,
+            group.empty,
+            variables,
+            lambda slots: self._layout(slots, group, form),
+            range(len(group.turns), len(group.values)),
+            None if isinstance(group, InlineConversations) else readings,
+        )
+
+    def _marked_row(self, rows: pa.Array, group: Conversations, variables: Variables) -> Shape:
+        """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""
+        values = [value[0].as_py() for value in group.values]
+
+        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+            if any(token in value for value in values for token in self.control):
+                raise ShapeError("control_token_in_content", "a content contains a control token's text")
+            weigh = self._by_marks(slots, group)
+            pieces: list[Piece] = []
+            end: AnswerEnd | None = None
+            for slot in slots:
+                role = "assistant" if slot.generated else "template"
+                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role)
+                if slot.generated and slot.text.strip():
+                    count = _without_trailing_space(pieces)
+                    stopped = pieces[count - 1].control
+                    end = AnswerEnd(-1, count - stopped, weigh(slot))
+            return pieces, with_bos(_with_stop(pieces, end, self.eos), self.bos)
+
+        return Shape(rows.take(pa.array(group.rows)), [], [], lambda _: variables(values), layout)
+
+    def _argument_form(self, group: Conversations) -> Form:
+        """Return the form in which the template takes the arguments of a group's tool calls."""
+        if not any(turn.tool_calls for turn in group.turns):
+            return unchanged
+        if any(turn.problem for turn in group.turns):
+            return unchanged
+        messages = group.messages(_marks(group))
+        return readable_form(messages, lambda given: self.written(given, False, _tools(group), group.template_kwargs))
+
+    def _variables(self, messages: Sequence[Message], tools: Any, prompted: bool, kwargs: str) -> dict[str, Any]:
         dated = {"date_string": self.prompt.date_string} if self.prompt.date_string else {}
         return {
+            **self.prompt.template_kwargs,
+            **_parsed_kwargs(kwargs),
             "messages": messages,
             "tools": tools,
             "documents": None,
             "add_generation_prompt": prompted,
             **dated,
             **self.tokens,
-            **(more or {}),
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations) -> tuple[list[Piece], list[Piece]]:
-        constants = _strings(group.constants)
+    def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> tuple[list[Piece], list[Piece]]:
+        given = [turn.fields for turn in group.turns], group.parsed_tools, _parsed_kwargs(group.template_kwargs)
+        constants = _strings(list(given))
         if any(token in text for text in constants for token in self.control):
             message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)
-        outline = self._outline(slots, group)
+        outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
@@ -141,18 +191,24 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations) -> Outline:
+    def _outline(self, slots: list[Slot], group: Conversations, form: Form) -> Outline:
         """Return the outline of a group's conversations.
 
         Raises:
             ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
         """
 
-        def write(messages: Sequence[Message], tools: bool, prompted: bool) -> str:
-            return self._written(messages, group, prompted, tools)
+        kwargs = _parsed_kwargs(group.template_kwargs)
 
-        messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
-        outline = Outline(slots, messages, group.owners, write, self.control)
+        def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
+            thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
+            given = json.dumps({**kwargs, **thinking}) if thinking else group.template_kwargs
+            return self.written(messages, bool(prompted), _tools(group) if tools else None, given)
+
+        messages = with_arguments(group.messages(_marks(group)), form)
+        set_thinking = "enable_thinking" in {*self.prompt.template_kwargs, *kwargs}
+        thinks = not set_thinking and self.template.reads("enable_thinking")
+        outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"), thinks)
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
         omitted = {
@@ -181,7 +237,8 @@ class ChatFormat:
         weights = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
         template_weight = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
-        if any(turn.is_constant and weight not in (0, template_weight) for turn, weight in zip(turns, weights, strict=True)):
+        trained = [weight not in (0, template_weight) for weight in weights]
+        if any(turn.is_constant and trains for turn, trains in zip(turns, trained, strict=True)):
             raise ShapeError("not_text", "a message whose content is not text cannot be trained")
         last = _last_answer(turns)
         regions = outline.regions([index for index, weight in enumerate(weights) if weight != template_weight], marked)
@@ -212,9 +269,10 @@ class ChatFormat:
             role = "assistant" if generated else "template"
             literal = split_control(slot.text, self.control, weight=weight, role=role)
             if stop_of >= 0 and not generated and (stop_weight or weight):
-                stop, literal = _split_stop(slot.text, literal, outline.closing or "", self.control)
-                role = turns[stop_of].role
-                pieces += [Piece(part.text, -1, role, stop_of, stop_weight, part.control) for part in stop]
+                stop = outline.stop_after(stop_of, slot.text)
+                ends = {"weight": stop_weight, "role": turns[stop_of].role, "message": stop_of}
+                pieces += split_control(stop, self.control, **ends)
+                literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
             if generated and block != slot.generated and slot.text.strip():
                 count = 0 if outline.stop_of(slot.text.rstrip()) else _without_trailing_space(literal)
                 answer_end = AnswerEnd(last, len(pieces) + count, weight)
@@ -261,6 +319,30 @@ class AnswerEnd(NamedTuple):
     weight: float
 
 
+@lru_cache(maxsize=256)
+def _parsed_kwargs(text: str) -> dict[str, Any]:
+    """Return a row's own variables for the template.
+
+    Raises:
+        ShapeError: they are not a JSON object, or tokenloom itself sets one of them.
+    """
+    try:
+        parsed = json.loads(text) if text else {}
+    except ValueError as error:
+        raise ShapeError("template_kwargs", f"chat_template_kwargs is not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ShapeError("template_kwargs", "chat_template_kwargs is not a JSON object")
+    if reserved := next(filter(is_reserved_variable, parsed), None):
+        message = f"chat_template_kwargs sets {reserved!r}, a variable that tokenloom itself passes to templates"
+        raise ShapeError("template_kwargs", message)
+    return parsed
+
+
+def _marks(group: Conversations) -> list[str]:
+    """Return a mark for each value that is not empty."""
+    return ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
+
+
 def _tools(group: Conversations) -> Any:
     try:
         return group.parsed_tools
@@ -290,22 +372,6 @@ def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, 
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
     return messages
-
-
-def _split_stop(
-    text: str, literal: list[Piece], closing: str, control: tuple[str, ...]
-) -> tuple[list[Piece], list[Piece]]:
-    """Split the text after a message into its stop and the rest.
-
-    The stop is a control token with the white space before it, else the text that ends a conversation (`closing`).
-    """
-    blank = [piece for piece in literal[:1] if not piece.control and not (piece.text or "").strip()]
-    rest = literal[len(blank) :]
-    if rest and rest[0].control:
-        return [*blank, rest[0]], rest[1:]
-    if closing and text.startswith(closing):
-        return split_control(closing, control), split_control(text[len(closing) :], control, weight=literal[0].weight)
-    return [], literal
 
 
 def _without_trailing_space(literal: Sequence[Piece]) -> int:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
+from tokenloom.resources.tables.json_values import json_column
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
+EARLIER, NEXT = "REPLY", "FURTHER"
+ENDS_WITH_EOS = "trained, ends with EOS"
+KNOWN, LACKING = "known", "not in the tokenizer: "
+_TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 THOUGHTS = "THOUGHT", "CONCLUSION"
-CALL = {"id": None, "name": "lookup", "arguments": '{"word": "x"}'}
+CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "x"}}}
 RESULT = {"role": "tool", "content": "RESULT", "name": "lookup"}
 TOOLS = '[{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]'
 
@@ -45,21 +54,23 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     yield Finding(
         "rendered", "by Arrow's kernels" if opacity is None else "by Jinja", opacity or "it only places contents"
     )
-    text, trained, reason, _ = _rendered(chat, [user, answer])
-    yield _stop(text, trained, reason)
-    yield _bos(chat, text)
+    pair = _rendered(chat, [user, answer])
+    yield _stop(chat, user, answer) if pair.text else Finding("stop", "refused", pair.reason)
+    yield _control(chat, pair.text)
+    yield _bos(chat, pair.text)
     yield _prefixes(chat, user, answer)
     yield _generation_prompt(chat, user, answer)
-    text, _, reason, _ = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
-    system = "kept" if RULED in text else "omitted" if text else "refused"
-    yield Finding("system message", system, text or reason)
-    text, _, reason, code = _rendered(chat, [user, answer], TOOLS)
-    tools = "kept" if text else "omitted" if code == "tools_ignored" else "refused"
-    yield Finding("tools", tools, text or reason)
+    ruled = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
+    system = "kept" if RULED in ruled.text else "omitted" if ruled.text else "refused"
+    yield Finding("system message", system, ruled.text or ruled.reason)
+    told = _rendered(chat, [user, answer], TOOLS)
+    tools = "kept" if told.text else "omitted" if told.code == "tools_ignored" else "refused"
+    yield Finding("tools", tools, told.text or told.reason)
     messages = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
-    text, trained, reason, code = _rendered(chat, messages, TOOLS if tools == "kept" else "")
-    calls = "trained" if "lookup" in trained else "rendered, not trained" if text else "refused"
-    yield Finding("tool calls", "omitted" if code == "tool_calls_ignored" else calls, text or reason)
+    called = _rendered(chat, messages, TOOLS if tools == "kept" else "")
+    calls = "trained" if "lookup" in called.trained else "rendered, not trained" if called.text else "refused"
+    omitted = called.code == "tool_calls_ignored"
+    yield Finding("tool calls", "omitted" if omitted else calls, called.text or called.reason)
     yield _reasoning(chat, user)
     yield _spaces(chat)
     yield _none_content(chat, user)
@@ -68,23 +79,86 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     yield Finding("date", f"read, {frozen}" if dated else "not read", "strftime_now or date_string" if dated else "")
 
 
-def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> tuple[str, str, str, str]:
-    """Return a conversation's text, trained text, reject message and reject code; "" for those it does not have."""
-    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": pa.array([messages], MESSAGES), "tools": [tools]})
+@dataclass(frozen=True)
+class Rendered:
+    """A rendered conversation: its text and the trained parts, or the message and code of its reject."""
+
+    text: str = ""
+    parts: tuple[str, ...] = ()
+    reason: str = ""
+    code: str = ""
+
+    @property
+    def trained(self) -> str:
+        return "".join(self.parts)
+
+    def stop_of(self, answer: str) -> str:
+        """Return the trained text right after an answer."""
+        return next((part.rpartition(answer)[2] for part in self.parts if answer in part), "")
+
+
+def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
+    conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
     out = chat.render(table)
     if not out.table.num_rows:
-        return "", "", str(out.rejects["message"][0].as_py()), out.rejects["code"][0].as_py()
+        return Rendered(reason=str(out.rejects["message"][0].as_py()), code=out.rejects["code"][0].as_py())
     row = out.table.to_pylist()[0]
     data = row["text"].encode()
-    parts = [data[span["start"] : span["end"]] for span in row["spans"] if span["weight"] > 0]
-    return row["text"], b"".join(parts).decode(errors="replace"), "", ""
+    runs = groupby(row["spans"], key=lambda span: span["weight"] > 0)
+    spans = [list(run) for trained, run in runs if trained]
+    parts = tuple(data[run[0]["start"] : run[-1]["end"]].decode(errors="replace") for run in spans)
+    return Rendered(row["text"], parts)
 
 
-def _stop(text: str, trained: str, reason: str) -> Finding:
-    if not text:
-        return Finding("stop", "refused", reason)
-    stop = trained.rpartition(SAID)[2]
-    return Finding("stop", "trained" if stop.strip() else "not trained", trained)
+def notices(certificate: Sequence[dict[str, str]]) -> list[str]:
+    """Return what a build reports about a certificate: a stop that is not trained or lacks EOS, and unknown tokens."""
+    found = {finding["name"]: finding for finding in certificate}
+    stop, control = found["stop"], found["control tokens"]
+    sentences = []
+    if stop["found"] == "not trained":
+        sentences.append("the chat template's stop after an answer is not trained, so the model does not learn to stop")
+    elif stop["found"] not in ("refused", "trained", ENDS_WITH_EOS):
+        sentences.append(
+            f"the stop after an answer is {stop['found']} ({stop['evidence']}): generation must stop on the last of "
+            "these tokens; if it stops on EOS alone, set tokenizer.special_tokens.eos to that token"
+        )
+    if control["found"] != KNOWN:
+        sentences.append(
+            f"the chat template writes {control['found'].removeprefix(LACKING)}, which the tokenizer has no tokens for: "
+            "they are tokenized as plain text; to add them, list them in tokenizer.special_tokens.additional"
+        )
+    return sentences
+
+
+def _stop(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
+    """Return how answers end: the last one, and earlier ones if the template ends them differently."""
+    talk = _rendered(chat, [user, {**answer, "content": EARLIER}, {**user, "content": NEXT}, answer])
+    last, earlier = (talk.stop_of(said) for said in (SAID, EARLIER))
+    if chat.prompt.train_on in ("last", "all") or not talk.text:
+        last = earlier = _rendered(chat, [user, answer]).stop_of(SAID)
+    eos = chat.tokens.get("eos_token")
+    tokens = _token_list(chat, last)
+    if earlier != last:
+        tokens += f"; of earlier answers: {_token_list(chat, earlier) or 'none'}"
+    if not last.strip():
+        return Finding("stop", "not trained", tokens)
+    lacking = [text for text in (last, earlier) if not text.endswith(eos or "")]
+    found = ENDS_WITH_EOS if eos and not lacking else "trained"
+    if eos and lacking:
+        found = f"trained, {'' if last in lacking else 'in earlier answers '}without EOS {eos}"
+    return Finding("stop", found, tokens)
+
+
+def _token_list(chat: ChatFormat, stop: str) -> str:
+    """Return a stop's control tokens and the text between them, each in quotes."""
+    return " ".join(json.dumps(piece.text, ensure_ascii=False) for piece in split_control(stop, chat.control))
+
+
+def _control(chat: ChatFormat, text: str) -> Finding:
+    """Return which of the template's tokens the tokenizer lacks, by their usual spelling `<|…|>`."""
+    lacking = [token for token in dict.fromkeys(_TOKEN.findall(text)) if token not in chat.control]
+    return Finding("control tokens", LACKING + ", ".join(lacking) if lacking else KNOWN, text)
 
 
 def _bos(chat: ChatFormat, text: str) -> Finding:
@@ -97,31 +171,31 @@ def _bos(chat: ChatFormat, text: str) -> Finding:
 
 
 def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:
-    whole, _, reason, _ = _rendered(chat, [user, answer, user, answer])
-    prefix, _, _, _ = _rendered(chat, [user, answer])
-    if not whole:
-        return Finding("conversation begun", "refused", reason)
-    stable = whole.startswith(prefix.rstrip()) if prefix else False
-    return Finding("conversation begun", "not changed by later turns" if stable else "changed by later turns", whole)
+    whole, prefix = _rendered(chat, [user, answer, user, answer]), _rendered(chat, [user, answer]).text
+    if not whole.text:
+        return Finding("conversation begun", "refused", whole.reason)
+    stable = whole.text.startswith(prefix.rstrip()) if prefix else False
+    found = "not changed by later turns" if stable else "changed by later turns"
+    return Finding("conversation begun", found, whole.text)
 
 
 def _spaces(chat: ChatFormat) -> Finding:
     messages = [{"role": "user", "content": f" \n{ASKED}\n "}, {"role": "assistant", "content": f" \n{SAID}\n "}]
-    text, _, reason, _ = _rendered(chat, messages)
-    if not text:
-        return Finding("white space around contents", "refused", reason)
+    rendered = _rendered(chat, messages)
+    if not (text := rendered.text):
+        return Finding("white space around contents", "refused", rendered.reason)
     kept = [f" \n{ASKED}\n " in text, f" \n{SAID}\n " in text]
     found = {(True, True): "kept", (False, False): "trimmed", (True, False): "trimmed in answers"}
     return Finding("white space around contents", found.get((kept[0], kept[1]), "trimmed in questions"), text)
 
 
 def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
-    said = [{"role": "assistant", "content": SAID, "reasoning": thought} for thought in THOUGHTS]
-    text, trained, reason, code = _rendered(chat, [user, said[0], user, said[1]])
-    if not text:
-        return Finding("reasoning", "omitted" if code == "reasoning_ignored" else "refused", reason)
-    which = "kept" if THOUGHTS[0] in text else "kept in the last answer, omitted before"
-    return Finding("reasoning", which if THOUGHTS[1] in trained else f"{which}, not trained", text)
+    said = [{"role": "assistant", "content": SAID, "reasoning_content": thought} for thought in THOUGHTS]
+    talk = _rendered(chat, [user, said[0], user, said[1]])
+    if not talk.text:
+        return Finding("reasoning", "omitted" if talk.code == "reasoning_ignored" else "refused", talk.reason)
+    which = "kept" if THOUGHTS[0] in talk.text else "kept in the last answer, omitted before"
+    return Finding("reasoning", which if THOUGHTS[1] in talk.trained else f"{which}, not trained", talk.text)
 
 
 def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:

@@ -17,7 +17,7 @@ from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS, 
 from tokenloom.assets.columns.messages import join_messages, struct_of
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, ranges
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 Message = dict[str, Any]
@@ -117,7 +117,7 @@ class Conversations:
     values: Sequence[pa.Array]
     empty: Sequence[bool]
     tools: str
-    template_kwargs: str = ""
+    template_kwargs: str
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -131,11 +131,6 @@ class Conversations:
         return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
 
     @cached_property
-    def constants(self) -> list[Any]:
-        """Everything that a template gets for the rows beside their values."""
-        return [[turn.fields for turn in self.turns], self.parsed_tools, self.parsed_template_kwargs]
-
-    @cached_property
     def parsed_tools(self) -> Any:
         """The tools in the form that templates get, or None.
 
@@ -143,15 +138,6 @@ class Conversations:
             ValueError: they are not valid JSON.
         """
         return json.loads(self.tools) if self.tools else None
-
-    @cached_property
-    def parsed_template_kwargs(self) -> dict[str, Any]:
-        """The rows' variables of the chat template.
-
-        Raises:
-            ValueError: they are not valid JSON.
-        """
-        return json.loads(self.template_kwargs) if self.template_kwargs else {}
 
 
 def conversations(table: pa.Table, system: str | None) -> pa.Array:
@@ -209,7 +195,9 @@ def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) ->
     parsed = None if fields is None else json.loads(fields)
     if role in ROLES:
         return Turn(role, weight, reasons, parsed)
-    message = f"the role {role!r} is unknown to the chat template; rename it in the data, or use a template that reads it"
+    message = (
+        f"the role {role!r} is unknown to the chat template; rename it in the data, or use a template that reads it"
+    )
     return Turn(_OTHER_ROLE, weight, reasons, parsed, role, problem=("unknown_role", message))
 
 
@@ -311,7 +299,9 @@ def _concatenated(group: Conversations, write: Callable[[Sequence[Message]], str
             for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
         ]
         if texts[0] != texts[1]:
-            message = f"the template writes something between the {len(parts)} content parts of message {index}; join them"
+            message = (
+                f"the template writes something between the {len(parts)} content parts of message {index}; join them"
+            )
             turns[index] = replace(turn, problem=("content_parts", message))
     return replace(group, turns=tuple(turns))
 

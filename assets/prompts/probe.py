@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import FORMS
+from tokenloom.assets.columns.forms import MESSAGES
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
@@ -57,6 +57,4 @@ def _talks() -> pa.Table:
         for number, text in enumerate(FIXED_TEXTS)
     ]
     numbers = pa.array(range(len(talks)), pa.int32())
-    return pa.table(
-        {ROW: numbers, "messages": pa.array(talks, FORMS["messages"]["messages"]), "tools": [""] * len(talks)}
-    )
+    return pa.table({ROW: numbers, "messages": pa.array(talks, MESSAGES), "tools": [""] * len(talks)})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 3
+    version = 4
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
@@ -37,7 +37,7 @@ class PromptsStage(Stage):
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
-        chat = _of_prompts(config, "system", "date_string", "tools", *source)
+        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", *source)
         return {**self.settings(config), **declared_tokenizer(config), **chat}
 
     def prepare(self, context: Context) -> Work:
@@ -51,7 +51,8 @@ class PromptsStage(Stage):
             sides["few_shot"] = digest_bytes(memoryview(encode_table(examples, compressed=False)))
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
-        spoken = _of_prompts(context.config, "system", "date_string") if chat else {}
+        read = ["template_kwargs"] if context.config.prompt_template.template_kwargs else []
+        spoken = _of_prompts(context.config, "system", "date_string", *read) if chat else {}
         settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             context.input_chunks("columns"),
@@ -87,9 +88,10 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
 
 
 def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> dict[str, Any]:
-    """Return the chat template's certificate, if rows go through a chat template."""
-    from tokenloom.assets.prompts.chat_certificate import certificate
+    """Return the chat template's certificate and what the build reports about it, if there is a chat template."""
+    from tokenloom.assets.prompts.chat_certificate import certificate, notices
 
-    if is_chat(config, mapping, spec):
-        return {"certificate": certificate(chat_format(config, spec))}
-    return {}
+    if not is_chat(config, mapping, spec):
+        return {}
+    findings = certificate(chat_format(config, spec))
+    return {"certificate": findings, "notices": notices(findings)}

@@ -81,11 +81,8 @@ def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:
             raise _fault(config, f"a tool contains the text of the control token {token}; rephrase it")
     user, answer = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
     for messages in ([user, answer], [{"role": "system", "content": "rule"}, user, answer], [user]):
-        common = {**chat.tokens, "messages": messages, "documents": None, "add_generation_prompt": False}
-        common |= {"date_string": chat.prompt.date_string} if chat.prompt.date_string else {}
         try:
-            parsed = json.loads(tools)
-            without_tools, with_tools = (chat.template.render({**common, "tools": given}) for given in (None, parsed))
+            without_tools, with_tools = (chat.written(messages, False, given) for given in (None, json.loads(tools)))
         except TemplateError:
             continue
         if without_tools == with_tools:
@@ -95,13 +92,16 @@ def check_tools(config: PipelineConfig, chat: ChatFormat, tools: str) -> None:
 
 
 def refuse_tools(config: PipelineConfig) -> None:
-    """Check that a dataset without a chat template has no tools.
+    """Check that a dataset without a chat template has no tools and no variables for a chat template.
 
     Raises:
-        ConfigError: the YAML has tools.
+        ConfigError: the YAML has them.
     """
+    need = "need a chat template, but these rows do not use one; set format_type: chat"
     if config.prompt_template.tools is not None:
-        raise _fault(config, "tools need a chat template, but these rows do not use one; set format_type: chat")
+        raise _fault(config, f"tools {need}")
+    if config.prompt_template.template_kwargs:
+        raise config.fault("prompt_template.template_kwargs", f"these variables {need}")
 
 
 def _read_file(config: PipelineConfig, name: str) -> str:

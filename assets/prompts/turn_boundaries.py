@@ -11,17 +11,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import pairwise, product, takewhile
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Message
+from tokenloom.assets.prompts.layout import split_control
+from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
 
-Write = Callable[[Sequence[Message], bool, bool], str]
-"""Renders messages; the flags add the conversation's tools, and a generation prompt."""
+
+class Prompt(IntEnum):
+    """A generation prompt: none, the default one, or the one with `enable_thinking` true or false."""
+
+    NONE = 0
+    DEFAULT = 1
+    THINKING = 2
+    NOT_THINKING = 3
+
+
+Write = Callable[[Sequence[Message], bool, int], str]
+"""Renders messages; the flag adds the conversation's tools, the number is a `Prompt`."""
 
 REPEATED = "the chat template writes a trained message more than once"
 
@@ -61,14 +74,19 @@ class Outline:
         owners: the index of each value's message.
         write: renders messages through the template.
         control: the tokenizer's control tokens.
+        eos: the tokenizer's EOS token, or None.
+        thinks: whether `enable_thinking` changes the generation prompt and is not set.
     """
 
     slots: Sequence[Slot]
     messages: Sequence[Message]
     owners: Sequence[int]
     write: Write
-    control: Sequence[str]
-    _prefixes: dict[tuple[int, bool, bool], str | None] = field(default_factory=dict)
+    control: tuple[str, ...]
+    eos: str | None = None
+    thinks: bool = False
+    _prefixes: dict[tuple[int, int, bool], str | None] = field(default_factory=dict)
+    _stops: dict[tuple[str, bool, str], str] = field(default_factory=dict)
 
     @cached_property
     def text(self) -> str:
@@ -89,11 +107,11 @@ class Outline:
         """The outline with marks for names too, or None if the template refuses them."""
         return self.prefix(len(self.messages), False) if self.names else self.text
 
-    def prefix(self, count: int, prompted: bool, tools: bool = True) -> str | None:
+    def prefix(self, count: int, prompted: int, tools: bool = True) -> str | None:
         """Return the named outline of the first `count` messages, or None if the template refuses them.
 
         Args:
-            prompted: whether to add a generation prompt.
+            prompted: the generation prompt to add, a `Prompt`.
             tools: whether to describe the tools.
         """
         if (count, prompted, tools) not in self._prefixes:
@@ -123,7 +141,11 @@ class Outline:
             for index, message in enumerate(self.messages)
         ]
         same = self._written(messages, True, False) == self.text
-        return Outline(self.slots, messages, self.owners, self.write, self.control) if same else self
+        return (
+            Outline(self.slots, messages, self.owners, self.write, self.control, self.eos, self.thinks)
+            if same
+            else self
+        )
 
     def regions(self, messages: Sequence[int], marked: bool) -> list[Region]:
         """Return what the model generates for some messages in addition to their contents, and where empty contents
@@ -144,7 +166,7 @@ class Outline:
             if not marked and (reasons or "tool_calls" in self.messages[index]):
                 regions.append(self.turn(index))
             elif not self.messages[index].get("content"):
-                regions.append(self.empty(index))
+                regions.append(self.empty(index, marked))
             elif not marked and self.messages[index]["role"] == "assistant":
                 regions.append(self.lead(index))
         return [region for region in regions if region is not None]
@@ -170,7 +192,9 @@ class Outline:
             raise self._unknown(index, "the template writes it differently at the end of a conversation")
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
-            rest = at_end[last[-1].end() :].rstrip()
+            rest = self._cut_after_eos(at_end[last[-1].end() :]).rstrip()
+            if not named.startswith(rest, end) and self.eos:
+                rest = rest.removesuffix(self.eos).rstrip()  # some templates write EOS only at a conversation's end
             if not named.startswith(rest, end):
                 raise self._unknown(index, "the template ends it differently at the end of a conversation")
             stop, end = end + len(rest) - len(self.stop_of(rest)), end + len(rest)
@@ -194,8 +218,12 @@ class Outline:
         start, end = (len(self._restored(text)) for text in (prefix, before))
         return Region(index, start, end, end)
 
-    def empty(self, index: int) -> Region | None:
-        """Return the position of an empty content, or None if the template writes something else in its place.
+    def empty(self, index: int, marked: bool) -> Region | None:
+        """Return the position of an empty content, or what the model generates for the message before it; None if
+        unknown.
+
+        Args:
+            marked: whether the template's `{% generation %}` blocks decide what is generated.
 
         Raises:
             ShapeError: the template writes the content in several places.
@@ -207,7 +235,24 @@ class Outline:
             raise ShapeError("content_repeated", REPEATED)
         before, found, after = filled.partition(mark(index))
         at = len(before)
-        return Region(index, at, at, at) if found and before + after == self.text else None
+        if not found or before + after != self.text:
+            return self._bare(index)
+        prompt = self._written(self.messages[:index], True, True) or ""
+        lead = before.removeprefix(prompt) if prompt else ""
+        if marked or messages[index]["role"] != "assistant" or lead == before or not lead.strip() or _MARK.search(lead):
+            return Region(index, at, at, at)
+        return Region(index, len(prompt), at, at, stop_follows=True)
+
+    def _bare(self, index: int) -> Region | None:
+        """Return what the template writes for an answer without content, or None if it is unknown or nothing."""
+        start, end = (self._written(self.messages[:count], True, count == index) for count in (index, index + 1))
+        end = (end or "").rstrip()
+        if self.messages[index]["role"] != "assistant" or not (start and end.startswith(start) and end != start):
+            return None
+        if not self.text.startswith(end) or _MARK.search(end, len(start)):
+            return None
+        stop = len(end) - len(self.stop_of(end[len(start) :]))
+        return Region(index, len(start), stop, len(end), stop_follows=stop == len(end))
 
     @cached_property
     def closing(self) -> str | None:
@@ -222,6 +267,55 @@ class Outline:
         common = "".join(char for char, _ in same)
         lines = common if common == plain[1] else common[: common.rfind("\n") + 1]
         return (lines if lines.strip() else plain[1]).rstrip()
+
+    def stop_after(self, index: int, text: str) -> str:
+        """Return the stop after a message's content: what ends its turn, up to and including EOS.
+
+        The stop is text that the template also writes if the conversation ends with this message, so that it never
+        contains the header of the next turn. Without EOS it is the control tokens that the template writes there, else
+        the first control token, else `closing`.
+
+        Args:
+            text: the template's text between the content and the next value.
+        """
+        last = index == len(self.messages) - 1
+        key = (self.messages[index]["role"], last, text)
+        if key not in self._stops:
+            self._stops[key] = self._stop_after(index, text, last)
+        return self._stops[key]
+
+    def _stop_after(self, index: int, text: str, last: bool) -> str:
+        first = _leading_control(split_control(text, self.control), 1)
+        if self.eos and first.endswith(self.eos):
+            return first
+        shared = self._shared(text, self._ended(index))
+        texts = [piece.text for piece in shared]
+        if self.eos in texts:
+            return "".join(piece.text or "" for piece in shared[: texts.index(self.eos) + 1])
+        if last:  # at the end of a conversation there can be more control tokens, such as a header
+            answers = self.messages[index]["role"] == "assistant"
+            shared = self._shared(text, self._followed(index)) if answers else []
+        return _leading_control(shared) or first or self._closing_of(text)
+
+    def _closing_of(self, text: str) -> str:
+        return self.closing if self.closing and text.startswith(self.closing) else ""
+
+    def _ended(self, index: int) -> str:
+        """Return the text after a message's content if the conversation ends with this message, or ""."""
+        message = {**self._marked[index], "content": mark(index)}
+        written = self._written([*self._marked[:index], message], True, False) or ""
+        _, found, after = written.rpartition(mark(index))
+        return after if found and not _MARK.search(after) else ""
+
+    def _shared(self, text: str, other: str) -> list[Piece]:
+        """Return the pieces that two texts begin with: control tokens, and the whole texts between them."""
+        pieces = zip(split_control(text, self.control), split_control(other, self.control), strict=False)
+        return [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pieces)]
+
+    def _cut_after_eos(self, text: str) -> str:
+        """Return a text up to and including the first EOS, or the whole text."""
+        before, found, _ = text.partition(self.eos) if self.eos else (text, "", "")
+        return before + found
 
     def stop_of(self, text: str) -> str:
         """Return the stop at the end of a turn's text: `closing`, else a control token, else ""."""
@@ -272,8 +366,9 @@ class Outline:
         Raises:
             ShapeError: no generation prompt is a prefix of the outline.
         """
-        for tools in (True, False):
-            prefix = self.prefix(index, True, tools)
+        prompts = list(Prompt)[1:] if self.thinks else [Prompt.DEFAULT]
+        for prompt, tools in product(prompts, (True, False)):
+            prefix = self.prefix(index, prompt, tools)
             if prefix is None or not named.startswith(prefix):
                 continue
             if prefix == self.prefix(index, False, tools):
@@ -281,7 +376,21 @@ class Outline:
                 if plain is None or not plain[0].startswith(prefix) or plain[0][len(prefix) :].strip():
                     raise self._unknown(index, "the template has no generation prompt")
             return len(prefix), tools
+        for tools in (
+            True,
+            False,
+        ):  # a generation prompt can begin as the turn does and go on, for example with <think>
+            prompt, header = self.prefix(index, True, tools) or "", self._header(index, tools)
+            if header and prompt.startswith(header) and named.startswith(header):
+                return len(header), tools
         raise self._unknown(index, "it does not start with the generation prompt")
+
+    def _header(self, index: int, tools: bool) -> str:
+        """Return the text before a plain answer that replaces a message in its place, if it ends with a header."""
+        plain = {"role": "assistant", "content": mark(index)}
+        messages = [*self._marked[:index], plain, *self._marked[index + 1 :]]
+        before, found, _ = (self._written(messages, tools, False) or "").partition(mark(index))
+        return before if found and len(before) > len(self.prefix(index, False, tools) or "") else ""
 
     def _plain(self, index: int, tools: bool = True) -> tuple[str, str] | None:
         """Return the text before and after a plain answer that replaces a message, as the last message; or None."""
@@ -316,7 +425,7 @@ class Outline:
 
         return _MARK.sub(restore, named)
 
-    def _written(self, messages: Sequence[Message], tools: bool, prompted: bool) -> str | None:
+    def _written(self, messages: Sequence[Message], tools: bool, prompted: int) -> str | None:
         """Render messages; None if the template refuses them."""
         try:
             return self.write(messages, tools, prompted)
@@ -331,6 +440,13 @@ class Outline:
             "use a chat template with {% generation %} marks and train_on: completions"
         )
         return ShapeError("tool_calls" if calls else "reasoning", message)
+
+
+def _leading_control(pieces: Sequence[Piece], most: int | None = None) -> str:
+    """Return the control tokens that some pieces begin with and the white space before each, or ""."""
+    run = list(takewhile(lambda piece: piece.control or not (piece.text or "").strip(), pieces))
+    ends = [number for number, piece in enumerate(run, 1) if piece.control][:most]
+    return "".join(piece.text or "" for piece in run[: ends[-1]]) if ends else ""
 
 
 def divide(slots: Sequence[Slot], regions: Sequence[Region]) -> Iterator[tuple[Slot, Region | None, bool]]:

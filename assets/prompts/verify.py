@@ -32,6 +32,11 @@ _MAY_BE_SPACE[[char.encode()[0] for char in WHITE_SPACE]] = True
 
 Problem = tuple[str, str]
 """Reject code and message of a row."""
+_CHANGED: Problem = (
+    "unverified_spans",
+    "the template changes a value by more than trimming it; put reasoning in its own field, or use a chat template "
+    "with {% generation %} marks",
+)
 _PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
@@ -46,6 +51,10 @@ class ShapeError(TemplateError):
         self.code = code
 
 
+Variables = Callable[[Sequence[str]], dict[str, Any]]
+"""Returns the template's variables for one row's values; can raise a `ShapeError`."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Rows that share a layout.
@@ -54,17 +63,20 @@ class Shape:
         rows: int32 [rows], row positions.
         values: one string array [rows] for each value that the template places.
         empty: for each value, whether it is empty (in all rows).
-        variables: returns the template's variables for one row's values; can raise a `ShapeError`.
+        variables: the template's variables for one row's values.
         layout: converts slots to pieces, each with its slot's column; can raise a `ShapeError`.
         optional: indices of values that the template can omit.
+        readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
+            yields the positions of some of them, and these rows with other values.
     """
 
     rows: pa.Array
     values: Sequence[pa.Array]
     empty: Sequence[bool]
-    variables: Callable[[Sequence[str]], dict[str, Any]]
+    variables: Variables
     layout: Layout
     optional: Sequence[int] = ()
+    readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -115,13 +127,46 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     for row, problem in zip(compared.tolist(), problems, strict=True):
         if problem:
             refused_rows.setdefault(problem, []).append(row)
-    refused = [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
-    if not refused and complete == pieces:
+    tables, refused = [], []
+    if _CHANGED in refused_rows and shape.readings is not None:
+        tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)))
+        refused_rows |= {_CHANGED: rest} if rest else {}
+    refused += [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
+    if not refused and not tables and complete == pieces:
         return bare, []
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
     keep = pa.array(kept)
-    return assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns]), refused
+    own = assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns])
+    return pa.concat_tables([own, *tables]), refused
+
+
+def _read_otherwise(
+    template: JinjaTemplate, shape: Shape, rows: np.ndarray
+) -> tuple[list[pa.Table], list[pa.Table], list[int]]:
+    """Render rows with other values, in each way that `readings` offers.
+
+    Returns:
+        the texts of the rows that a reading renders; the rejects of the others, by their first reading; and the rows
+        without a reading.
+    """
+    tables: list[pa.Table] = []
+    rejects: list[pa.Table] = []
+    left = set(rows.tolist())
+    refused: set[int] = set()
+    for index, reading in shape.readings(rows) if shape.readings else ():
+        table, reasons = _render_shape(template, reading, False)
+        places = dict(zip(reading.rows.to_pylist(), index.tolist(), strict=True))
+        fresh = pa.array([places[row] in left for row in table[ROW].to_pylist()], pa.bool_())
+        tables.append(table.filter(fresh))
+        left -= {places[row] for row in table[ROW].to_pylist()}
+        for reason in reasons:
+            first = pa.array([places[row] not in refused for row in reason[ROW].to_pylist()], pa.bool_())
+            rejects.append(reason.filter(first))
+            refused |= {places[row] for row in reason[ROW].to_pylist()}
+    rendered = shape.rows.take(pa.array(sorted(set(rows.tolist()) - left), pa.int64()))
+    rejects = [reason.filter(pc.invert(pc.is_in(reason[ROW], rendered))) for reason in rejects]
+    return tables, rejects, sorted(left - refused)
 
 
 def _evenly_spaced(count: int) -> np.ndarray:
@@ -175,7 +220,7 @@ def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expect
             return None
     except TemplateError as error:
         return "template_refused", str(error)
-    return "unverified_spans", "the template changes a value by more than trimming it"
+    return _CHANGED
 
 
 def _no_rows() -> pa.Table:

@@ -59,7 +59,7 @@ class TokenizerStage(Stage):
             chunk = InputChunk(digest_json(prompts), "all", "trained", trained, reads=reads)
         control = {"control": list(spec.control)} if settings is not None else {}
         resolved = {"special_tokens": spec.tokens(), **control}
-        return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved)
+        return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved, lambda: _notes(spec))
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the digest, the vocabulary size (highest id plus one) and the ids of special tokens.
@@ -79,6 +79,14 @@ class TokenizerStage(Stage):
 
 
 STAGE = TokenizerStage()
+
+
+def _notes(spec: TokenizerSpec) -> dict[str, Any]:
+    """Return what the build reports about tokens that the tokenizer's files lack."""
+    if not spec.lacked:
+        return {}
+    names, size = ", ".join(spec.lacked), vocab_size(spec.files[TOKENIZER])
+    return {"notices": [f"added to the tokenizer: {names}; resize the model's embeddings to {size:,} tokens"]}
 
 
 def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:

@@ -98,7 +98,9 @@ class ContentEncoder:
         """
         index = self._ids.get(token)
         if index is None:
-            raise TokenizerError(f"the tokenizer has no token {token!r}; add it to tokenizer.special_tokens.additional")
+            raise TokenizerError(
+                f"the tokenizer has no token {token!r}; list it in tokenizer.special_tokens.additional"
+            )
         return index
 
     @property

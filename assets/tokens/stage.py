@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import segments, strip_at_control
+from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
@@ -26,7 +26,7 @@ from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore
-from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_of
+from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_of, text_parts
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ControlPolicy = Literal["split", "reject", "keep"]
@@ -113,7 +113,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
         "spans": _token_spans(cut.spans, counts, offsets),
     }
-    counters = {"straddles": straddles}
+    counters = {"straddles": straddles, "control_tokens_in_content": _count_control(cut, control)}
     return ChunkOutput(pa.table(columns), rows_in, rejects, 0, None, len(ids), counters, encoded.engine)
 
 
@@ -130,6 +130,16 @@ def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
     columns = (column[kept] for column in (spans.role, spans.message, spans.weight, spans.control))
     spans_per_row = np.bincount(row, minlength=len(offsets) - 1)
     return span_lists(spans_per_row, end - counts[kept], end, *columns)
+
+
+def _count_control(cut: Segments, control: tuple[str, ...]) -> int:
+    """Return how often the text of a control token occurs in content."""
+    content = cut.text.filter(pa.array(~cut.control))
+    bounds, data = text_parts(content)
+    text = data[bounds[0] : bounds[-1]].tobytes()
+    if not any(text.find(prefix) >= 0 for prefix in {token.encode()[:2] for token in control}):
+        return 0  # the usual case, much faster than the search for all tokens
+    return pc.sum(pc.count_substring_regex(content, "|".join(map(re.escape, control)))).as_py() or 0
 
 
 def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:

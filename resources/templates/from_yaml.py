@@ -45,7 +45,8 @@ def chat_template(config: PipelineConfig, source: str, tokens: Mapping[str, str]
         ConfigError: the template has a syntax error, or the sandbox refuses it.
     """
     template = _compiled(config, CHAT_TEMPLATE, source)
-    common = {**tokens, "tools": None, "documents": None, "add_generation_prompt": False}
+    common = {**config.prompt_template.template_kwargs, **tokens}
+    common |= {"tools": None, "documents": None, "add_generation_prompt": False}
     _try(config, CHAT_TEMPLATE, template, [{**common, "messages": messages} for messages in _TRIAL_CHATS])
     return template
 

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import product
 from types import TracebackType
@@ -64,6 +65,9 @@ two sides have different numbers of newlines, so that no two ways to strip leave
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
 
+_DATES = datetime(2001, 2, 3, 4, 5, 6), datetime(2038, 11, 29, 18, 47, 58)
+"""Two dates that differ in every part: a template whose text is the same on both does not depend on the date."""
+
 _OUTSIDE_LOOP = "{% break %} and {% continue %} must be in a loop, not in a block or macro within it"
 _NESTED = "nested too deeply"
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
@@ -97,16 +101,12 @@ def _tojson(
 
 
 @lru_cache(maxsize=32)
-def _compile(source: str, date_string: str | None) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
+def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
     """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
-        if date_string is None:
-            raise jinja2.exceptions.SecurityError(
-                "it asks for today's date; set prompt_template.date_string to freeze it"
-            )
-        return date_string
+        return date if isinstance(date, str) else date.strftime(form)
 
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
@@ -162,7 +162,7 @@ class JinjaTemplate:
 
     Args:
         source: the template's text.
-        date_string: result of `strftime_now`; None refuses templates that call it.
+        date_string: result of `strftime_now`; None refuses texts that change with the date.
 
     Raises:
         TemplateError: the template has a syntax error, or uses other templates.
@@ -172,8 +172,10 @@ class JinjaTemplate:
         if any(mark in source for mark in MARKS):
             raise TemplateError("template: private-use characters U+E0D0 to U+E0D3 are reserved; remove them")
         self._source, self._date_string = source, date_string
-        self._template, self._tree, self._names = _compile(source, date_string)
+        self._template, self._tree, self._names = _compile(source, _DATES[0] if date_string is None else date_string)
         self._globals = dict(self._template.globals)
+        dated = date_string is None and self.reads("strftime_now")
+        self._another_day = _compile(source, _DATES[1])[0] if dated else None
         self.marks_generation = re.search(r"\{%-?\s*generation\b", source) is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -274,27 +276,36 @@ class JinjaTemplate:
         return slots + [Slot(-1, text[at:], generated)] * (at < len(text))
 
     def _run(self, variables: Mapping[str, Any]) -> str:
-        template = self._template
-        context = MeteredContext(template.environment, {**self._globals, **variables})
+        text = self._text(self._template, self._globals, variables)
+        other = self._another_day
+        if other is None or self._text(other, dict(other.globals), variables) == text:
+            return text
+        line = next(node.lineno for node in self._tree.find_all(jinja2.nodes.Name) if node.name == "strftime_now")
+        message = "it asks for today's date; set prompt_template.date_string to freeze it"
+        raise SandboxError(f"template, line {line}: refused by the sandbox: {message}", line)
+
+    def _text(self, template: jinja2.Template, functions: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
+        context = MeteredContext(template.environment, {**functions, **variables})
         context.given = variables
         try:
             return "".join(template.root_render_func(context))
         except Exception as error:  # a template can raise anything
-            line = self._line(error)
+            line = self._line(template, error)
             place = f"template, line {line}" if line else "template"
             if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError):
                 raise SandboxError(f"{place}: refused by the sandbox: {error}", line) from error
             own = isinstance(error, jinja2.TemplateError)
             raise TemplateError(f"{place}: {error if own else f'{type(error).__name__}: {error}'}", line) from error
 
-    def _line(self, error: BaseException) -> int | None:
+    @staticmethod
+    def _line(template: jinja2.Template, error: BaseException) -> int | None:
         """Return the template's line that raised an error, or None."""
         own = [
             place.tb_lineno
             for place in _frames(error.__traceback__)
-            if place.tb_frame.f_globals is self._template.root_render_func.__globals__
+            if place.tb_frame.f_globals is template.root_render_func.__globals__
         ]
-        return self._template.get_corresponding_lineno(own[-1]) if own else None
+        return template.get_corresponding_lineno(own[-1]) if own else None
 
 
 def _name_of(node: jinja2.nodes.Node) -> Any:

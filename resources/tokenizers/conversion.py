@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
@@ -57,6 +58,7 @@ class ConvertedTokenizer:
         special: named special tokens, such as bos_token, and unnamed ones.
         vocabulary: id of each token.
         chat_template: its text, or None.
+        lacked: tokens that the files lack and the YAML adds.
     """
 
     content: bytes
@@ -65,6 +67,17 @@ class ConvertedTokenizer:
     special: SpecialTokens
     vocabulary: dict[str, int]
     chat_template: str | None
+    lacked: tuple[str, ...] = ()
+
+
+def with_more_tokens(converted: ConvertedTokenizer, tokens: Sequence[str]) -> ConvertedTokenizer:
+    """Return a tokenizer with special tokens that its files lack; they get the next ids, in order."""
+    missing = [token for token in dict.fromkeys(tokens) if token not in converted.vocabulary]
+    if not missing:
+        return converted
+    content = with_added_tokens(converted.content, converted.parsed, [special_token(token) for token in missing])
+    parsed = json.loads(content)
+    return replace(converted, content=content, parsed=parsed, vocabulary=vocabulary(parsed), lacked=tuple(missing))
 
 
 def convert(config: PipelineConfig, files: TokenizerFiles) -> ConvertedTokenizer:
@@ -94,6 +107,9 @@ def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
     parsed = parse_json(files.vocabulary, base.content)
     known = vocabulary(parsed)
     _check(base.content)
+    if "type" not in parsed["model"]:  # tokenizers infers it from the model's fields
+        parsed["model"] = {"type": _model_type(base.content), **parsed["model"]}
+        base = replace(base, content=json.dumps(parsed, ensure_ascii=False).encode())
     defaults = FAMILIES.get(family, {}) | base.named
     tokens = read_special_tokens(settings, special_tokens_map, added_tokens, defaults, parsed["added_tokens"], known)
     content = with_added_tokens(base.content, parsed, [*base.added, *tokens.added])
@@ -128,6 +144,10 @@ class Base:
 @lru_cache(maxsize=4)
 def _check(content: bytes) -> None:
     load_tokenizer(content)
+
+
+def _model_type(content: bytes) -> str:
+    return json.loads(load_tokenizer(content).to_str())["model"]["type"]
 
 
 def _has_ranks(files: TokenizerFiles) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.sources.resolve import local_path
-from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert
+from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert, with_more_tokens
 from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TOKENIZER, find_files
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
@@ -30,6 +30,7 @@ class TokenizerSpec:
         chat_template: its text, or None.
         prepended: the special token that the tokenizer itself puts before a text, or None.
         others: other named tokens, such as sep_token, which templates can use.
+        lacked: tokens that the tokenizer's files lack and the YAML adds.
     """
 
     files: dict[str, bytes] = field(repr=False)
@@ -41,6 +42,7 @@ class TokenizerSpec:
     chat_template: str | None
     prepended: str | None
     others: dict[str, str] = field(default_factory=dict)
+    lacked: tuple[str, ...] = ()
 
     @property
     def adds_bos(self) -> bool:
@@ -73,10 +75,12 @@ def resolve_tokenizer(config: PipelineConfig) -> TokenizerSpec:
             )
     elif tokenizer.name_or_path is not None:
         converted = convert(config, find_files(config, tokenizer.name_or_path))
+        converted = with_more_tokens(converted, given.additional)
         own = _spec(converted)
-        for role, token in [*named.items(), *(("additional", token) for token in given.additional)]:
+        for role, token in named.items():
             if token not in converted.vocabulary:
-                raise config.fault(f"tokenizer.special_tokens.{role}", f"the tokenizer has no token {token!r}")
+                message = f"the tokenizer has no token {token!r}; to add it, list it in special_tokens.additional"
+                raise config.fault(f"tokenizer.special_tokens.{role}", message)
     else:
         raise config.fault("tokenizer", "set name_or_path, or train: {vocab_size: 8000}")
     spec = replace(own, chat_template=_chat_template(config) or own.chat_template, **named)
@@ -105,6 +109,7 @@ def _spec(converted: ConvertedTokenizer) -> TokenizerSpec:
         chat_template=converted.chat_template,
         prepended=first_special(converted.parsed.get("post_processor")),
         others={key: token for key, token in named.items() if key.removesuffix("_token") not in SPECIAL_ROLES},
+        lacked=converted.lacked,
     )
 
 

@@ -20,6 +20,7 @@ from tokenloom.config.schema import (
     TokenizerConfig,
     TrainConfig,
     ValidationConfig,
+    is_reserved_variable,
 )
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "TokenizerConfig",
     "TrainConfig",
     "ValidationConfig",
+    "is_reserved_variable",
 ]

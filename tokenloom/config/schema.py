@@ -25,6 +25,10 @@ _ROOT = re.compile(rf"(?:{_KEYS})?\[\](?:\.{_KEYS}\[\])*")
 DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
 ROLES = ("system", "user", "assistant", "tool")
+RESERVED_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "date_string", "raise_exception", "strftime_now")
+)
+"""Variables of chat templates that `template_kwargs` cannot set; nor can it set the tokenizer's tokens (`…_token`)."""
 
 
 class Section(BaseModel):
@@ -138,7 +142,8 @@ class SpecialTokensConfig(Section):
     unk: str | None = None
     """Replaces text that the vocabulary cannot encode."""
     additional: Names = ()
-    """More control tokens, such as the role markers of a chat template."""
+    """More control tokens, such as the role markers of a chat template. Those that the tokenizer lacks are added, with
+    new ids after its own."""
 
 
 class TokenizerConfig(Section):
@@ -206,6 +211,9 @@ class PromptTemplateConfig(Section):
     """Worked examples placed before each prompt."""
     tools: str | Annotated[tuple[Any, ...], Field(strict=False)] | None = None
     """Tool descriptions for conversations that have none: a JSON file, or the list itself."""
+    template_kwargs: dict[str, Any] = {}
+    """Variables for the chat template, such as `{enable_thinking: false}`. A row's own `chat_template_kwargs` take
+    precedence."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
     """What is trained: `completions`, `all` text, the `last` completion, or a list of roles."""
     add_bos: Literal["auto"] | bool = "auto"
@@ -221,6 +229,14 @@ class PromptTemplateConfig(Section):
         if isinstance(value, tuple) and (unknown := [role for role in value if role not in ROLES]):
             hint = did_you_mean(unknown[0], ROLES)
             raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
+        return value
+
+    @field_validator("template_kwargs")
+    @classmethod
+    def _free_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if reserved := [name for name in value if is_reserved_variable(name)]:
+            setting = f"; use prompt_template.{reserved[0]}" if reserved[0] in cls.model_fields else ""
+            raise ValueError(f"{reserved[0]!r} is a variable that tokenloom itself passes to templates{setting}")
         return value
 
     @model_validator(mode="after")
@@ -309,6 +325,11 @@ class MixtureSource(Section):
     """The unit of weights. All datasets of a mixture use the same unit, so one entry can set it for all."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Maximum number of passes over the dataset. null: no limit."""
+
+
+def is_reserved_variable(name: str) -> bool:
+    """Return whether tokenloom itself gives templates a variable of this name."""
+    return name in RESERVED_VARIABLES or name.startswith("_") or name.endswith("_token")
 
 
 def first_duplicate(names: tuple[str, ...]) -> str | None:

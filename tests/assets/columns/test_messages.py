@@ -201,7 +201,10 @@ FOUND = call("find", ARGUMENTS)
     [
         ({"tool_calls": [OPENAI]}, [OPENAI]),
         ({"tool_calls": [{"function": CALL}]}, [{"function": CALL}]),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": None}}]}, [{"function": {"name": "f", "arguments": None}}]),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": None}}]},
+            [{"function": {"name": "f", "arguments": None}}],
+        ),
         ({"tool_calls": [CALL]}, [FOUND]),
         ({"tool_calls": [{"id": 5, **CALL}]}, [{"id": 5, **FOUND}]),
         ({"tool_calls": [{"name": "find"}]}, [call("find", {})]),

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.canonical_rows import MAYBE, Row, as_json, canonical, codes, kept, mapped
+from support.canonical_rows import MAYBE, Row, as_json, canonical, codes, mapped
+from support.canonical_rows import kept as rows_of
 from support.canonical_tables import field_of
 from support.canonical_tables import said as message
+from tokenloom.assets.stage.definition import ChunkOutput
 
 PREFERENCE = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 TALK_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -19,6 +21,13 @@ TURN = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "user", "assistant", "assistant"]), "content": st.sampled_from(["", "a", "b"])}
 )
 TALK = st.lists(TURN, max_size=4)
+
+
+def kept(out: ChunkOutput) -> list[Row]:
+    """Return the rows that were kept, without tools and variables of the template, which none of them has."""
+    rows = rows_of(out)
+    assert {(row.pop("tools"), row.pop("template_kwargs")) for row in rows} <= {("", "")}
+    return rows
 
 
 def preferred(own: list[Row], chosen: list[Row], rejected: list[Row]) -> Row | str:
@@ -194,7 +203,9 @@ ANSWERED = [{"role": "assistant", "content": "a"}]
 OPEN = [*ASKED, {"role": "assistant", "content": "It is"}]
 
 
-@pytest.mark.parametrize(("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (OPEN, ANSWERED), (ASKED[0], ANSWERED)])
+@pytest.mark.parametrize(
+    ("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (OPEN, ANSWERED), (ASKED[0], ANSWERED)]
+)
 def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, completion: Any) -> None:
     def messages(value: Any, role: str) -> list[Row]:
         talk = [value] if isinstance(value, dict) else value
@@ -203,11 +214,10 @@ def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, complet
     row = {"prompt": prompt, "completion": completion}
     tools = '[{"name": "f"}]'
     expected = {"prompt": messages(prompt, "user"), "completion": messages(completion, "assistant")}
-    (found,) = kept(canonical(as_json({**row, "tools": tools}), form="dialogue"))
+    (found,) = rows_of(canonical(as_json({**row, "tools": tools}), form="dialogue"))
     assert found == {**expected, "tools": tools, "template_kwargs": ""}
     assert kept(canonical(as_json({**row, "label": True}), form="kto")) == [{**expected, "label": True}]
-    (found,) = kept(canonical(as_json({"prompt": prompt}), form="prompt_only"))
-    assert found == {"prompt": expected["prompt"], "tools": "", "template_kwargs": ""}
+    assert kept(canonical(as_json({"prompt": prompt}), form="prompt_only")) == [{"prompt": expected["prompt"]}]
 
 
 def test_prompts_and_completions_without_messages_are_rejected() -> None:

@@ -13,6 +13,8 @@ from support.canonical_tables import said as message
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 
+SHARED = {"tools": "", "template_kwargs": ""}
+
 
 def read(path: Path) -> list[Row]:
     opened = gzip.open if path.suffix == ".gz" else open
@@ -75,7 +77,7 @@ def test_dpo_demo_becomes_a_prompt_and_two_weighted_answers(real_data: Path) -> 
             same.append(2 * index + 1)
             continue
         assert chosen[:-1] == rejected[:-1]
-        expected.append({"prompt": chosen[:-1], "chosen": chosen[-1:], "rejected": rejected[-1:]})
+        expected.append({"prompt": chosen[:-1], "chosen": chosen[-1:], "rejected": rejected[-1:], **SHARED})
     assert kept(out) == expected
     assert codes(out) == dict.fromkeys(same, "same_answers")
 
@@ -105,7 +107,8 @@ def test_hh_rlhf_transcripts_become_preferences(real_data: Path) -> None:
         elif not all(answered):
             bad[2 * index + 1] = "empty_answer"
         else:
-            expected.append({"prompt": chosen[:count], "chosen": chosen[count:], "rejected": rejected[count:]})
+            sides = {"chosen": chosen[count:], "rejected": rejected[count:]}
+            expected.append({"prompt": chosen[:count], **sides, **SHARED})
     assert kept(out) == expected
     assert codes(out) == bad
     assert len(bad) < 0.01 * len(rows)

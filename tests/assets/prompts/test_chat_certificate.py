@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
         CHATML,
         {
             "rendered": "by Arrow's kernels",
-            "stop": "trained",
+            "stop": "trained, without EOS </s>",
             "BOS": "none",
             "conversation begun": "not changed by later turns",
             "system message": "kept",
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "answers trimmed": (
         "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content.strip() + eos_token }}"
         "{% else %}{{ m.content }}{% endif %}{% endfor %}",
-        {"white space around contents": "trimmed in answers", "stop": "trained"},
+        {"white space around contents": "trimmed in answers", "stop": "trained, ends with EOS"},
     ),
     "last only": (
         "{% for m in messages %}{% if loop.last %}{{ '<s>' }}{% endif %}" + TURN + "{% endfor %}",
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "thinking": (
         (CHAT_TEMPLATES / "thinking.jinja").read_text(),
-        {"reasoning": "kept in the last answer, omitted before", "stop": "trained"},
+        {"reasoning": "kept in the last answer, omitted before", "stop": "trained, without EOS </s>"},
     ),
     "thinking aloud": (
         CHATML.replace("m.content", "(m.reasoning_content or '') + m.content")

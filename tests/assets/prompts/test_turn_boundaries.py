@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.canonical_rows import canonical
-from support.canonical_tables import Row, said, table_of, weighted_parts
+from support.canonical_tables import Row, field_of, said, table_of, weighted_parts
+from support.canonical_tables import call as made_call
 from support.paths import CHAT_TEMPLATES
 from support.rendered_prompts import assert_partition, trained_parts
 from tokenloom.assets.prompts.chat import ChatFormat
@@ -58,22 +59,21 @@ def parts(template: str, talk: list[Row], tools: str = "", **options: Any) -> li
     return trained_parts(made["text"], made["spans"])
 
 
-def call(name: str = "weather", arguments: str = '{"in": "Rome"}', identity: str | None = None) -> Row:
-    return {"id": identity, "name": name, "arguments": arguments}
+def call(name: str = "weather", arguments: Any = '{"in": "Rome"}', identity: str | None = None) -> Row:
+    """A call; its arguments are an object if the text is one."""
+    return made_call(name, json.loads(arguments), identity)
+
+
+def calls_of(turn: Row) -> list[Row]:
+    return field_of(turn, "tool_calls") or []
 
 
 def as_read(talk: list[Row]) -> list[Row]:
     """Return messages as a caller of `transformers` passes them."""
-    messages = []
-    for turn in talk:
-        message = {"role": turn["role"], "content": turn["content"]}
-        calls = [
-            {"type": "function", "function": {"name": c["name"], "arguments": json.loads(c["arguments"])}}
-            | ({"id": c["id"]} if c["id"] else {})
-            for c in turn["tool_calls"] or []
-        ]
-        messages.append(message | ({"tool_calls": calls} if calls else {}))
-    return messages
+    return [
+        {"role": turn["role"], "content": turn["content"], **({"tool_calls": calls_of(turn)} if calls_of(turn) else {})}
+        for turn in talk
+    ]
 
 
 def transformers_text(template: str, messages: list[Row], tools: str, prompt: bool = False) -> str:
@@ -94,14 +94,14 @@ def expected_parts(template: str, talk: list[Row], tools: str) -> list[str]:
         answered = transformers_text(template, messages[: index + 1], tools if before is asked else "").rstrip()
         assert whole.startswith(answered) and answered.startswith(before)
         part = answered[len(before) :]
-        found.append(part if turn["tool_calls"] else part.lstrip(" "))
+        found.append(part if calls_of(turn) else part.lstrip(" "))
     return found
 
 
 def glaive_rows(real_data: Path) -> list[Row]:
     records = json.loads((real_data / "chat" / "glaive_toolcall_en_demo.json").read_text(encoding="utf-8"))
     rows = canonical(records).table.to_pylist()
-    assert sum(any(turn["tool_calls"] for turn in row["messages"]) for row in rows) > 150
+    assert sum(any(calls_of(turn) for turn in row["messages"]) for row in rows) > 150
     return rows
 
 
@@ -121,8 +121,8 @@ def hermes(talk: list[Row], weights: list[float]) -> tuple[str, list[tuple[str, 
     text, found = "", []
     for index, (turn, weight) in enumerate(zip(talk, weights, strict=True)):
         head, body, tail = f"<|im_start|>{turn['role']}\n", turn["content"], "<|im_end|>"
-        for made in turn["tool_calls"] or []:
-            arguments = json.dumps(json.loads(made["arguments"]), ensure_ascii=False)
+        for made in (found["function"] for found in calls_of(turn)):
+            arguments = json.dumps(made["arguments"], ensure_ascii=False)
             body += "\n" if body else ""
             body += f'<tool_call>\n{{"name": "{made["name"]}", "arguments": {arguments}}}\n</tool_call>'
         if turn["role"] == "tool":
@@ -204,7 +204,7 @@ TO = ' to=functions.weather<|channel|>commentary<|message|>{"in": "Rome"}<|call|
         ("hermes", [Q1, A1, C1, R1], [f"A1{IM}", CALLED + IM]),
         ("headers", [Q1, C1, R1, A1], ['{"name": "weather", "parameters": {"in": "Rome"}}<|eom_id|>', "A1<|eot_id|>"]),
         ("headers", [Q1, BOTH], "template_refused"),
-        ("headers", [Q1, {**BOTH, "tool_calls": [call()]}], "content_dropped"),
+        ("headers", [Q1, said("assistant", "Let me see.", tool_calls=[call()])], "content_dropped"),
         ("brackets", [Q1, C1, R1, A1, Q2, A2],
          ['[TOOL_CALLS] [{"name": "weather", "arguments": {"in": "Rome"}, "id": "none"}]</s>', "A1</s>", "A2</s>"]),
         ("thinking", [Q1, A1, Q2, A2], [f"A1{IM}", f"{EMPTY}A2{IM}"]),

@@ -110,6 +110,15 @@ def test_split_treats_control_tokens_in_content_as_plain_text(bpe: Kit) -> None:
     assert bpe.transformers.decode(out.table["input_ids"][0].as_py()[:-1], clean_up_tokenization_spaces=False) == text
 
 
+@pytest.mark.parametrize("policy", ["split", "keep", "reject"])
+def test_control_tokens_in_content_are_counted(bpe: Kit, policy: str) -> None:
+    rows = [*STRAY, [("</s></s> <s>", False, False), ("<s", True, False)]]
+    counted = bpe.run(rows, policy).counters["control_tokens_in_content"]
+    assert counted == (0 if policy == "reject" else sum(
+        "".join(text for text, _, control in row if not control).count(token) for row in rows for token in ("</s>", "<s>")
+    ))  # fmt: skip
+
+
 def test_reject_rejects_rows_with_control_tokens_in_content(bpe: Kit) -> None:
     out = bpe.run(STRAY, "reject")
     assert out.table[ROW].to_pylist() == [1]

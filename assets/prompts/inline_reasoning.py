@@ -1,0 +1,108 @@
+"""Answers with inline reasoning, `<think>…</think>`, for templates that take contents apart.
+
+Such a template does not place the content whole, but it places the reasoning and the rest of the content. Here both are
+values; the template still gets them in one content, as in the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.prompts.conversations import Conversations, Message
+from tokenloom.resources.tables.ragged import Ints
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class InlineConversations(Conversations):
+    """Conversations with inline reasoning; their turns have reasoning.
+
+    Args:
+        around: for each message with inline reasoning, the text before and after the reasoning, which all rows share:
+            `<think>` (some data omit it) and `</think>` with the line feeds next to them.
+    """
+
+    around: dict[int, tuple[str, str]]
+
+    def messages(self, values: Sequence[str]) -> list[Message]:
+        """Return the messages with these values, in the form that templates get: reasoning within contents."""
+        count = len(self.turns)
+        joined, rest = list(values[:count]), []
+        for index, value in zip(self.owners[count:], values[count:], strict=True):
+            if index in self.around:
+                before, after = self.around[index]
+                joined[index] = f"{before}{value}{after}{joined[index]}"
+            else:
+                rest.append(value)
+        turns = tuple(
+            replace(turn, reasons=False) if index in self.around else turn for index, turn in enumerate(self.turns)
+        )
+        return _plain(self, turns=turns).messages([*joined, *rest])
+
+
+def taken(group: Conversations, index: Ints) -> Conversations:
+    """Return some of a group's conversations; `index` is int64 [rows], positions in the group."""
+    values = [value.take(pa.array(index)) for value in group.values]
+    return replace(group, rows=group.rows[index], values=values)
+
+
+def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversations]]:
+    """Yield the conversations of a group that have inline reasoning, by shape.
+
+    Yields:
+        int64 [rows], positions in the group; and these conversations.
+    """
+    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant" and not turn.reasons]
+    contents = {index: group.values[index].to_pylist() for index in answers}
+    shapes: dict[tuple[tuple[int, str, str, bool, bool], ...], list[int]] = {}
+    for row in range(len(group.rows)):
+        found = {index: parts for index in answers if (parts := _parts(contents[index][row])) is not None}
+        shape = tuple(
+            (index, before, after, not thought, not rest) for index, (before, thought, after, rest) in found.items()
+        )
+        if shape:
+            shapes.setdefault(shape, []).append(row)
+    for shape, rows in shapes.items():
+        index = np.array(rows, np.int64)
+        yield index, _split(taken(group, index), {message: (before, after) for message, before, after, *_ in shape})
+
+
+def _parts(content: str) -> tuple[str, str, str, str] | None:
+    """Return a content with inline reasoning in parts; None if it has none, or several.
+
+    Returns:
+        the text before the reasoning, the reasoning, the text between it and the rest, and the rest. Line feeds next to
+        `<think>` and `</think>` belong to the first and third part.
+    """
+    head, close, tail = content.partition(CLOSE)
+    opening = OPEN if head.startswith(OPEN) else ""
+    if not close or OPEN in head[len(opening) :] or OPEN in tail or CLOSE in tail:
+        return None
+    thought, rest = head[len(opening) :].strip("\n"), tail.lstrip("\n")
+    start = len(head) - len(head[len(opening) :].lstrip("\n"))
+    return head[:start], thought, content[start + len(thought) : len(content) - len(rest)], rest
+
+
+def _split(group: Conversations, around: dict[int, tuple[str, str]]) -> InlineConversations:
+    """Return conversations that have inline reasoning in the same messages, with that reasoning as values."""
+    count = len(group.turns)
+    turns = tuple(replace(turn, reasons=turn.reasons or index in around) for index, turn in enumerate(group.turns))
+    contents, reasoning = list(group.values[:count]), dict(zip(group.owners[count:], group.values[count:], strict=True))
+    for index in around:
+        parts = [parts for text in contents[index].to_pylist() if (parts := _parts(text)) is not None]
+        _, thoughts, _, rests = zip(*parts, strict=True)
+        reasoning[index], contents[index] = pa.array(thoughts, pa.string()), pa.array(rests, pa.string())
+    values = [*contents, *(reasoning[index] for index in sorted(reasoning))]
+    plain = _plain(group, turns=turns, values=values, empty=[value[0].as_py() == "" for value in values])
+    return InlineConversations(**{field.name: getattr(plain, field.name) for field in fields(plain)}, around=around)
+
+
+def _plain(group: Conversations, **changes: object) -> Conversations:
+    """Return a group as `Conversations` with some fields changed."""
+    own = {field.name: getattr(group, field.name) for field in fields(Conversations)}
+    return Conversations(**{**own, **changes})  # pyright: ignore[reportArgumentType]
