@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenloom.assets.columns.described_types import UNKNOWN, Kind, fields_of, follow, kinds_of
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, parse_source, paths_of
+from tokenloom.assets.columns.source_expressions import (
+    Choice,
+    Placeholder,
+    Source,
+    Template,
+    WithContext,
+    parse_source,
+    paths_of,
+)
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
 from tokenloom.assets.schema.format_candidates import UNASKED, FormatCandidate, format_candidates
 from tokenloom.assets.schema.profiles import Profile, Steps, profiles
@@ -38,7 +46,7 @@ ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "chat": ("messages", "completion", "dialogue"),
-    "completion": ("completion", "dialogue"),
+    "completion": ("completion",),
     "text": ("text",),
     "preference": ("preference",),
     "kto": ("kto",),
@@ -183,7 +191,7 @@ def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Sourc
         candidate = _detected(config, columns, given, fitting)
         form, names = candidate.form, _names(paths)
         sources = {role: parse_source(text, names) for role, text in candidate.roles.items()} | sources
-    if form in ("completion", "dialogue"):
+    if form in ("completion", "dialogue") and "dialogue" in allowed:
         beyond_text = {"tools", "template_kwargs"} & sources.keys()
         spoken = any(_is_spoken(paths, sources[role]) for role in ("prompt", "completion"))
         form = "dialogue" if beyond_text or spoken else "completion"
@@ -320,6 +328,8 @@ def _unfit(
         spoken = role in _CONVERSATIONS.get(form, ()) and _is_spoken(paths, path)
         if kinds and not spoken and not any(_fits(kind, expected) for kind in kinds):
             remedy = _remedy(path, kinds[0]) if expected == "text" else ""
+            if form == "completion" and _is_spoken(paths, path):
+                remedy = "; it holds messages: set prompt_template.format_type: chat"
             column_type = str(paths[(path.column,)].facts["type"])
             actual = column_type if not path.steps else kinds[0].name
             message = f"column {path} is {actual}; {role} needs {expected}{remedy}"
@@ -333,7 +343,7 @@ def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tupl
     Args:
         objects: whether a Jinja template gets the values, which can then have any type.
     """
-    if (role in ("tools", "template_kwargs") and form != "fields") or isinstance(source, Constant):
+    if (role in ("tools", "template_kwargs") and form != "fields") or isinstance(source, Constant | WithContext):
         return []
     if objects and isinstance(source, Path):
         return []

@@ -113,6 +113,9 @@ class _Match:
 Profiles = Mapping[Steps, Profile]
 Fit = Callable[[Profile], float]
 
+SETTINGS: Mapping[str, Fit] = {"system": fits_context, "tools": fits_tools, "template_kwargs": fits_settings}
+"""The optional roles of conversations."""
+
 
 def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCandidate]:
     """Return all formats that a dataset could have, the most likely first; one per mapping of roles.
@@ -208,7 +211,7 @@ def _conversations(paths: Profiles) -> Iterator[FormatCandidate]:
         score = fit * (0.9 + 0.1 * name.score) * (1 - 0.5 * part)
         fields = f"lists of messages with {speaker_field} and {text_field}" if text_field else "messages as JSON text"
         match = _Match(profile.source, score, f"{name.reason or repr(profile.name)}, {fields}", profile)
-        extra = _optional(columns, [match], system=fits_context, tools=fits_tools, template_kwargs=fits_settings)
+        extra = _optional(columns, [match], **SETTINGS)
         format_name = {"from": "ShareGPT", "role": "OpenAI messages"}.get(speaker_field or "", "conversation")
         doubts = {"messages": doubt.unknown_roles(profile) or doubt.unanswered(profile)}
         yield _candidate(paths, format_name, "messages", {"messages": match, **extra}, doubts=doubts)
@@ -228,7 +231,7 @@ def _dialogues(paths: Profiles) -> Iterator[FormatCandidate]:
     for prompt in (*asked, *spoken):
         for completion in _ranked(columns, "completion", _fits_reply)[:2]:
             taken, talks = [prompt, completion], is_spoken(prompt.profile) or is_spoken(completion.profile)
-            extra = _optional(columns, taken, tools=fits_tools, template_kwargs=fits_settings, system=fits_context)
+            extra = _optional(columns, taken, **SETTINGS)
             if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
                 continue
             if not is_spoken(prompt.profile):
@@ -247,9 +250,7 @@ def _prompts(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = _columns(paths)
     spoken = [match for match in _ranked(columns, "messages", fits_messages) if _asks(match.profile)]
     for prompt in (*_ranked(columns, "prompt", _fits_reply, 0.85), *spoken)[:1]:
-        optional = {"tools": fits_tools, "template_kwargs": fits_settings, "system": fits_context}
-        if not is_spoken(prompt.profile):
-            optional["context"] = fits_context
+        optional = SETTINGS if is_spoken(prompt.profile) else {**SETTINGS, "context": fits_context}
         roles = {"prompt": prompt, **_optional(columns, [prompt], **optional)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
         found = _candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
@@ -265,10 +266,11 @@ def _preferences(paths: Profiles) -> Iterator[FormatCandidate]:
             pair = {"chosen": chosen, "rejected": rejected}
             prompts = [match for match in _asked(paths) if match.source not in (chosen.source, rejected.source)]
             first = {"prompt": prompts[0]} if prompts else {}
-            optional = {"system": fits_context}
+            optional = SETTINGS
             if first and not is_spoken(prompts[0].profile):
-                optional["context"] = fits_context
-            extra = _optional(columns, [*pair.values(), *first.values()], **optional)
+                optional = {**SETTINGS, "context": fits_context}
+            beside = _siblings(paths, prompts[0].profile) if first else []
+            extra = _optional([*beside, *columns], [*pair.values(), *first.values()], **optional)
             doubts = {
                 role: doubt.unknown_roles(match.profile) or doubt.unanswered(match.profile)
                 for role, match in pair.items()
@@ -300,14 +302,14 @@ def _kto(paths: Profiles) -> Iterator[FormatCandidate]:
         for prompt in asked:
             for completion in _ranked(columns, "completion", _fits_reply)[:2]:
                 roles = {"prompt": prompt, "completion": completion, "label": label}
-                optional = {"system": fits_context} | ({} if is_spoken(prompt.profile) else {"context": fits_context})
+                optional = SETTINGS if is_spoken(prompt.profile) else {**SETTINGS, "context": fits_context}
                 extra = _optional(columns, list(roles.values()), **optional)
                 yield _candidate(paths, "KTO", "kto", roles | extra, doubts=doubts)
         talks = [*_ranked(columns, "messages", fits_messages), *_ranked(columns, "completion", fits_messages)]
         for talk in talks[:1]:
             doubts["completion"] = doubt.unknown_roles(talk.profile) or doubt.missing_prompt(talk.profile)
             doubts["completion"] = doubts["completion"] or doubt.unanswered(talk.profile)
-            roles = {"completion": talk, "label": label} | _optional(columns, [talk, label], system=fits_context)
+            roles = {"completion": talk, "label": label} | _optional(columns, [talk, label], **SETTINGS)
             notes = ["prompt: each conversation up to its last answer"]
             yield _candidate(paths, "KTO", "kto", roles, 1.0, notes, doubts)
 
@@ -491,7 +493,7 @@ def _unread(paths: Profiles) -> Iterator[FormatCandidate]:
         return (columns[name].kind, items.kind if items else "") if name in columns else ("", "")
 
     segments = columns["segments"].items if "segments" in columns else None
-    found = ""
+    name = found = ""
     if kinds("completions") == ("list", "text") and kinds("labels") in (("list", "boolean"), ("list", "number")):
         name = "stepwise supervision"
         found = "completions holds steps and labels rates each of them, which no form can hold"

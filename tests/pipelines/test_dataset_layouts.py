@@ -270,6 +270,15 @@ READ: dict[str, tuple[str, Make, Make]] = {
         },
         lambda n: {"prompt": [user(ask(n))], "chosen": [assistant(right(n))], "rejected": [assistant(wrong(n))]},
     ),
+    "OpenAI preference with tools": (
+        "preference",
+        lambda n: {
+            "input": {"messages": [user(ask(n))], "tools": [LOOK]},
+            "preferred_output": [assistant(right(n))],
+            "non_preferred_output": [assistant(wrong(n))],
+        },
+        lambda n: {"prompt": [user(ask(n))], "tools": json.dumps([LOOK])},
+    ),
     "messages as JSON text": (
         "messages",
         lambda n: {"messages": json.dumps([user(ask(n)), assistant(right(n))])},
@@ -307,14 +316,6 @@ ASKED: dict[str, tuple[Make, str]] = {
     "axolotl zephyr.nectar": (
         lambda n: {"prompt": ask(n), "answers": [{"answer": right(n), "rank": 1}, {"answer": wrong(n), "rank": 2}]},
         "most rows hold 2 or more",
-    ),
-    "OpenAI preference with tools": (
-        lambda n: {
-            "input": {"messages": [user(ask(n))], "tools": [LOOK]},
-            "preferred_output": [assistant(right(n))],
-            "non_preferred_output": [assistant(wrong(n))],
-        },
-        "leaves out 'input.tools', which may declare tools",
     ),
     "a prompt beside messages": (
         lambda n: {"prompt": ask(n), "messages": [user("Hello."), assistant(right(n))]},
@@ -431,10 +432,6 @@ def test_unused_columns_are_named_by_a_build(tmp_path: Path, make: Make, unused:
 SUGGESTED: dict[str, tuple[Row, list[str]]] = {
     "LLaMA-Factory alpaca with history": ({"prompt": "instruction", "completion": "output"}, ["history"]),
     "axolotl zephyr.nectar": ({"prompt": "prompt", "completion": "answers[0].answer"}, []),
-    "OpenAI preference with tools": (
-        {"prompt": "input.messages", "chosen": "preferred_output", "rejected": "non_preferred_output"},
-        ["input.tools"],
-    ),
     "a prompt beside messages": ({"messages": "messages"}, ["prompt"]),
     "a flag beside an answer": ({"prompt": "question", "completion": "answer", "label": "is_correct"}, []),
     "a response beside messages": ({"prompt": "messages", "completion": "response"}, []),
@@ -501,7 +498,7 @@ def test_an_inspected_yaml_builds_the_same_rows(
     assert yaml.safe_load((tmp_path / "rows.yaml").read_text())["prompt_template"]["format_type"] == form
     assert main(["build", "rows.yaml", "--stage", "columns"]) == 0
     store = ArtifactStore(tmp_path / "store")
-    table = store.objects.get(store.manifest("rows", "columns").chunks[0].output).drop_columns([ROW])
+    table = store.objects.get(store.manifest("rows", "columns").chunks[0].output).select([*expected(0)])
     assert [{field: _said(value) for field, value in row.items()} for row in table.to_pylist()] == [
         expected(n) for n in range(COUNT)
     ]

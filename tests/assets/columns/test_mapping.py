@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.canonical_rows import Row, columns_named, config_of, described, mapped, table_of
 from tokenloom.assets.columns.described_types import Kind, kinds_of
-from tokenloom.assets.columns.mapping import ColumnMapping, resolve
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve, unused_by
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError
 
@@ -169,6 +169,40 @@ def test_the_mapped_roles_determine_the_form(roles: Row, form: str) -> None:
 def test_the_format_type_determines_the_form(format_type: str, names: list[str], form: str) -> None:
     columns = [{"column": name, "type": TALK if name == "messages" else "string"} for name in names]
     assert resolve(config_of(prompt_template={"format_type": format_type}), columns).form == form
+
+
+@pytest.mark.parametrize(
+    ("roles", "format_type", "form"),
+    [
+        ({"prompt": "talk", "completion": "talk"}, "chat", "dialogue"),
+        ({"prompt": "talk", "completion": "a"}, "custom", "dialogue"),
+        ({"prompt": "a", "completion": "b", "tools": "t"}, "custom", "dialogue"),
+        ({"prompt": "a", "completion": "b", "context": "t"}, "custom", "completion"),
+        ({"completion": "talk", "label": "n"}, "custom", "kto"),
+        ({"prompt": "a", "chosen": "one", "rejected": "one"}, "custom", "preference"),
+        ({"prompt": "a", "context": "b"}, "prompt_only", "prompt_only"),
+    ],
+)
+def test_the_values_of_the_mapped_roles_determine_the_form(roles: Row, format_type: str, form: str) -> None:
+    columns = [*columns_named("a", "b", "t"), *columns_named("talk", kind=TALK), *columns_named("n", kind="bool")]
+    columns += described(pa.table({"one": [{"role": "assistant", "content": "Yes."}]}))
+    found = resolve(config_of(**mapped(roles, prompt_template={"format_type": format_type})), columns)
+    assert (found.form, found.roles) == (form, roles)
+
+
+def test_messages_cannot_be_joined_to_text() -> None:
+    columns = [*columns_named("a"), *columns_named("talk", kind=TALK)]
+    (message,) = faults_of(columns, **mapped({"prompt": "talk", "completion": "a", "context": "a"}))
+    assert "context is added to a prompt of text, but prompt holds messages" in message
+    joined = mapped({"prompt": "talk", "completion": "a"}, prompt_template={"format_type": "completion"})
+    (message,) = faults_of(columns, **joined)
+    assert "set prompt_template.format_type: chat" in message
+
+
+def test_what_a_mapping_leaves_unused_is_known() -> None:
+    columns = [*columns_named("a", "b", "notes", "title", "source_url", "id"), *columns_named("n", kind="int64")]
+    mapping = resolve(config_of(**mapped({"prompt": "a", "completion": "b"})), columns)
+    assert unused_by(mapping, columns) == ["notes", "title"]
 
 
 def test_the_mapping_in_a_key_does_not_depend_on_how_it_was_written() -> None:
