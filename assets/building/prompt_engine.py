@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import Constant, PipelineConfig
+from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
@@ -46,6 +47,9 @@ class PromptEngine:
         ConfigError: the config trains a tokenizer, which needs the whole dataset. `DataPipeline.get_prompt_engine`
             builds it first.
     """
+
+    reads_json = True
+    """Whether `encode` takes the lists and objects of rows as JSON columns, which hold them as they are."""
 
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
         self.config = config
@@ -93,7 +97,7 @@ class PromptEngine:
             table, is_chat = rows, False
         else:
             is_chat = bool(rows) and not isinstance(rows[0], Mapping)
-            table = pa.table({"messages": list(rows)}) if is_chat else pa.Table.from_pylist(list(rows))
+            table = rows_table([{"messages": row} for row in rows] if is_chat else cast(Sequence[Row], rows))
         table, name = _numbered(table), "conversations" if is_chat else "prompts"
         if name not in self._steps:
             self._steps[name] = self._inference(table, is_chat)

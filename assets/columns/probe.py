@@ -29,6 +29,7 @@ _FIELDS: dict[str, str | Constant] = {
 }
 _MAPPINGS = (
     ColumnMapping("fields", _FIELDS, "text"),
+    ColumnMapping("fields", {"share": "share", "in": "in", "joined": "{tags}"}, "share", objects=True),
     ColumnMapping("text", {"text": "text"}),
     ColumnMapping("completion", {"prompt": "text", "completion": "share", "context": "tags[0]", "system": "when"}),
     ColumnMapping("messages", {"messages": "said", "system": "text"}),

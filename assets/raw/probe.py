@@ -23,6 +23,7 @@ _RECORDS = [
 _ODD = (
     b'{"text": "mixed", "n": 1.5, "when": "2024-02-29T12:30:00Z", "date": "2024-02-29", "none": null}\n'
     b'{"text": 7, "n": 12345678901234567890, "when": "12:30", "tags": []}\n{"text": "cut of\n'
+    b'{"text": "x", "n": [1, {"a": null, "b": 1.10}], "tags": {"z": 1, "a": NaN}}\n'
     b'{"text": "\\ud83c\\udf0a \\u00e9", "n": -0.0, "n2": 1e400}\n{"text": "\xff"}\n\n{"a": 1, "a": 2}\n'
 )
 _CSV = 'name;note;n\n"a ""b"" c";"two\nlines";007\nd;;1e5\ntoo;many;fields;here\ne;é;\n'.encode()
@@ -31,6 +32,7 @@ _LATIN = "titre;résumé\ncafé;où l'été à Nîmes\nnaïve;élève déjà là
 _FILES = {
     "rows.jsonl": b"\n".join(map(canonical_json, _RECORDS)),
     "odd.jsonl": _ODD,
+    "mixed.jsonl": b'{"n": 1, "s": "a", "f": 1.0}\n{"n": 2.5, "s": 7, "f": -0.0}\n{"n": 18446744073709551616}\n',
     "rows.json": canonical_json({"data": [{"title": "t", "rows": _RECORDS}]}),
     "rows.csv": _CSV,
     "latin.csv": _LATIN,

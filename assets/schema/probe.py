@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.json_values import json_column
 
 
 def probe() -> list[pa.Table]:
@@ -25,4 +28,12 @@ def probe() -> list[pa.Table]:
         }
         for number, text in enumerate(FIXED_TEXTS)
     ]
-    return [sketch(pa.Table.from_pylist(rows))]
+    mixed = [
+        [text, number, number / 7, {"a": text}, [None], True, None][number % 7]
+        for number, text in enumerate(FIXED_TEXTS)
+    ]
+    messages = [row["said"] for row in rows]
+    json_columns = {
+        name: json_column(list(map(json.dumps, values))) for name, values in (("m", mixed), ("s", messages))
+    }
+    return [sketch(pa.Table.from_pylist(rows)), sketch(pa.table(json_columns))]

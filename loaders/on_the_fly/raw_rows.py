@@ -8,6 +8,7 @@ from typing import Any, Union
 
 import pyarrow as pa
 
+from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.ragged import Ints
 
 Rows = Union[pa.Table, list[Any]]
@@ -82,8 +83,12 @@ def shard_of(stream: Any, number: int) -> Any:
     return _at_epoch(stream.shard(stream.num_shards, number), stream.epoch)
 
 
-def to_table(rows: Rows) -> pa.Table:
+def to_table(rows: Rows, as_json: bool = False) -> pa.Table:
     """Return rows as a table with every column that any row has.
+
+    Args:
+        as_json: whether mappings get JSON columns for lists, objects and values of several kinds, which hold them as
+            they are; else Arrow infers a common type.
 
     Raises:
         TypeError: a row is not a mapping.
@@ -94,6 +99,8 @@ def to_table(rows: Rows) -> pa.Table:
     for row in rows:
         if not isinstance(row, Mapping):
             raise TypeError(f"a row must be a mapping from columns to values, got {type(row).__name__}")
+    if as_json:
+        return rows_table(rows)
     names = dict.fromkeys(chain.from_iterable(rows))
     return pa.table({str(name): [row.get(name) for row in rows] for name in names})
 

@@ -45,7 +45,8 @@ class Encoder(Protocol):
 
     These attributes are read if present: `rejects`, a table of the rows that the last call rejected, with `_row` (the
     row in `table`), `code` and `message`; `packed`, whether a sequence can consist of several rows; `whole_chunks`,
-    whether the result for a row depends on the other rows of its table.
+    whether the result for a row depends on the other rows of its table; `reads_json`, whether the lists and objects of
+    rows that are mappings come as JSON columns (`pa.json_()`).
     """
 
     def encode(self, table: pa.Table) -> pa.Table: ...
@@ -112,7 +113,7 @@ class RowEncoder:
         if not len(rows):
             return [], []
         try:
-            table = to_table(rows)
+            table = to_table(rows, getattr(self.engine, "reads_json", False))
             encoded = self.engine.encode(table.drop_columns([ROW]) if ROW in table.column_names else table)
         except Exception as error:
             if isinstance(error, TokenloomError) and error.exit_code != DataValidationError.exit_code:

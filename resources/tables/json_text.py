@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +85,30 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def rows_table(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:
+    """Return Python rows as a table with every column that any row has.
+
+    Columns whose values have no one Arrow type that holds them exactly, such as lists and objects, become JSON columns.
+
+    Raises:
+        ArrowInvalid: the values of a column have neither a common type nor a JSON form.
+    """
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return pa.table({str(name): _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(values: list[Any]) -> pa.Array:
+    kinds = {type(value) for value in values if value is not None}
+    is_wide = kinds == {int} and not all(-(2**63) <= value < 2**63 for value in values if value is not None)
+    if len(kinds) > 1 or kinds & {dict, list, tuple} or is_wide:
+        try:
+            texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+            return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+        except TypeError:  # a value that JSON does not have, such as bytes or a NumPy array
+            pass
+    return pa.array(values)
 
 
 def to_json_text(value: Any) -> str:

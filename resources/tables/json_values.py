@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -172,6 +173,29 @@ def members_of(texts: pa.Array | bytes) -> Members:
     return Members(names.dictionary.to_pylist(), indices, row_of(counts), values, len(objects))
 
 
+def member_texts(texts: pa.Array | bytes, name: str) -> pa.Array:
+    """Return the JSON text of one member of each object, null where an object lacks it or has `null`.
+
+    Args:
+        texts: as for `members_of`.
+
+    Raises:
+        ValueError: bytes are not valid JSON objects.
+    """
+    try:
+        objects = _field_decoder(name).decode_lines(texts if isinstance(texts, bytes) else text_parts(texts)[1].data)
+    except (msgspec.DecodeError, ValueError):  # a value such as NaN, or a name that msgspec does not take
+        return members_of(texts).column(name)
+    return _texts_of([found.value for found in objects])
+
+
+@lru_cache(maxsize=64)
+def _field_decoder(name: str) -> Any:
+    """Return a decoder of objects that skips all members but one, which is b"" where it is missing."""
+    fields = [("value", msgspec.Raw, b"")]
+    return msgspec.json.Decoder(msgspec.defstruct("Field", fields, rename={"value": name}, gc=False))
+
+
 def items_of(texts: pa.Array) -> tuple[Ints, pa.Array]:
     """Return the number of items of each JSON list, int64 [rows], and the flat JSON texts of all items.
 
@@ -200,7 +224,7 @@ def field_texts(texts: pa.Array, name: str) -> pa.Array:
     return by_kind(
         texts,
         {
-            OBJECT: lambda objects: members_of(objects).column(name),
+            OBJECT: lambda objects: member_texts(objects, name),
             LIST: lambda lists: _list_texts(*_inside_items(lists, lambda items: field_texts(items, name))),
         },
     )
@@ -248,10 +272,10 @@ def by_kind(texts: pa.Array, functions: dict[int, Callable[[pa.Array], pa.Array]
 
 
 def _texts_of(values: Sequence[Any]) -> pa.Array:
-    """Return slices of JSON as strings; null for `null`."""
+    """Return slices of JSON as strings; null for `null` and for nothing."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     texts = text_array(offsets_of(lengths), np.frombuffer(b"".join(values), np.uint8))
-    is_null = np.zeros(len(values), bool)
+    is_null = lengths == 0
     if len(values):
         four = np.flatnonzero(lengths == 4)
         is_null[four] = np.asarray(pc.equal(texts.take(pa.array(four)), "null").to_numpy(zero_copy_only=False), bool)
@@ -328,6 +352,7 @@ def too_deep(texts: pa.Array, levels: int) -> Flags:
 def has_long_integer(texts: pa.Array) -> bool:
     """Return whether JSON texts may hold an integer with more than `MAX_DIGITS` digits."""
     data = text_parts(texts.fill_null("") if texts.null_count else texts)[1]
-    sampled = data[:: MAX_DIGITS // 2]
-    is_digit = (sampled >= ord("0")) & (sampled <= ord("9"))
-    return bool((is_digit[1:] & is_digit[:-1]).any()) and _LONG.search(data.tobytes()) is not None
+    sampled = data[:: MAX_DIGITS // 10]
+    others = np.flatnonzero((sampled < ord("0")) | (sampled > ord("9")))
+    longest = np.diff(np.concatenate([[-1], others, [len(sampled)]])).max() - 1
+    return longest >= 10 and _LONG.search(data.tobytes()) is not None

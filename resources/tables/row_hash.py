@@ -8,8 +8,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from blake3 import blake3
 
+from tokenloom.resources.tables.json_values import FLOAT, TEXT, is_json, json_texts, kinds_of, typed
 from tokenloom.resources.tables.ragged import Ints, one_array
 
 Hashes = npt.NDArray[np.uint64]
@@ -79,6 +81,8 @@ def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     A null hashes like an empty value.
     """
     kind = array.type
+    if is_json(kind):
+        return hash_array(_as_if_typed(json_texts(array)))
     if isinstance(array, pa.ExtensionArray):
         return hash_array(array.storage)
     if pa.types.is_dictionary(kind):
@@ -109,6 +113,17 @@ def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:
     if (pa.types.is_primitive(kind) and not pa.types.is_interval(kind)) or pa.types.is_decimal(kind):
         return hash_array(array.cast(pa.string()).fill_null(""))
     return hash_array(pa.array([repr(value) for value in array.to_pylist()], pa.string()))  # rare types, such as maps
+
+
+def _as_if_typed(texts: pa.Array) -> pa.Array:
+    """Return JSON texts so that scalars hash like those of typed columns."""
+    kinds = kinds_of(texts)
+    for kind in (TEXT, FLOAT):
+        rows = kinds == kind
+        values = typed(texts.filter(pa.array(rows)))
+        if rows.any() and not is_json(values.type):
+            texts = pc.replace_with_mask(texts, pa.array(rows), values.cast(pa.string()))
+    return texts
 
 
 def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:

@@ -28,6 +28,7 @@ from tokenloom.resources.tables.json_values import (
     has_long_integer,
     is_json,
     json_texts,
+    member_texts,
     members_of,
     object_slices,
     too_deep,
@@ -159,13 +160,12 @@ def _read_scalars(data: bytes, multi_line: bool, expected: int) -> pa.Table | No
             table = read_json(data, multi_line, schema).select(table.column_names)
         table.validate(full=True)
         whole = [name for name in table.column_names if _has_whole_float(table[name])]
-        if table.num_rows != expected or not whole:
-            return table if table.num_rows == expected else None
-        members = members_of(data)
+        if table.num_rows != expected:
+            return None
+        for name in whole:
+            table = table.set_column(table.column_names.index(name), name, typed(member_texts(data, name)))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, msgspec.DecodeError):
         return None
-    for name in whole:
-        table = table.set_column(table.column_names.index(name), name, typed(members.column(name)))
     return table
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.json_values import (
     as_lists,
     has_long_integer,
@@ -24,6 +27,7 @@ from tokenloom.resources.tables.json_values import (
     typed,
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, leads_somewhere
+from tokenloom.resources.tables.row_hash import hash_array
 
 SCALAR = st.one_of(
     st.none(),
@@ -173,3 +177,25 @@ def test_json_columns_survive_filters_and_files() -> None:
     read = pa.ipc.open_file(pa.BufferReader(encode_table(table, compressed=True))).read_all()
     assert read.equals(table)
     assert is_json(read.schema.types[0])
+
+
+@given(st.lists(SCALAR.filter(lambda value: value not in (None, 10**400)), min_size=1, max_size=5))
+def test_a_scalar_hashes_alike_in_typed_and_json_columns(values: list[Any]) -> None:
+    texts = texts_of(values)
+    alone = [hash_array(typed(texts.slice(row, 1)))[0][0] for row in range(len(values))]
+    assert hash_array(json_column(texts))[0].tolist() == alone
+
+
+@given(st.lists(st.dictionaries(NAME, VALUE, max_size=3), max_size=5))
+def test_a_table_of_python_rows_holds_their_values(rows: list[dict[str, Any]]) -> None:
+    table = rows_table(rows)
+    found = {name: python_values(table[name]) for name in table.column_names}
+    assert same(found, {name: [row.get(name) for row in rows] for name in found})
+    assert set(found) == {name for row in rows for name in row}
+
+
+def test_values_without_a_json_form_have_arrow_types() -> None:
+    table = rows_table(
+        [{"b": [b"x"], "n": np.int64(1), "d": date(2020, 1, 1)}, {"b": None, "n": np.int64(2), "d": None}]
+    )
+    assert table.schema.types == [pa.list_(pa.binary()), pa.int64(), pa.date32()]
