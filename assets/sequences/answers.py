@@ -55,76 +55,97 @@ def find_answers(spans: FlatSpans) -> Answers:
     Args:
         spans: the spans in tokens; they cover every row.
     """
-    trained = spans.weight > 0
-    if not trained.any():
-        return Answers(*(np.zeros(0, np.int64) for _ in range(5)))
-    opens, closes = _bounds(spans, trained)
+    trained = _Trained.of(spans)
+    opens, closes = trained.bounds()
     first = np.flatnonzero(opens)
-    last = _latest(trained)[np.append(first[1:], len(trained)) - 1]
-    stop = np.where(spans.role[first] == _TEMPLATE, last + ~closes[last], _stops(spans, trained, opens, first, last))
-    chosen = (stop <= last) | np.isin(spans.role[first], _OF_ANSWERS)
+    last = np.append(first[1:], len(opens))[: len(first)] - 1
+    stop = np.where(trained.role[first] == _TEMPLATE, last + ~closes[last], trained.stops(opens, first, last))
+    chosen = (stop <= last) | np.isin(trained.role[first], _OF_ANSWERS)
     first, stop, last = first[chosen], stop[chosen], last[chosen]
-    start, end = token_bounds(spans)
-    stops_at = np.where(stop > last, end[last], start[np.minimum(stop, last)])
-    return Answers(row_of(spans.counts)[first], first, start[first], stops_at, end[last])
+    end = trained.end[last]
+    stops_at = np.where(stop > last, end, trained.start[np.minimum(stop, last)])
+    return Answers(trained.row[first], trained.place[first], trained.start[first], stops_at, end)
 
 
-def _bounds(spans: FlatSpans, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each span is the first of a trained text, and whether it is a final EOS; both bool [spans]."""
-    row, named = row_of(spans.counts), spans.message >= 0
-    joined = np.zeros(len(row) + 1, bool)  # whether a span and the one before are trained, in one row
-    joined[1:-1] = trained[1:] & trained[:-1] & (row[1:] == row[:-1])
-    closes = trained & spans.control & ~named & joined[:-1] & ~joined[1:]
-    opens = trained & ~joined[:-1]
-    opens[1:] |= trained[1:] & (spans.role[1:] != spans.role[:-1]) & ~closes[1:]
-    before = np.append(-1, _latest(named & trained)[:-1])
-    opens |= trained & named & (before >= _latest(opens)) & (spans.message[before] != spans.message)
-    return opens, closes
+@dataclass(frozen=True)
+class _Trained:
+    """The trained spans of a chunk.
 
-
-def _stops(spans: FlatSpans, trained: np.ndarray, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
-    """Return the first span of the stop of each trained text, or the span after its last one.
-
-    The stop starts at the control tokens after the last content. Without any, it is the text after the content.
+    Args:
+        place: int64 [spans], their indices among all spans.
+        row: int64 [spans], their rows.
+        start, end: int64 [spans], in tokens, counted over the whole chunk.
+        role, message, control: as in `FlatSpans`.
     """
-    control, named = trained & spans.control, spans.message >= 0
-    runs = control & (opens | ~np.append(False, control[:-1]))
-    final = _latest(control)[last]
-    by_control = (final >= first) & (_latest(named & trained)[last] <= final)
-    text = (last > first) & (~named[last] | (spans.message[last] == spans.message[last - 1]))
-    return np.where(by_control, _latest(runs)[final], last + ~text)
+
+    place: Ints
+    row: Ints
+    start: Ints
+    end: Ints
+    role: np.ndarray
+    message: np.ndarray
+    control: np.ndarray
+
+    @classmethod
+    def of(cls, spans: FlatSpans) -> _Trained:
+        place = np.flatnonzero(spans.weight > 0)
+        sizes = np.zeros(len(spans.counts), np.int64)
+        filled = spans.counts > 0
+        sizes[filled] = spans.end[spans.offsets[1:][filled] - 1]
+        row = row_of(spans.counts)[place]
+        base = offsets_of(sizes)[row]
+        of_spans = (column[place] for column in (spans.role, spans.message, spans.control))
+        return cls(place, row, base + spans.start[place], base + spans.end[place], *of_spans)
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return whether each span is the first of a trained text, and whether it is a final EOS; both bool [spans]."""
+        named, row, message = self.message >= 0, self.row, self.message
+        joined = np.zeros(len(row) + 1, bool)  # whether a span follows the one before in its row
+        joined[1:-1] = (np.diff(self.place) == 1) & (np.diff(row) == 0)
+        closes = self.control & ~named & joined[:-1] & ~joined[1:]
+        opens = ~joined[:-1]
+        opens[1:] |= (self.role[1:] != self.role[:-1]) & ~closes[1:]
+        before = np.append(-1, _latest(named)[:-1])[: len(row)]
+        opens |= named & (before >= _latest(opens)) & (message[before] != message)
+        return opens, closes
+
+    def stops(self, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
+        """Return the first span of the stop of each trained text, or the span after its last one.
+
+        The stop starts at the control tokens after the last content. Without any, it is the text after the content.
+
+        Args:
+            opens: bool [spans], as `bounds` returns it.
+            first, last: int64 [texts], the spans of each text.
+        """
+        control, named = self.control, self.message >= 0
+        runs = control & (opens | ~np.append(False, control)[:-1])
+        final = _latest(control)[last]
+        by_control = (final >= first) & (_latest(named)[last] <= final)
+        text = (last > first) & (~named[last] | (self.message[last] == self.message[last - 1]))
+        return np.where(by_control, _latest(runs)[final], last + ~text)
 
 
-def token_bounds(spans: FlatSpans) -> tuple[Ints, Ints]:
-    """Return the first token and the end of each span, counted over the whole chunk; both int64 [spans]."""
-    row = row_of(spans.counts)
-    sizes = np.zeros(len(spans.counts), np.int64)
-    filled = spans.counts > 0
-    sizes[filled] = spans.end[spans.offsets[1:][filled] - 1]
-    base = offsets_of(sizes)[row]
-    return base + spans.start, base + spans.end
+def mask_displaced_stops(documents: Documents, answers: Answers, lengths: Ints) -> None:
+    """Mask each stop that no longer follows the token that it follows in its row; changes `documents`.
 
-
-def mask_displaced_stops(documents: Documents, answers: Answers, spans: FlatSpans) -> None:
-    """Mask each stop that no longer follows the token that it follows in its row; changes `documents`."""
-    if documents.origin is None:
+    Args:
+        documents: one for each row, with some of the row's tokens, in order.
+        lengths: int64 [rows], the number of tokens of each row before.
+    """
+    chosen = np.flatnonzero((documents.lengths < lengths)[answers.row] & (answers.stop < answers.end))
+    if documents.origin is None or not len(chosen) or not len(documents.origin):
         return
-    starts, ends = token_bounds(spans)
-    gone = np.ones((int(ends[-1]) if len(ends) else 0) + 1, np.int64)
-    gone[documents.origin + 1] = 0
-    gone[0] = 0
-    gone = np.cumsum(gone)  # the tokens removed before each one
-    sizes = answers.end - answers.stop
-    stops = ranges(answers.stop, sizes)
-    before = np.maximum(answers.stop - 1, starts[spans.offsets[answers.row]])
-    displaced = stops[gone[stops + 1] > np.repeat(gone[before], sizes)]
-    if len(displaced):
-        masked = np.zeros(len(gone), bool)
-        masked[displaced] = True
-        documents.weights[masked[documents.origin]] = 0.0
+    row, start, sizes = answers.row[chosen], answers.stop[chosen], (answers.end - answers.stop)[chosen]
+    stops = ranges(start, sizes)
+    before = np.repeat(np.maximum(start - 1, offsets_of(lengths)[row]), sizes)  # the token that the stop follows
+    at = np.minimum(np.searchsorted(documents.origin, stops), len(documents.origin) - 1)
+    expected = at - (stops - before)
+    follows = (expected >= 0) & (documents.origin[np.maximum(expected, 0)] == before)
+    documents.weights[at[(documents.origin[at] == stops) & ~follows]] = 0.0
 
 
-def count_answers(documents: Documents, answers: Answers, spans: FlatSpans) -> dict[str, int]:
+def count_answers(documents: Documents, answers: Answers, spans: FlatSpans, lengths: Ints) -> dict[str, int]:
     """Return counters of answers, and of trained tokens by role and turn, for the documents that became sequences.
 
     - `answers`: answers with a trained token in the sequences.
@@ -134,24 +155,22 @@ def count_answers(documents: Documents, answers: Answers, spans: FlatSpans) -> d
     - `trained_tokens.<role>`, `trained_tokens.turn_<number>`: trained tokens; turns are those of the whole row.
 
     Args:
-        documents: after truncation and splitting.
+        documents: after truncation and splitting, in the order of their rows.
         answers, spans: those of the chunk of tokens.
+        lengths: int64 [rows], the number of tokens of each row before.
     """
-    starts, ends = token_bounds(spans)
-    kept = _Kept.of(documents, int(ends[-1]) if len(ends) else 0)
-    trained = spans.weight > 0
-    by_span = np.where(trained, kept.trained(starts, ends), 0)
-    left = kept.trained(answers.start, answers.end)
-    of_row = starts[spans.offsets[answers.row]], ends[spans.offsets[answers.row + 1] - 1]
-    in_sequences, present = left > 0, kept.present(*of_row) > 0
-    unstopped = kept.trained(answers.stop, answers.end) < answers.end - answers.stop
-    emptied = in_sequences & _emptied(spans, answers, kept.present(starts, ends))
+    kept, trained = _Kept.of(documents, lengths), _Trained.of(spans)
+    left = kept.trained(answers.row, answers.start, answers.end)
+    in_sequences = left > 0
+    cut = kept.rows[answers.row] & (left < answers.end - answers.start)
+    unstopped = kept.trained(answers.row, answers.stop, answers.end) < answers.end - answers.stop
+    emptied = 0 if kept.all else int((in_sequences & _emptied(spans, answers, kept, offsets_of(lengths))).sum())
     return {
         ANSWERS: int(in_sequences.sum()),
-        CUT: int((present & (left < answers.end - answers.start)).sum()),
+        CUT: int(cut.sum()),
         WITHOUT_STOP: int((in_sequences & unstopped).sum()),
-        EMPTIED: int(emptied.sum()),
-        **_by_role_and_turn(spans, by_span),
+        EMPTIED: emptied,
+        **_by_role_and_turn(spans, trained, kept.trained(trained.row, trained.start, trained.end)),
     }
 
 
@@ -179,84 +198,105 @@ def unstopped_warning(config: PipelineConfig, counters: Mapping[str, int]) -> st
     )
 
 
+@dataclass(frozen=True)
 class _Kept:
-    """Counts the tokens of a chunk that are in its documents; `whole` if they are all there, unchanged."""
+    """Which tokens of a chunk are in its documents.
 
-    def __init__(self, whole: bool, present: Ints, trained: Ints):
-        self._whole, self._present, self._trained = whole, present, trained
+    Args:
+        rows: bool [rows], whether the row has a document.
+        whole: bool [rows], whether the document is the whole row.
+        tokens, of_loss: int64, the tokens of the other rows that are in a document, and those that are trained there;
+            ascending.
+    """
+
+    rows: np.ndarray
+    whole: np.ndarray
+    tokens: Ints
+    of_loss: Ints
 
     @classmethod
-    def of(cls, documents: Documents, tokens: int) -> _Kept:
-        """Count the tokens of documents, of a chunk with this number of tokens."""
-        if documents.origin is None:
-            return cls(True, np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return cls(
-            False,
-            _counts(documents.origin, tokens),
-            _counts(documents.origin[documents.weights > 0], tokens),
-        )
+    def of(cls, documents: Documents, lengths: Ints) -> _Kept:
+        rows, origin = np.ones(len(lengths), bool), documents.origin
+        if origin is None:
+            return cls(rows, rows, np.zeros(0, np.int64), np.zeros(0, np.int64))
+        first = offsets_of(documents.lengths)[:-1]
+        row = np.searchsorted(offsets_of(lengths), origin[first], side="right") - 1
+        same = documents.lengths == lengths[row]
+        rows, whole = np.zeros(len(lengths), bool), np.zeros(len(lengths), bool)
+        rows[row], whole[row[same]] = True, True
+        index = ranges(first[~same], documents.lengths[~same])
+        tokens = origin[index]
+        new = np.append(True, tokens[1:] > np.maximum.accumulate(tokens)[:-1])[
+            : len(tokens)
+        ]  # not an overlap of pieces
+        return cls(rows, whole, tokens[new], tokens[documents.weights[index] > 0])
 
-    def present(self, start: Ints, end: Ints) -> Ints:
-        """Return how many tokens of each range are in a document."""
-        return end - start if self._whole else self._present[end] - self._present[start]
+    @property
+    def all(self) -> bool:
+        """Whether all documents are whole rows."""
+        return bool(self.whole.all())
 
-    def trained(self, start: Ints, end: Ints) -> Ints:
+    def present(self, row: Ints, start: Ints, end: Ints) -> Ints:
+        """Return how many tokens of each range, within a row, are in a document."""
+        return self._count(self.tokens, row, start, end)
+
+    def trained(self, row: Ints, start: Ints, end: Ints) -> Ints:
         """Return how many tokens of each range are trained; all tokens of the ranges are trained in the chunk."""
-        return end - start if self._whole else self._trained[end] - self._trained[start]
+        return self._count(self.of_loss, row, start, end)
+
+    def _count(self, tokens: Ints, row: Ints, start: Ints, end: Ints) -> Ints:
+        counts = end - start
+        partial = np.flatnonzero(~self.whole[row])
+        counts[partial] = np.searchsorted(tokens, end[partial]) - np.searchsorted(tokens, start[partial])
+        return counts
 
 
-def _counts(places: Ints, tokens: int) -> Ints:
-    """Return int64 [tokens + 1]: how many of the places are before each token."""
-    found = np.zeros(tokens + 1, np.int64)
-    found[places + 1] = 1
-    return np.cumsum(found, out=found)
-
-
-def _emptied(spans: FlatSpans, answers: Answers, present: Ints) -> np.ndarray:
+def _emptied(spans: FlatSpans, answers: Answers, kept: _Kept, starts: Ints) -> np.ndarray:
     """Return bool [answers]: whether no token of the answer's question is left.
 
     The question is the last user message between the answer before and this one; for columns, all inputs.
 
     Args:
-        present: int64 [spans], the number of tokens in the documents.
+        starts: int64 [rows], the first token of each row.
     """
-    empty = np.zeros(len(answers.row), bool)
+    count = len(answers.row)
     content = (spans.weight == 0) & (spans.message >= 0) & ~spans.control
     asked = np.flatnonzero(content & np.isin(spans.role, _QUESTIONS))
-    if not len(asked) or not len(empty):
-        return empty
-    row = row_of(spans.counts)[asked]
-    owner = np.searchsorted(answers.first, asked)
-    answered = owner < len(empty)
-    answered &= answers.row[np.minimum(owner, len(empty) - 1)] == row
-    asked, owner = asked[answered], owner[answered]
+    row, owner = row_of(spans.counts)[asked], np.searchsorted(answers.first, asked)
+    answered = np.append(answers.row, -1)[owner] == row
+    asked, row, owner = asked[answered], row[answered], owner[answered]
     user, message = spans.role[asked] == _USER, spans.message[asked].astype(np.int64)
-    last = np.full(len(empty), -1, np.int64)
+    last = np.full(count, -1, np.int64)
     np.maximum.at(last, owner[user], message[user])
     counted = ~user | (message == last[owner])
-    asked, owner = asked[counted], owner[counted]
-    left = np.bincount(owner, present[asked], len(empty))
-    return (np.bincount(owner, minlength=len(empty)) > 0) & (left == 0)
+    asked, row, owner = asked[counted], row[counted], owner[counted]
+    present = kept.present(row, starts[row] + spans.start[asked], starts[row] + spans.end[asked])
+    return (np.bincount(owner, minlength=count) > 0) & (np.bincount(owner, present, count) == 0)
 
 
-def _by_role_and_turn(spans: FlatSpans, trained: Ints) -> dict[str, int]:
+def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict[str, int]:
     """Return the number of trained tokens by role, and in conversations by turn, without zeros.
 
     Args:
-        trained: int64 [spans], the number of trained tokens.
+        tokens: int64 [trained spans], how many of their tokens are trained in the documents.
     """
-    roles = np.bincount(spans.role, trained, len(ROLES)).astype(np.int64).tolist()
-    user = (spans.role == _USER) & (spans.message >= 0) & ~spans.control
-    asks = user.copy()
-    asks[1:] &= ~(user[:-1] & (spans.message[1:] == spans.message[:-1]) & (np.diff(row_of(spans.counts)) == 0))
-    so_far = np.cumsum(asks)
-    turn = so_far - np.repeat(np.append(0, so_far)[spans.offsets[:-1]], spans.counts)
-    spoken = np.isin(spans.role, _SPEAKERS)
-    number = np.clip(turn[spoken], 1, LATER_TURNS)
-    turns = np.bincount(number, trained[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
-    names = [*(f"turn_{turn}" for turn in range(LATER_TURNS)), f"turn_{LATER_TURNS}_and_later"]
-    counts = {**dict(zip(ROLES, roles, strict=True)), **dict(zip(names, turns, strict=True))}
+    counts = dict(zip(ROLES, np.bincount(trained.role, tokens, len(ROLES)).astype(np.int64).tolist(), strict=True))
+    spoken = np.isin(trained.role, _SPEAKERS)
+    if spoken.any():
+        turn = np.clip(_turns(spans, trained)[spoken], 1, LATER_TURNS)
+        turns = np.bincount(turn, tokens[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
+        names = [*(f"turn_{number}" for number in range(LATER_TURNS)), f"turn_{LATER_TURNS}_and_later"]
+        counts |= zip(names, turns, strict=True)
     return {f"{TRAINED_OF}{name}": count for name, count in counts.items() if count}
+
+
+def _turns(spans: FlatSpans, trained: _Trained) -> Ints:
+    """Return int64 [trained spans]: the number of user messages of the row up to each trained span."""
+    user = np.flatnonzero((spans.role == _USER) & (spans.message >= 0) & ~spans.control)
+    row, message = row_of(spans.counts)[user], spans.message[user]
+    opens = np.append(True, (row[1:] != row[:-1]) | (message[1:] != message[:-1]))[: len(user)]
+    user = user[opens]
+    return np.searchsorted(user, trained.place, side="right") - np.searchsorted(user, spans.offsets[trained.row])
 
 
 def _latest(flags: np.ndarray) -> Ints:

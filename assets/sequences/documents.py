@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.prompts.spans import FlatSpans
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.tokens.stage import token_weights
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts, offsets_of
 
@@ -38,10 +38,12 @@ class Documents:
     origin: Ints | None = None
 
     @classmethod
-    def of(cls, table: pa.Table) -> Documents:
-        """Return the rows of a chunk of tokens."""
+    def of(cls, table: pa.Table, spans: FlatSpans) -> Documents:
+        """Return the rows of a chunk of tokens; `spans` are its spans."""
         offsets, ids = list_parts(table["input_ids"])
-        return cls(ids.to_numpy(), token_weights(table), np.diff(offsets), table[ROW].to_numpy())
+        return cls(
+            ids.to_numpy(), np.repeat(spans.weight, spans.end - spans.start), np.diff(offsets), table[ROW].to_numpy()
+        )
 
     def are_trained(self) -> np.ndarray:
         """Return bool [documents]: whether the document has a trained token."""

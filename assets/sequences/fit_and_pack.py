@@ -31,7 +31,8 @@ def to_sequences(
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
     """
-    whole, spans = Documents.of(table), flat_spans(table["spans"])
+    spans = flat_spans(table["spans"])
+    whole = Documents.of(table, spans)
     answers = find_answers(spans)
     short = whole.select(whole.lengths <= max_length) if length.strategy == "drop" else whole
     dropped = len(whole.ids) - len(short.ids)
@@ -45,7 +46,7 @@ def to_sequences(
     if length.strategy == "split" and length.packing != "concat":
         kept, more = _split(kept, max_length, length.stride)
         counters |= more
-    counters |= count_answers(kept, answers, spans)
+    counters |= count_answers(kept, answers, spans, whole.lengths)
     layout = LAYOUTS[length.packing](kept.lengths, max_length)
     counters["sequences"] = len(layout.pieces)
     sequences = _table(kept, layout, list_parts(table["input_ids"])[1].type)
@@ -94,7 +95,7 @@ def _shorten(
         return documents
     shorter = documents.take(index, lengths, documents.rows)
     if length.strategy != "truncate_right":
-        mask_displaced_stops(shorter, answers, spans)
+        mask_displaced_stops(shorter, answers, documents.lengths)
     return shorter
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from tokenloom.assets.prompts.spans import ROLES, FlatSpans
 from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
-from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
 _INPUT, _USER = ROLES.index("input"), ROLES.index("user")
@@ -60,12 +59,13 @@ def truncate_by_part(
     span_starts = starts[row] + spans.start[places]
     untouched = np.flatnonzero(longest <= max_length)
     kept_starts = np.concatenate([starts[untouched], span_starts, span_starts + size - tail])
-    kept_sizes = np.concatenate([lengths[untouched], head, tail])
+    sizes = np.concatenate([lengths[untouched], head, tail])
     in_order = np.argsort(kept_starts, kind="stable")
-    index = ranges(kept_starts[in_order], kept_sizes[in_order])
-    left = lengths - np.bincount(row, removed, len(lengths)).astype(np.int64)
-    kept, left = kept_tokens(left, max_length, "truncate_right")
-    return index[kept], left
+    in_order = in_order[sizes[in_order] > 0]
+    sizes, of = sizes[in_order], np.concatenate([untouched, row, row])[in_order]
+    sizes = np.clip(max_length - _sums_before(sizes, of), 0, sizes)
+    left = np.bincount(of, sizes, len(lengths)).astype(np.int64)
+    return ranges(kept_starts[in_order], sizes), left
 
 
 def _floors(part: np.ndarray, answer: np.ndarray, row: Ints, max_length: int) -> Ints:

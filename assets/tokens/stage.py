@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
-from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
+from tokenloom.assets.prompts.spans import FlatSpans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
@@ -159,9 +159,3 @@ def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Tabl
         one_array(table["text"]).filter(flags),
     )
     return table.filter(pa.array(~bad)).combine_chunks(), rejects
-
-
-def token_weights(table: pa.Table) -> np.ndarray:
-    """Return float32 [tokens]: the training weight of each token of a chunk, flat; 0 means not trained."""
-    spans = flat_spans(table["spans"])
-    return np.repeat(spans.weight, spans.end - spans.start)
