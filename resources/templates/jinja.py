@@ -197,12 +197,13 @@ class JinjaTemplate:
     @cached_property
     def roles(self) -> frozenset[str]:
         """The texts that the template compares the roles of messages with."""
-        found: set[Any] = set()
+        found: set[str] = set()
         for compared in self._tree.find_all(jinja2.nodes.Compare):
             inner = [compared.expr, *compared.find_all(jinja2.nodes.Node)]
             if any(_name_of(node) == "role" for node in inner):
-                found.update(node.value for node in inner if isinstance(node, jinja2.nodes.Const))
-        return frozenset(name for name in found if isinstance(name, str) and name != "role")
+                values = [node.value for node in inner if isinstance(node, jinja2.nodes.Const)]
+                found.update(value for value in values if isinstance(value, str))
+        return frozenset(found - {"role"})
 
     def undeclared(self) -> dict[str, int]:
         """Return the variables that the template expects, without special tokens, each with its first line."""

@@ -28,12 +28,29 @@ Convert = Callable[[Any], Any]
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 DATE = datetime.now().strftime("%Y-%m-%d")
-EVERY = ("qwen2_5", "qwen3", "qwen3_5_think", "llama3_1", "llama3_2", "glm4moe", "gptoss", "lfm2_2_5", "nemotron_3_nano")
-TEMPLATES = (*EVERY, "deepseekv3", "gemma4", "muse_glimmer", "qwen3_8") if SOAK else ("qwen3", "qwen3_5_think", "gptoss")
+EVERY = (
+    *("qwen2_5", "qwen3", "qwen3_5_think", "qwen3_8", "llama3_1", "llama3_2", "glm4moe", "gptoss", "lfm2_2_5"),
+    *("nemotron_3_nano", "gemma4", "gemma4_v5", "muse_glimmer", "deepseekv3"),
+)
+TEMPLATES = EVERY if SOAK else ("qwen2_5", "qwen3_5_think", "gptoss")
 COUNT = 10 if SOAK else 3
-ONE_CALL = {"parallel calls", "calls of different functions"}
-OMITTED: dict[str, dict[str, str]] = {}
-"""For each template, classes of rows of which it omits a part, with the code that rejects them."""
+LLAMA = {"reasoning beside a call": "reasoning_ignored", "text beside a call": "content_dropped"}
+OMITTED: dict[str, dict[str, str]] = {
+    "qwen2_5": {"reasoning beside a call": "reasoning_ignored"},
+    "llama3_1": LLAMA,
+    "llama3_2": LLAMA,
+    "gptoss": {
+        "reasoning beside a call": "reasoning_ignored",
+        "text beside a call": "tool_calls",
+        "parallel calls": "tool_calls_ignored",
+        "calls of different functions": "tool_calls_ignored",
+    },
+    "gemma4": {"text beside a call": "tool_calls"},
+    "gemma4_v5": {"text beside a call": "tool_calls"},
+    "muse_glimmer": {"text beside a call": "content_dropped"},
+    "deepseekv3": dict.fromkeys(CLASSES, "tools_ignored"),
+}
+"""For each template, the classes of rows of which it omits a part, with the code that rejects them."""
 
 
 @pytest.fixture(scope="module")
