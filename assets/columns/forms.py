@@ -55,6 +55,9 @@ FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
 column per field of the YAML's template. `tools` is the JSON text of a list, `template_kwargs` (variables of the chat
 template) that of an object; both are empty if a row has none."""
 
+PROMPTED = tuple(form for form, columns in FORMS.items() if columns.get("prompt") == MESSAGES)
+"""Forms with prompts as messages. They always go through the chat template, and only completions are trained."""
+
 
 def has_calls(messages: pa.Array) -> Flags:
     """Return bool [messages]: which messages have tool calls.

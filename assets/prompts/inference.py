@@ -16,21 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import MESSAGES
+from tokenloom.assets.columns.forms import MESSAGES, PROMPTED
 from tokenloom.assets.columns.messages import join_messages, messages_of
 from tokenloom.assets.columns.text_values import as_text
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import conversations
 from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 from tokenloom.assets.prompts.few_shot.plain_text import ANSWER, PlainTextFewShot
-from tokenloom.assets.prompts.render import (
-    CHATS,
-    chat_format,
-    conversation_renderer,
-    is_chat,
-    renderer,
-    trained_in_pairs,
-)
+from tokenloom.assets.prompts.render import chat_format, conversation_renderer, is_chat, renderer, trained_in_pairs
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans, span_lists
 from tokenloom.assets.prompts.tools import WithTools, declared_tools
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -70,7 +63,7 @@ def prompt_renderer(
     """
     prompt, form = config.prompt_template, mapping["form"]
     if is_chat(config, mapping, spec):
-        config = trained_in_pairs(config, spec) if form in CHATS else config
+        config = trained_in_pairs(config, spec) if form in PROMPTED else config
         render = conversation_renderer(config, mapping, spec)
         shots = render if isinstance(render, ChatFewShot) else None
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)

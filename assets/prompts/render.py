@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tokenloom.assets.columns.forms import PROMPTED
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import Piece, assemble
@@ -23,9 +24,6 @@ from tokenloom.resources.tokenizers import TokenizerSpec
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-
-CHATS = ("dialogue", "preference", "kto", "prompt_only")
-"""Forms with prompts as messages, which always go through the chat template; only completions are trained."""
 
 Render = Callable[[pa.Table], ChunkOutput]
 """Renders a chunk of rows in canonical form; a pure function of the chunk."""
@@ -75,7 +73,7 @@ def conversation_renderer(
 ) -> Render:
     """Return `renderer` for rows that go through the chat template."""
     form = mapping["form"]
-    config = trained_in_pairs(config, spec) if form in CHATS else config
+    config = trained_in_pairs(config, spec) if form in PROMPTED else config
     chat = chat_format(config, spec)
     render: Render = (replace(chat, generation_prompt=True, eos=None) if form == "prompt_only" else chat).render
     if tools := declared_tools(config):
@@ -95,14 +93,14 @@ def conversation_renderer(
 def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> bool:
     """Return whether rows go through the chat template.
 
-    They do if the YAML asks for it, and in the forms `CHATS`. Conversations and completions also do if the YAML has no
-    template and the tokenizer has a chat template.
+    They do if the YAML asks for it, and in the forms `PROMPTED`. Conversations and completions also do if the YAML has
+    no template and the tokenizer has a chat template.
 
     Raises:
         ConfigError: the YAML asks for a chat template, but the tokenizer has none.
     """
     prompt = config.prompt_template
-    if mapping["form"] in CHATS:
+    if mapping["form"] in PROMPTED:
         return True
     if prompt.format_type == "chat" and not spec.chat_template:
         message = "`chat` needs a chat template; set tokenizer.chat_template"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from tokenloom.assets.columns.forms import PROMPTED
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import did_you_mean
 
@@ -65,13 +66,13 @@ def check_length_settings(config: PipelineConfig, mapping: Mapping[str, Any]) ->
         ConfigError: they do not.
     """
     length, form, strategy = config.length, mapping["form"], length_strategy(config, mapping)
-    if form in ("preference", "kto"):
+    if form in ("preference", "kto", "prompt_only"):
         if length.packing != "none":
             raise config.fault("length.packing", f"{form} data cannot be packed; set packing: none")
         if strategy == "split":
-            message = f"split would separate {form} answers from their prompts; use smart, drop_turns or drop"
+            message = f"split would cut {form} data inside prompts; use smart, drop_turns or drop"
             raise config.fault("length.strategy", message)
-    if strategy == "drop_turns" and form not in ("messages", "preference", "kto"):
+    if strategy == "drop_turns" and form not in ("messages", *PROMPTED):
         message = f"drop_turns needs conversations, but these rows have the form {form}; use smart"
         raise config.fault("length.strategy", message)
     if strategy == "drop_turns" and config.prompt_template.few_shot.count:

@@ -18,11 +18,16 @@ from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.config import LengthConfig
+from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
 
 def to_sequences(
-    table: pa.Table, length: LengthConfig, max_length: int, order: TruncationOrder | None = None
+    table: pa.Table,
+    length: LengthConfig,
+    max_length: int,
+    order: TruncationOrder | None = None,
+    untrained: bool = False,
 ) -> ChunkOutput:
     """Truncate, split or drop the long rows of a chunk of tokens, then pack the rows if `packing` is set.
 
@@ -30,6 +35,7 @@ def to_sequences(
         length: the YAML's `length` section, with the strategy for these rows.
         max_length: in tokens.
         order: the truncation order, for `strategy: smart` only.
+        untrained: whether to keep rows without a trained token, such as prompts.
     """
     spans = flat_spans(table["spans"])
     whole = Documents.of(table, spans)
@@ -41,7 +47,8 @@ def to_sequences(
     if length.packing != "concat" and (longest > max_length).any():
         kept = _shorten(short, spans, answers, longest, length, max_length, order)
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
-    kept, rejects, counters["tokens_rejected"] = _reject(kept, max_length)
+    useless = ~kept.are_trained() if not untrained else np.zeros(len(kept.rows), bool)
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, useless, max_length)
     rows_out = len(kept.rows)
     if length.strategy == "split" and length.packing != "concat":
         kept, more = _split(kept, max_length, length.stride)
@@ -99,9 +106,8 @@ def _shorten(
     return shorter
 
 
-def _reject(documents: Documents, max_length: int) -> tuple[Documents, pa.Table, int]:
+def _reject(documents: Documents, useless: Flags, max_length: int) -> tuple[Documents, pa.Table, int]:
     """Return the documents that have a trained token, rejects for the others, and the others' token count."""
-    useless = ~documents.are_trained()
     sizes = [f"{size} tokens" for size in documents.lengths[useless]]
     message = f"no trained token is left within max_length {max_length}"
     rejects = reject_rows(documents.rows[useless], "sequences", "answer_cut_off", "input_ids", message, sizes)

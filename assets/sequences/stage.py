@@ -74,7 +74,9 @@ class SequencesStage(Stage):
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
         order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
-        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings={STRATEGY: strategy, **order})
+        untrained = {"untrained": True} if mapping["form"] == "prompt_only" else {}
+        settings = {STRATEGY: strategy, **order, **untrained}
+        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, and whether rows are packed."""
@@ -145,7 +147,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
     strategy, longest = length_strategy(config, mapping), config.tokenizer.max_length
     length = config.length.model_copy(update={"strategy": strategy})
     order = truncation_order(config, mapping) if strategy == "smart" else None
-    pack = in_pairs(lambda table: to_sequences(table, length, longest, order))
+    untrained = mapping["form"] == "prompt_only"
+    pack = in_pairs(lambda table: to_sequences(table, length, longest, order, untrained))
 
     def sequence(tokens: pa.Table, columns: pa.Table | None = None) -> ChunkOutput:
         dropped = ChunkOutput(tokens, tokens.num_rows)

@@ -17,12 +17,13 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli import main
+from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]
-Make = Callable[[int], Row]
+Make = Callable[[int], Any]
 
 COUNT = 24
 
@@ -337,6 +338,7 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "images": ["a.png"]},
         "leaves out 'images', and images, audio and video cannot be read",
     ),
+    "rows that are lists": (lambda n: [right(n), n % 2], "the items of the lists have no names"),
     "two equal answers": (
         lambda n: {"instruction": ask(n), "input": f"On {n}.", "output_a": right(n), "output_b": wrong(n)},
         "output_a.* or .*output_b",
@@ -437,6 +439,7 @@ SUGGESTED: dict[str, tuple[Row, list[str]]] = {
     "a response beside messages": ({"prompt": "messages", "completion": "response"}, []),
     "rejected answers beside messages": ({"messages": "messages"}, ["rejected"]),
     "images": ({"messages": "messages"}, ["images"]),
+    "rows that are lists": ({"prompt": "items[0]", "completion": "items[1]"}, []),
     "two equal answers": (
         {"prompt": "instruction", "context": "input", "completion": "output_a"},
         ["output_b"],
@@ -502,3 +505,28 @@ def test_an_inspected_yaml_builds_the_same_rows(
     assert [{field: _said(value) for field, value in row.items()} for row in table.to_pylist()] == [
         expected(n) for n in range(COUNT)
     ]
+
+
+@pytest.mark.parametrize(
+    ("make", "trained"),
+    [
+        (READ["TRL prompt-completion, conversational"][1], lambda n: f"{right(n)}<|im_end|>"),
+        (READ["messages with a label"][1], lambda n: f"{right(n)}<|im_end|>"),
+        (ASKED["TRL prompt-only"][0], lambda n: ""),
+    ],
+)
+def test_only_the_completion_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make, trained: Callable[[int], str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
+    write(tmp_path / "rows.jsonl", make)
+    assert main(["inspect", "rows.jsonl"]) == 0
+    assert main(["build", "rows.yaml"]) == 0
+    reader = RowReader(ArtifactStore(tmp_path / "store"), "rows")
+    for n in range(0, COUNT, 5):
+        runs = reader.read(n).sides[""]
+        text = "".join(run.text for run in runs)
+        assert text.startswith(f"<|im_start|>user\n{ask(n)}<|im_end|>\n<|im_start|>assistant\n")
+        assert text.removesuffix("\n").endswith(trained(n) or "assistant")
+        assert "".join(run.text for run in runs if run.trained) == trained(n)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tokenloom.assets.columns.forms import REASONING_FIELDS
+from tokenloom.assets.columns.forms import PROMPTED, REASONING_FIELDS
 from tokenloom.assets.columns.mapping import ROLES, unused_notice
 from tokenloom.assets.schema.choose_format import Ambiguity
 from tokenloom.assets.schema.format_candidates import FormatCandidate
@@ -25,7 +25,7 @@ FILL_IN = "<fill in>"
 FORMATS = {"messages": "chat", "dialogue": "chat"}
 """Names of forms in `prompt_template.format_type`, where they differ."""
 
-CHATS = ("messages", "dialogue", "preference", "kto", "prompt_only")
+CHATS = ("messages", *PROMPTED)
 """Forms that a chat template renders."""
 
 LINE_BREAKS = set("\r\n\x85\u2028\u2029")
