@@ -61,8 +61,9 @@ def _field(column: pa.Array, placed: bool) -> _Field:
     Args:
         placed: whether scalars other than text are placed.
     """
-    if pa.types.is_string(column.type) and not column.null_count:
-        return _Field(column, np.asarray(pc.not_equal(column, "").to_numpy(zero_copy_only=False), np.int64))
+    if pa.types.is_string(column.type):
+        filled = pc.not_equal(column, "").cast(pa.int64()).fill_null(2)
+        return _Field(column.fill_null(""), np.asarray(filled), [_Constant(None)])
     texts, states, known, objects = [], [], {}, []
     for value in python_values(column):
         if isinstance(value, str):
