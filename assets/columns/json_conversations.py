@@ -40,11 +40,10 @@ def read_plain(text: pa.Array) -> pa.Array | None:
     """
     line = pc.binary_join_element_wise('{"m":', text, "}", "")
     data = pc.binary_join(list_array(np.array([0, len(line)]), line), "\n")[0].as_buffer()
-    several_lines = bool(pc.any(pc.match_substring(text, "\n"), min_count=0).as_py())
     for layout in LAYOUTS:
         kind = pa.list_(pa.struct([(name, pa.string()) for name in layout]))
         try:
-            table = read_json(data, several_lines, pa.schema([("m", kind)]), closed=True)
+            table = read_json(data, multi_line=True, schema=pa.schema([("m", kind)]), closed=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
         if table.num_rows == len(text):

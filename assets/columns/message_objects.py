@@ -55,11 +55,17 @@ def conversation(value: Any) -> list[Message]:
             messages.append((role, content, None, None, None))
         else:
             messages += _messages(item or {}, value)
-    try:
-        "".join(part for message in messages for part in message if isinstance(part, str)).encode()
-    except UnicodeEncodeError as error:
-        raise Unfit("invalid_json", "a text contains half of a surrogate pair, which is not a character") from error
+    if not all(part.isascii() or _is_unicode(part) for message in messages for part in message if type(part) is str):
+        raise Unfit("invalid_json", "a text contains half of a surrogate pair, which is not a character")
     return messages
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[Message]:

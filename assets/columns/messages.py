@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, ROLES
 from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
-from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Unfit, conversation
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Message, Unfit, conversation
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, is_blank
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
@@ -23,6 +23,9 @@ from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, is_json, json_texts, kinds_of, typed
 from tokenloom.resources.tables.nested_paths import list_values, plain
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges
+
+ONE_BY_ONE = 256
+"""Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
 
 
 def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
@@ -137,6 +140,8 @@ class _Collected:
 
     def add(self, flags: Flags, messages: pa.Array, problems: Iterable[Problem] = ()) -> None:
         """Add the conversations of the flagged rows, and their problems."""
+        if not flags.any():
+            return
         self.rows.append(np.flatnonzero(flags))
         self.parts.append(messages.cast(MESSAGES))
         for problem in problems:
@@ -147,6 +152,8 @@ class _Collected:
             self.problems += [found] if within.any() else []
 
     def messages(self, count: int) -> pa.Array:
+        if len(self.parts) < 2:
+            return self.parts[0] if self.parts else no_messages(count)
         order = np.empty(count, np.int64)
         order[np.concatenate(self.rows)] = np.arange(count)
         return pa.concat_arrays(self.parts).take(pa.array(order))
@@ -157,18 +164,22 @@ def _from_json(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Arr
     kinds, collected = kinds_of(values), _Collected()
     objects = np.isin(kinds, (LIST, OBJECT))
     if objects.any():
-        texts = values.filter(pa.array(objects))
-        single = pc.binary_join_element_wise("[", texts, "]", "")
-        texts = pc.if_else(pa.array(kinds[objects] == OBJECT), single, texts)
+        texts, single = _filtered(values, objects), pa.array(kinds[objects] == OBJECT)
+        if single.true_count:
+            texts = pc.if_else(single, pc.binary_join_element_wise("[", texts, "]", ""), texts)
         collected.add(objects, *_from_json_lists(texts, role))
     for chosen in (kinds == TEXT, ~(objects | np.isin(kinds, (TEXT, NULL)))):
         if chosen.any():
-            texts = values.filter(pa.array(chosen))
+            texts = _filtered(values, chosen)
             is_text = kinds[chosen][0] == TEXT
             texts = typed(texts) if is_text else pa.array([str(value) for value in parse(texts.to_pylist())])
             collected.add(chosen, *_from_texts(texts, role, speaker))
     collected.add(kinds == NULL, no_messages(int((kinds == NULL).sum())))
     return collected.messages(len(values)), collected.problems
+
+
+def _filtered(values: pa.Array, flags: Flags) -> pa.Array:
+    return values if flags.all() else values.filter(pa.array(flags))
 
 
 def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Array, list[Problem]]:
@@ -180,23 +191,28 @@ def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Ar
     is_lists = is_message_json(text, certain=speaker is not None) & ~blank
     is_turns = is_transcript(text, certain=speaker is not None) & ~is_lists & ~blank
     if is_lists.any():
-        collected.add(is_lists, *_from_json_lists(text.filter(pa.array(is_lists)), role))
+        collected.add(is_lists, *_from_json_lists(_filtered(text, is_lists), role))
     if is_turns.any():
-        turns, invalid = split_transcripts(text.filter(pa.array(is_turns)))
+        turns, invalid = split_transcripts(_filtered(text, is_turns))
         messages, unfit = _from_lists(turns, role, turns)
         message = "neither JSON nor a transcript that starts with Human:, Assistant: or System:"
         collected.add(is_turns, messages, [Problem(invalid, "not_messages", role, message, turns), *unfit])
     is_plain = ~is_lists & ~is_turns
-    collected.add(is_plain, messages_of(speaker or "user", text.filter(pa.array(is_plain)), ~blank[is_plain]))
+    collected.add(is_plain, messages_of(speaker or "user", _filtered(text, is_plain), ~blank[is_plain]))
     return collected.messages(len(text)), collected.problems
 
 
 def _from_json_lists(text: pa.Array, role: str) -> tuple[pa.Array, list[Problem]]:
-    """Convert JSON texts of lists."""
+    """Convert JSON texts of lists: by pyarrow's reader where all messages are plain, else one by one."""
     lists = read_plain(text)
     if lists is not None:
         return _from_lists(lists, role, text)
-    return _from_objects(parse(text.to_pylist()), role, text)
+    if len(text) <= ONE_BY_ONE:
+        return _from_objects(parse(text.to_pylist()), role, text)
+    collected, first = _Collected(), np.arange(len(text)) < len(text) // 2
+    for half in (first, ~first):
+        collected.add(half, *_from_json_lists(text.filter(pa.array(half)), role))
+    return collected.messages(len(text)), collected.problems
 
 
 def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
@@ -242,7 +258,8 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
 
 def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
     """Convert conversations as Python reads them; an `Unfit` among them is the reason why one could not be read."""
-    rows, unfit = [], {}
+    rows: list[list[Message]] = []
+    unfit: dict[tuple[str, str], dict[int, str | None]] = {}
     for index, value in enumerate(values):
         try:
             if isinstance(value, Unfit):
@@ -251,15 +268,15 @@ def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa
         except Unfit as reason:
             rows.append([])
             unfit.setdefault((reason.code, str(reason)), {})[index] = reason.shown
-    columns = zip(*(message for row in rows for message in row), strict=True)
-    arrays = [pa.array(column, part.type) for column, part in zip(columns, MESSAGE, strict=False)]
-    flat = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE)) if arrays else pa.array([], MESSAGE)
     problems = []
     for (code, message), found in unfit.items():
         flags = np.zeros(len(rows), bool)
         flags[list(found)] = True
         quoted = [found.get(index) for index in range(len(rows))]
         problems.append(Problem(flags, code, role, message, pa.array(quoted) if any(quoted) else shown))
+    columns = list(zip(*(message for row in rows for message in row), strict=True))
+    arrays = [pa.array(column, part.type) for column, part in zip(columns, MESSAGE, strict=False)]
+    flat = pa.StructArray.from_arrays(arrays, fields=list(MESSAGE)) if arrays else pa.array([], MESSAGE)
     return list_array(offsets_of(np.array([len(row) for row in rows], np.int64)), flat).cast(MESSAGES), problems
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from types import TracebackType
 from typing import Any
 
@@ -197,13 +197,13 @@ class JinjaTemplate:
     @cached_property
     def roles(self) -> frozenset[str]:
         """The texts that the template compares the roles of messages with."""
-        found: set[str] = set()
+        found: list[Any] = []
         for compared in self._tree.find_all(jinja2.nodes.Compare):
             inner = [compared.expr, *compared.find_all(jinja2.nodes.Node)]
             if any(_name_of(node) == "role" for node in inner):
                 values = [node.value for node in inner if isinstance(node, jinja2.nodes.Const)]
-                found.update(value for value in values if isinstance(value, str))
-        return frozenset(found - {"role"})
+                found += chain.from_iterable(value if isinstance(value, list | tuple) else [value] for value in values)
+        return frozenset(name for name in found if isinstance(name, str) and name != "role")
 
     def undeclared(self) -> dict[str, int]:
         """Return the variables that the template expects, without special tokens, each with its first line."""
