@@ -164,8 +164,8 @@ class ChatFormat:
         }
 
     def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> tuple[list[Piece], list[Piece]]:
-        given = [turn.fields for turn in group.turns], group.parsed_tools, _parsed_kwargs(group.template_kwargs)
-        constants = _strings(list(given))
+        fields = with_arguments([turn.fields or {} for turn in group.turns], form)
+        constants = _strings([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
             message = "a tool, a tool call or another field of a message contains a control token's text"
             raise ShapeError("control_token_in_content", message)

@@ -125,8 +125,8 @@ def notices(certificate: Sequence[dict[str, str]]) -> list[str]:
         )
     if control["found"] != KNOWN:
         sentences.append(
-            f"the chat template writes {control['found'].removeprefix(LACKING)}, which the tokenizer has no tokens for: "
-            "they are tokenized as plain text; to add them, list them in tokenizer.special_tokens.additional"
+            f"the chat template writes {control['found'].removeprefix(LACKING)}, for which the tokenizer has no token: "
+            "that is tokenized as plain text; to add tokens, list them in tokenizer.special_tokens.additional"
         )
     return sentences
 

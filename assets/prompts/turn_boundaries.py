@@ -235,24 +235,35 @@ class Outline:
             raise ShapeError("content_repeated", REPEATED)
         before, found, after = filled.partition(mark(index))
         at = len(before)
+        prompt = "" if marked or self.messages[index]["role"] != "assistant" else self._asked(index)
         if not found or before + after != self.text:
-            return self._bare(index)
-        prompt = self._written(self.messages[:index], True, True) or ""
-        lead = before.removeprefix(prompt) if prompt else ""
-        if marked or messages[index]["role"] != "assistant" or lead == before or not lead.strip() or _MARK.search(lead):
+            return self._bare(index, prompt) if prompt else None
+        led = prompt and before.startswith(prompt) and not _MARK.search(before, len(prompt))
+        if not led or not before[len(prompt) :].strip():
             return Region(index, at, at, at)
         return Region(index, len(prompt), at, at, stop_follows=True)
 
-    def _bare(self, index: int) -> Region | None:
-        """Return what the template writes for an answer without content, or None if it is unknown or nothing."""
-        start, end = (self._written(self.messages[:count], True, count == index) for count in (index, index + 1))
-        end = (end or "").rstrip()
-        if self.messages[index]["role"] != "assistant" or not (start and end.startswith(start) and end != start):
+    def _bare(self, index: int, prompt: str) -> Region | None:
+        """Return what the template writes for an answer without content, or None if it is unknown or nothing.
+
+        Args:
+            prompt: the text before it, with the generation prompt.
+        """
+        end = (self._written(self.messages[: index + 1], True, False) or "").rstrip()
+        if (
+            not end.startswith(prompt)
+            or end == prompt
+            or not self.text.startswith(end)
+            or _MARK.search(end, len(prompt))
+        ):
             return None
-        if not self.text.startswith(end) or _MARK.search(end, len(start)):
-            return None
-        stop = len(end) - len(self.stop_of(end[len(start) :]))
-        return Region(index, len(start), stop, len(end), stop_follows=stop == len(end))
+        stop = len(end) - len(self.stop_of(end[len(prompt) :]))
+        return Region(index, len(prompt), stop, len(end), stop_follows=stop == len(end))
+
+    def _asked(self, index: int) -> str:
+        """Return the text before a message, with the generation prompt; "" if the template has none."""
+        prompted, bare = (self._written(self.messages[:index], True, prompt) or "" for prompt in (True, False))
+        return prompted if prompted != bare else ""
 
     @cached_property
     def closing(self) -> str | None:

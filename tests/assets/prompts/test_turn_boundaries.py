@@ -404,20 +404,66 @@ def test_results_written_as_json_are_rendered(results: list[str]) -> None:
     assert out.table.num_rows == len(results)
 
 
+SPLITS = HERMES.replace("message.content", "message.content.split('</think>')[-1]")
+
+
 @pytest.mark.parametrize(
     ("template", "content", "expected"),
     [
         ("hermes", "<think>T</think>A", [f"<think>T</think>A{IM}"]),
-        ("thinking", "<think>\nT\n</think>\n\nA", "unverified_spans"),
+        ("thinking", "<think>\nT\n</think>\n\nA", [f"<think>\nT\n</think>\n\nA{IM}"]),
+        ("thinking", "<think>T\n\n</think>A", [f"<think>\nT\n</think>\n\nA{IM}"]),
+        ("thinking", "<think>\n\n</think>\n\nA", [f"{EMPTY}A{IM}"]),
+        ("thinking", "Well, <think>T</think>A", "unverified_spans"),
+        ("thinking", "<think>T</think>A</think>B", "unverified_spans"),
+        (SPLITS, "<think>T</think>A", "reasoning_ignored"),
         ("thinking", "no thought", [f"{EMPTY}no thought{IM}"]),
         ("thinking", "<think> never ends", [f"{EMPTY}<think> never ends{IM}"]),
     ],
 )
-def test_thoughts_within_a_content_are_rendered_if_the_template_keeps_them(
-    template: str, content: str, expected: Any
-) -> None:
-    """A template that splits a content is rejected; the same thoughts in their own field are rendered."""
+def test_inline_reasoning_is_rendered_if_the_template_keeps_it(template: str, content: str, expected: Any) -> None:
     assert parts(template, [Q1, said("assistant", content)]) == expected
+    if isinstance(expected, list):
+        texts = render(template, [{"messages": [Q1, said("assistant", content)]}]).table["text"].to_pylist()
+        messages = [{"role": "user", "content": "Q1"}, {"role": "assistant", "content": content}]
+        assert texts == [transformers_text(TEMPLATES[template], messages, "")]
+
+
+@given(
+    st.lists(st.tuples(st.text(st.sampled_from("ab é\n<>/{}")), st.text(st.sampled_from("ab é\n<>/{}"))), max_size=6)
+)
+def test_inline_reasoning_of_many_rows_is_what_the_template_writes(said_so: list[tuple[str, str]]) -> None:
+    contents = [f"<think>{thought}</think>{text}x" for thought, text in said_so] + ["plain", "<think>open"]
+    rows = [{"messages": [Q1, said("assistant", content), Q2, said("assistant", content)]} for content in contents]
+    out = render("thinking", rows)
+    assert out.table[ROW].to_pylist() == list(range(len(rows)))
+    for content, made in zip(contents, out.table.to_pylist(), strict=True):
+        turns = [
+            {"role": role, "content": text}
+            for role, text in zip(("user", "assistant") * 2, ("Q1", content, "Q2", content), strict=True)
+        ]
+        assert made["text"] == transformers_text(TEMPLATES["thinking"], turns, "")
+        asked = transformers_text(TEMPLATES["thinking"], turns[:3], "", prompt=True)
+        assert trained_parts(made["text"], made["spans"])[-1] == made["text"].removeprefix(asked).rstrip()
+
+
+CHANGED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content | upper | replace('A', 'AA') }}{{ '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content }}"
+    "{{ '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+
+
+def test_generation_marks_decide_also_where_the_template_changes_contents() -> None:
+    talk = [Q1, said("assistant", "a b"), Q2, said("assistant", "éa")]
+    assert parts(CHANGED, talk) == [f"AA B{IM}", f"ÉAA{IM}"]
+    assert parts(CHANGED, talk, train_on="last") == [f"ÉAA{IM}"]
+    assert parts(CHANGED, [Q1, said("assistant", f"a{IM}")]) == "control_token_in_content"
+    masked = {**talk[1], "weight": 0.0}
+    assert parts(CHANGED, [Q1, masked, *talk[2:]]) == [f"ÉAA{IM}"]
+    assert parts(CHANGED, talk, eos="</s>") == [f"AA B{IM}", f"ÉAA{IM}"]
+    unstopped = CHANGED.replace("{{ '<|im_end|>' }}{% endgeneration %}", "{% endgeneration %}")
+    assert parts(unstopped, talk, eos="</s>") == ["AA B", "ÉAA</s>"]
 
 
 @given(st.lists(st.tuples(words, st.one_of(st.none(), words)), min_size=1, max_size=6))
