@@ -75,7 +75,15 @@ def sample_texts(count: int = COUNT) -> Texts:
     call = {"type": "function", "function": {"name": "look_up", "arguments": {"text": "x", "limit": None}}}
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
     calls = [
-        ([said("user", asked), said("assistant", "", tool_calls=[call]), said("tool", "x"), said("assistant", answer)], tools)
+        (
+            [
+                said("user", asked),
+                said("assistant", "", tool_calls=[call]),
+                said("tool", "x"),
+                said("assistant", answer),
+            ],
+            tools,
+        )
         for asked, answer in zip(questions, answers, strict=True)
     ]
     worse = [answer + " I do not know." for answer in answers]
@@ -112,7 +120,9 @@ def _alternates(messages: Messages) -> bool:
 
 def _turns(transcript: str) -> Messages:
     turns = []
-    for part in transcript.replace("\n\nHuman:", "\x00user").replace("\n\nAssistant:", "\x00assistant").split("\x00")[1:]:
+    for part in (
+        transcript.replace("\n\nHuman:", "\x00user").replace("\n\nAssistant:", "\x00assistant").split("\x00")[1:]
+    ):
         role = "user" if part.startswith("user") else "assistant"
         turns.append(said(role, part.removeprefix(role).strip()))
     return turns
@@ -180,7 +190,9 @@ def main() -> int:
     texts = real_texts(data)
     for name, rows in TYPES.items():
         lines = [json.dumps(row, ensure_ascii=False) for row in rows(texts)]
-        (folder / f"{name.replace(', ', '-').replace(' ', '_')}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / f"{name.replace(', ', '-').replace(' ', '_')}.jsonl").write_text(
+            "\n".join(lines) + "\n", encoding="utf-8"
+        )
     return 0
 
 

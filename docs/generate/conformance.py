@@ -9,10 +9,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.schema.choose_format import choose
@@ -124,9 +126,10 @@ FAMILIES: dict[str, list[Shape]] = {
         ),
     ],
     "LLaMA-Factory": [
+        Shape("alpaca", lambda q, a, b: {"instruction": q, "input": "", "output": a, "system": "Be brief."}),
         Shape(
-            "alpaca",
-            lambda q, a, b: {"instruction": q, "input": "", "output": a, "system": "Be brief.", "history": [["Hi", "Hello"]]},
+            "alpaca, earlier turns",
+            lambda q, a, b: {"instruction": q, "input": "", "output": a, "history": [["Hello", "Hi"]]},
         ),
         Shape("alpaca, pre-training", lambda q, a, b: {"text": f"{q} {a}"}),
         Shape("alpaca, preference", lambda q, a, b: {"instruction": q, "input": "", "chosen": a, "rejected": b}),
@@ -222,15 +225,6 @@ FAMILIES: dict[str, list[Shape]] = {
                 "preferred_output": [answer(a)],
                 "non_preferred_output": [answer(b)],
             },
-            {
-                "dataset": {
-                    "column_mapping": {
-                        "prompt": "input.messages",
-                        "chosen": "preferred_output",
-                        "rejected": "non_preferred_output",
-                    }
-                }
-            },
         ),
         Shape("Reinforcement", lambda q, a, b: {"messages": [user(q)], "reference_answer": a}, PROMPTS),
     ],
@@ -244,9 +238,9 @@ How rows of the dataset types of TRL, LLaMA-Factory, axolotl and OpenAI are read
 TOKENLOOM_REAL_DATA=data python docs/generate/conformance.py   # writes this page
 ```
 
-Each type has an example row, the format and roles that tokenloom detects, and the text that comes out. ⟦…⟧ is trained,
-⏎ is a line break. The chat template is ChatML; the EOS token is `</s>`. Rows are read without settings unless
-*settings* names some.
+For each type: the format and roles that tokenloom detects, a row, and the text that is rendered from it. ⟦…⟧ is trained,
+⏎ is a line break. The chat template is ChatML, the EOS token is `</s>`. Rows are read without settings unless *Settings*
+shows some.
 """
 
 TRL_TITLE = "\n## Compared with TRL\n"
@@ -276,15 +270,21 @@ def examples() -> str:
 
 
 def section(shape: Shape, folder: Path) -> str:
+    """Return how a type is read, with an example row and what is trained of it; or why it is refused."""
     rows = [shape.row(*said) for said in SAID]
-    settings = f"\nSettings: `{json.dumps(shape.settings, ensure_ascii=False)}`\n" if shape.settings else ""
-    example = json.dumps(rows[0], ensure_ascii=False)
-    lines = "\n".join(outcome(shape, rows, folder))
-    return f"\n### {shape.name}\n\n```json\n{example}\n```\n{settings}\n{lines}\n"
+    verdict, texts = outcome(shape, rows, folder)
+    settings = f" Settings: {inline(shape.settings)}." if shape.settings else ""
+    example = "\n".join([json.dumps(rows[0], ensure_ascii=False), *texts])
+    return f"\n### {shape.name}\n\n{verdict}{settings}\n\n```text\n{example}\n```\n"
 
 
-def outcome(shape: Shape, rows: list[Any], folder: Path) -> Iterator[str]:
-    """Yield how a type is read and what is trained of its first row, or why it is refused."""
+def inline(settings: Row) -> str:
+    """Return settings as YAML on one line."""
+    return f"`{yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()[1:-1]}`"
+
+
+def outcome(shape: Shape, rows: list[Any], folder: Path) -> tuple[str, list[str]]:
+    """Return how the rows of a type are read, or why they are refused, and the texts of the first row."""
     path = folder / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
     build = Build(config_of(shape, path), ArtifactStore(folder / "store"), ComputeEngine(1))
@@ -292,18 +292,15 @@ def outcome(shape: Shape, rows: list[Any], folder: Path) -> Iterator[str]:
         for stage in ("raw", "schema", "columns", "prompts"):
             build.run(stage)
     except TokenloomError as error:
-        yield f"Refused: {cell(str(error).replace(f'{folder}/', ''))}"
-        return
-    yield reading(build)
+        return f"Refused: {str(error).replace(f'{folder}/', '')}.", []
     (chunk,) = build.manifest("prompts").chunks
     row = build.store.objects.get(chunk.output).to_pylist()[0]
-    yield ""
-    yield "```text"
-    for side in ("chosen_", "rejected_", ""):
-        if f"{side}text" in row:
-            name = f"{side.removesuffix('_'):9}" if side else ""
-            yield name + marked(row[f"{side}text"], row[f"{side}spans"])
-    yield "```"
+    texts = [
+        f"{side.removesuffix('_') + ' ' if side else ''}{marked(row[f'{side}text'], row[f'{side}spans'])}"
+        for side in ("chosen_", "rejected_", "")
+        if f"{side}text" in row
+    ]
+    return reading(build), texts
 
 
 def config_of(shape: Shape, path: Path) -> PipelineConfig:
@@ -333,9 +330,10 @@ def reading(build: Build) -> str:
     formats = build.manifest("schema").facts["formats"]
     best = choose([FormatCandidate(**candidate) for candidate in formats])
     mapping = build.manifest("columns").facts["mapping"]
-    roles = ", ".join(f"{role} from `{cell(str(source))}`" for role, source in mapping["roles"].items())
-    detected = f"{best.format}; " if isinstance(best, FormatCandidate) else ""
-    return f"Read as {detected}form `{mapping['form']}`: {roles}."
+    roles = ", ".join(f"{role} ← `{source}`" for role, source in mapping["roles"].items())
+    is_read = isinstance(best, FormatCandidate) and best.form == mapping["form"]
+    detected = f"Read as {best.format}. " if is_read else ""
+    return f"{detected}Form `{mapping['form']}`: {roles}."
 
 
 def marked(text: str, spans: list[Row]) -> str:
@@ -347,10 +345,6 @@ def marked(text: str, spans: list[Row]) -> str:
             parts.append("⟦" if trained else "⟧")
         parts.append(data[span["start"] : span["end"]].decode())
     return ("".join(parts) + "⟧" * trained).replace("\n", "⏎")
-
-
-def cell(text: str) -> str:
-    return text.replace("\n", " ").replace("|", "\\|")
 
 
 def comparison(data: Path, count: int = 200) -> str:
@@ -372,7 +366,10 @@ def comparison(data: Path, count: int = 200) -> str:
             different = ", ".join(f"{many} {kind}" for kind, many in kinds.items())
             equal = f"{rows - sum(kinds.values())} | {different}"
             parts.append(f"| {case.rows} | {case.trainer}{options} | {chat} | {prompt} | {equal} |\n")
-    parts += ["\nWhy they differ:\n\n", *(f"- **{kind}**: {reason}\n" for kind, reason in REASONS.items() if kind in seen)]
+    parts += [
+        "\nWhy they differ:\n\n",
+        *(f"- **{kind}**: {reason}\n" for kind, reason in REASONS.items() if kind in seen),
+    ]
     return "".join(parts)
 
 

@@ -46,7 +46,7 @@ VALUES = {
     "surrogate pair": '"\\ud83d\\udc4d"',
     "blank": '" \\t"',
     "empty list": "[]",
-    "list": "[1, 2.0, \"3\", null, true]",
+    "list": '[1, 2.0, "3", null, true]',
     "list of one kind": "[1, 2]",
     "list of texts": '["a", "b"]',
     "empty object": "{}",
@@ -81,9 +81,7 @@ def write(path: Path, names: list[str], row: str) -> Path:
     return path
 
 
-def texts_of(
-    path: Path, tokenizer: PreTrainedTokenizerFast, prompt: dict[str, Any], chat: str | None = None
-) -> Texts:
+def texts_of(path: Path, tokenizer: PreTrainedTokenizerFast, prompt: dict[str, Any], chat: str | None = None) -> Texts:
     settings = {"name_or_path": str(tokenizer.name_or_path), "chat_template": chat}
     return rendered_texts(path, tokenizer=settings, prompt_template={"add_eos": False, **prompt})
 

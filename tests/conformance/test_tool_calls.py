@@ -157,10 +157,10 @@ def write(path: Path, rows: list[str]) -> Path:
 def test_rows_of_all_classes_in_one_file(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = shuffled(COUNT)
     parsed = [(kind, json.loads(line)) for kind, line in rows]
-    for suffix in (".jsonl", ".json"):
-        path = write(tmp_path / f"rows{suffix}", [line for _, line in rows])
-        texts = built_texts(path, tmp_path / "store", **settings(name, tokenizer))
-        assert faults(texts, parsed, name, tokenizer) == {}
+    paths = [write(tmp_path / f"rows{suffix}", [line for _, line in rows]) for suffix in (".jsonl", ".json")]
+    texts, others = [built_texts(path, tmp_path / "store", **settings(name, tokenizer)) for path in paths]
+    assert texts == others
+    assert faults(texts, parsed, name, tokenizer) == {}
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -181,21 +181,20 @@ def written_as_parquet(path: Path, rows: list[Row]) -> bool:
     return True
 
 
-def read_rows(kinds: Iterable[str]) -> list[tuple[str, Row]]:
-    return [(kind, json.loads(line)) for kind in kinds for line in lines(kind, COUNT)]
+def read_rows(kinds: Iterable[str], count: int = COUNT) -> list[tuple[str, Row]]:
+    return [(kind, json.loads(line)) for kind in kinds for line in lines(kind, count)]
 
 
 @pytest.mark.parametrize("name", EVERY if SOAK else ("qwen3",))
 def test_typed_tables_reach_the_template_as_to_pylist_reads_them(
     name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    path, together = tmp_path / "rows.parquet", list[str]()
+    path = tmp_path / "rows.parquet"
+    together: list[str] = []
     for kind in CLASSES:
-        fits = written_as_parquet(path, [row for _, row in read_rows([*together, kind])])
-        together += [kind] * fits
+        together += [kind] * written_as_parquet(path, [row for _, row in read_rows([*together, kind], 1)])
     compared, found = 0, dict[str, str]()
-    for kinds in [together, *([kind] for kind in CLASSES)]:
-        rows = read_rows(kinds)
+    for rows in [read_rows(together, 1), *(read_rows([kind]) for kind in CLASSES)]:
         if written_as_parquet(path, [row for _, row in rows]):
             read = [(kind, row) for (kind, _), row in zip(rows, pq.read_table(path).to_pylist(), strict=True)]
             found |= faults(rendered_texts(path, **settings(name, tokenizer)), read, name, tokenizer)

@@ -37,4 +37,4 @@ def test_ids_and_labels_equal_trl(case: Case, texts: Texts, tokenizer: Path, tmp
     rows, kinds, wrong = compare(case, texts, tmp_path, tokenizer, COUNT)
     assert rows == COUNT
     assert wrong == []
-    assert set(kinds) <= set(REASONS)
+    assert set(kinds) == set(case.differs) <= set(REASONS)

@@ -55,7 +55,10 @@ def call(arguments: Any, name: str = "weather", **more: Any) -> Row:
 def tool(properties: Row | None = None, name: str = "weather", **more: Any) -> Row:
     properties = properties if properties is not None else {"city": {"type": "string", "description": "Name"}}
     parameters = {"type": "object", "properties": properties, "required": ["city"]}
-    return {"type": "function", "function": {"name": name, "description": f"Get {name}", "parameters": parameters, **more}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"Get {name}", "parameters": parameters, **more},
+    }
 
 
 def add(name: str) -> Callable[[Make], Make]:
@@ -123,7 +126,9 @@ def _(draw: random.Random, number: int) -> Row:
 
 @add("keys of their own")
 def _(draw: random.Random, number: int) -> Row:
-    return row({f"key {number}": 1, f"ключ{number}": {f"{number}.{number}": 2}}, {f"p{number}": {f"x-{number}": number}})
+    return row(
+        {f"key {number}": 1, f"ключ{number}": {f"{number}.{number}": 2}}, {f"p{number}": {f"x-{number}": number}}
+    )
 
 
 @add("awkward keys")
@@ -167,7 +172,16 @@ def _(draw: random.Random, number: int) -> Row:
 
 @add("unicode")
 def _(draw: random.Random, number: int) -> Row:
-    texts = ["Grüße", "你好世界", "مرحبا \u202bשלום\u202c", "e\u0301 n\u0303", "👩‍👩‍👧‍👦🏳️‍🌈", "\u00a0\u3000", "क्षि", "\u2028\u2029"]
+    texts = [
+        "Grüße",
+        "你好世界",
+        "مرحبا \u202bשלום\u202c",
+        "e\u0301 n\u0303",
+        "👩‍👩‍👧‍👦🏳️‍🌈",
+        "\u00a0\u3000",
+        "क्षि",
+        "\u2028\u2029",
+    ]
     return row({"text": texts[number % len(texts)]}, {"text": {"description": draw.choice(texts)}}, draw.choice(texts))
 
 
@@ -178,7 +192,15 @@ def _(draw: random.Random, number: int) -> str:
 
 @add("escapes")
 def _(draw: random.Random, number: int) -> Row:
-    texts = ['say "hi"', "back\\slash \\n", "line\nline\r\n\ttab", "a/b", "<b>&amp;'</b>", "\b\f\x01\x1f\x7f", "{{ x }}"]
+    texts = [
+        'say "hi"',
+        "back\\slash \\n",
+        "line\nline\r\n\ttab",
+        "a/b",
+        "<b>&amp;'</b>",
+        "\b\f\x01\x1f\x7f",
+        "{{ x }}",
+    ]
     return row({"text": texts[number % len(texts)]}, {"text": {"description": draw.choice(texts)}}, draw.choice(texts))
 
 
@@ -238,7 +260,9 @@ def _(draw: random.Random, number: int) -> Row:
 
 @add("results as lists")
 def _(draw: random.Random, number: int) -> Row:
-    return row({"city": "Köln"}, result=[{"day": day, "sky": draw.choice(["clear", None])} for day in range(number % 3)])
+    return row(
+        {"city": "Köln"}, result=[{"day": day, "sky": draw.choice(["clear", None])} for day in range(number % 3)]
+    )
 
 
 @add("results as JSON text")
@@ -350,7 +374,12 @@ def _(draw: random.Random, number: int) -> Row:
 
 @add("many tools")
 def _(draw: random.Random, number: int) -> Row:
-    kinds = [{"type": "number", "minimum": 0.5}, {"type": ["string", "null"]}, {"enum": [1, "a", None]}, {"$ref": "#/x"}]
+    kinds = [
+        {"type": "number", "minimum": 0.5},
+        {"type": ["string", "null"]},
+        {"enum": [1, "a", None]},
+        {"$ref": "#/x"},
+    ]
     tools = [tool({f"p{at}": draw.choice(kinds)}, f"f{at}") for at in range(draw.randrange(2, 8))]
     return row({"city": "Köln"}) | {"tools": [tool(), *tools]}
 
@@ -380,7 +409,7 @@ def _(draw: random.Random, number: int) -> Row:
 
 @add("a key twice")
 def _(draw: random.Random, number: int) -> str:
-    return as_line(row({"city": "@@1, \"city\": \"Köln\"@@"}))
+    return as_line(row({"city": '@@1, "city": "Köln"@@'}))
 
 
 @add("other columns beside")

@@ -28,12 +28,10 @@ EOS, PAD = "<|im_end|>", "<|endoftext|>"
 NO_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """Writes contents alone: TRL uses no chat template for rows of text."""
 
-AFTER_STOP, MERGED = "line break after the stop", "token across the border"
+AFTER_STOP = "line break after the stop"
 REASONS = {
     AFTER_STOP: "The chat template writes a line break after the stop token. Nobody generates it: inference ends at the "
     "stop. TRL trains everything after the prompt; tokenloom trains the answer and its stop.",
-    MERGED: "The last token of the prompt changes when the answer follows. TRL trains from the first token that changes; "
-    "tokenloom trains the tokens that hold a byte of the answer.",
 }
 """Why ids or labels differ, for every kind of difference that is allowed."""
 
@@ -64,7 +62,11 @@ class Case:
 
     @property
     def template(self) -> str | None:
-        return (SHIPPED / f"{self.chat}.jinja").read_text(encoding="utf-8") if self.chat and "{" not in self.chat else self.chat
+        return (
+            (SHIPPED / f"{self.chat}.jinja").read_text(encoding="utf-8")
+            if self.chat and "{" not in self.chat
+            else self.chat
+        )
 
     @property
     def trainer(self) -> str:
@@ -80,7 +82,7 @@ CASES = [
     Case(CHATS, trl_datasets.sft, {}, options=ASSISTANT),
     Case(CHATS, trl_datasets.sft, {}, "llama3_training", ASSISTANT),
     Case(f"{CHATS} with tools", trl_datasets.sft, {}, options=ASSISTANT),
-    Case("prompt-completion, standard", trl_datasets.sft, {"format_type": "completion"}, None, differs=(MERGED,)),
+    Case("prompt-completion, standard", trl_datasets.sft, {"format_type": "completion"}, None),
     Case("prompt-completion, conversational", trl_datasets.sft, {}, "qwen2_5", differs=(AFTER_STOP,)),
     Case("prompt-completion, conversational", trl_datasets.sft, ALL, "qwen2_5", {"completion_only_loss": False}),
     Case("prompt-only, standard", trl_datasets.prompts, {"format_type": "prompt_only"}, NO_TEMPLATE),
@@ -103,7 +105,16 @@ CASES = [
 def save_tokenizer(folder: Path, real: Path | None) -> Path:
     """Save a tokenizer with ChatML's and Llama 3's control tokens: phi-2's with them added, or a small one."""
     tokens = {"bos_token": "<s>", "eos_token": EOS, "pad_token": PAD}
-    control = ["<s>", EOS, PAD, "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    control = [
+        "<s>",
+        EOS,
+        PAD,
+        "<|im_start|>",
+        "<|begin_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ]
     if real is None:
         folder.mkdir(parents=True)
         byte_level(control).save(str(folder / "tokenizer.json"))
@@ -152,18 +163,17 @@ def difference(own: Sequence, other: Sequence, tokenizer: PreTrainedTokenizerFas
     if not len(places):
         return ""
     stops = set(tokenizer.convert_tokens_to_ids([EOS, "<|eot_id|>"]))
-    if all(theirs[at] and ids[at - 1] in stops and ours[at - 1] and not tokenizer.decode(ids[at]).strip() for at in places):
+    if all(
+        theirs[at] and ids[at - 1] in stops and ours[at - 1] and not tokenizer.decode(ids[at]).strip() for at in places
+    ):
         return AFTER_STOP
-    first = np.flatnonzero(ours)[0]
-    if theirs[places].all() and (places == np.arange(first - len(places), first)).all():
-        return MERGED
     return "labels"
 
 
 def compare(
     case: Case, texts: Texts, folder: Path, tokenizer: Path, count: int | None = None
 ) -> tuple[int, Counter[str], list[str]]:
-    """Return the number of rows, how many differ by kind of difference, and examples of those that are not allowed."""
+    """Return the number of rows, how many differ by kind of difference, and the differences that are not allowed."""
     rows = TYPES[case.rows](texts)[:count]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "rows.jsonl"
