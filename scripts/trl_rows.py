@@ -1,10 +1,10 @@
 """Derive rows of every dataset type of TRL from real files, for comparisons with TRL's trainers.
 
-python scripts/trl_rows.py /work/data rows/     one JSONL file per type, 200 rows each
+python scripts/trl_rows.py DATA ROWS     one JSONL file per type in the folder ROWS, 200 rows each
 
-Types are those of https://huggingface.co/docs/trl/dataset_formats. Rows come from WikiText-2 (text), GSM8K (questions and
-answers), FastChat's dummy conversations (chats), Glaive (tool calls) and HH-RLHF (preferences); without these files, from
-the quickstart's conversations.
+Types are those of https://huggingface.co/docs/trl/dataset_formats. Rows come from WikiText-2 (text), GSM8K (questions
+and answers), FastChat's dummy conversations (chats), Glaive (tool calls) and HH-RLHF (preferences) in the folder DATA.
+Tests without these files use the quickstart's conversations.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _pairs(rows: Iterator[Row]) -> Iterator[tuple[Messages, str, str]]:
     for row in rows:
         chosen, rejected = (_turns(row[side]) for side in ("chosen", "rejected"))
         answers = chosen[-1]["content"], rejected[-1]["content"]
-        if chosen[:-1] == rejected[:-1] and answers[0] != answers[1] and all(map(str.strip, answers)):
-            if _alternates(chosen) and all(turn["content"] for turn in chosen):
-                yield chosen[:-1], *answers
+        is_pair = chosen[:-1] == rejected[:-1] and answers[0] != answers[1] and all(map(str.strip, answers))
+        if is_pair and _alternates(chosen) and all(turn["content"] for turn in chosen):
+            yield chosen[:-1], *answers
 
 
 def _alternates(messages: Messages) -> bool:

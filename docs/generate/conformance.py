@@ -238,17 +238,17 @@ How rows of the dataset types of TRL, LLaMA-Factory, axolotl and OpenAI are read
 TOKENLOOM_REAL_DATA=data python docs/generate/conformance.py   # writes this page
 ```
 
-For each type: the format and roles that tokenloom detects, a row, and the text that is rendered from it. ⟦…⟧ is trained,
-⏎ is a line break. The chat template is ChatML, the EOS token is `</s>`. Rows are read without settings unless *Settings*
-shows some.
+For each type: the format and roles that tokenloom detects, a row, and the text that is rendered from it. ⟦…⟧ is
+trained, ⏎ is a line break. The chat template is ChatML, the EOS token is `</s>`. Rows are read without settings unless
+*Settings* shows some.
 """
 
 TRL_TITLE = "\n## Compared with TRL\n"
 TRL_HEAD = """
 Token ids and labels of {count} rows per type, compared with those that TRL's trainers prepare. The rows are real
-(WikiText-2, GSM8K, Glaive, FastChat, HH-RLHF), converted to each type by `scripts/trl_rows.py`. The tokenizer is phi-2's
-with ChatML's control tokens; chat templates are those that TRL ships. *contents* is a template that writes contents alone:
-TRL renders texts without a chat template. Stepwise supervision is refused, see above.
+(WikiText-2, GSM8K, Glaive, FastChat, HH-RLHF), converted to each type by `scripts/trl_rows.py`. The tokenizer is
+phi-2's with ChatML's control tokens; chat templates are those that TRL ships. *contents* is a template that writes
+contents alone, because TRL renders texts without a chat template. Stepwise supervision is refused, see above.
 
 | type | trainer | chat template | `prompt_template` | equal | different |
 |---|---|---|---|---:|---|
@@ -349,8 +349,9 @@ def marked(text: str, spans: list[Row]) -> str:
 
 def comparison(data: Path, count: int = 200) -> str:
     """Return the section on TRL."""
-    from support.trl_cases import CASES, NO_TEMPLATE, REASONS, compare, save_tokenizer
     from trl_rows import real_texts
+
+    from support.trl_cases import CASES, NO_TEMPLATE, REASONS, compare, save_tokenizer
 
     parts, seen = [TRL_HEAD.format(count=count)], set[str]()
     with tempfile.TemporaryDirectory(prefix="tokenloom-docs-") as folder:

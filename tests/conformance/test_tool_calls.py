@@ -66,8 +66,8 @@ def template(name: str) -> str:
 def written(tokenizer: PreTrainedTokenizerFast, name: str, row: Row) -> set[str]:
     """Return what the template can write for a row as Python reads it.
 
-    Call arguments are as they are, objects, or text that the template writes unquoted. Contents that are not text are as
-    they are, or text if the template refuses or drops them so.
+    Call arguments are as they are, objects, or text that the template writes unquoted. Contents that are not text are
+    as they are, or text if the template refuses or drops them so.
     """
     texts = set()
     for arguments in (_unchanged, _parsed, _as_text):
@@ -102,7 +102,7 @@ def rendered(
     sections = {"tools": tools or None, "chat_template": template(name), "date_string": DATE}
     try:
         return str(tokenizer.apply_chat_template(given["messages"], tokenize=False, **sections))
-    except Exception:  # noqa: BLE001: a template can raise anything
+    except Exception:  # a template can raise anything
         return None
 
 

@@ -33,7 +33,7 @@ def shuffled(count: int, seed: int = 0) -> list[tuple[str, str]]:
 
 
 def as_line(row: Row) -> str:
-    """Return a row's JSON; a text `@@…@@` in it is written without quotes, for JSON that `json.dumps` does not write."""
+    """Return a row's JSON. A text `@@…@@` is written without quotes, for JSON that `json.dumps` does not write."""
     return WRITTEN.sub(lambda found: json.loads(f'"{found[1]}"'), json.dumps(row, ensure_ascii=False))
 
 
@@ -121,7 +121,7 @@ def _(draw: random.Random, number: int) -> Row:
 def _(draw: random.Random, number: int) -> Row:
     keys = draw.sample("abcdef", 6)
     properties = {key: dict(draw.sample([("type", "string"), ("description", key), ("title", key)], 3)) for key in keys}
-    return row({key: number for key in draw.sample(keys, 4)}, properties)
+    return row(dict.fromkeys(draw.sample(keys, 4), number), properties)
 
 
 @add("keys of their own")
@@ -134,7 +134,7 @@ def _(draw: random.Random, number: int) -> Row:
 @add("awkward keys")
 def _(draw: random.Random, number: int) -> Row:
     keys = ["", " ", "a.b", "a[0]", "{x}", 'quo"te', "back\\slash", "items", "é", "👩‍👩‍👧", "role", "content", "_row"]
-    return row({key: number for key in draw.sample(keys, 5)}, {keys[number % len(keys)]: {"type": "integer"}})
+    return row(dict.fromkeys(draw.sample(keys, 5), number), {keys[number % len(keys)]: {"type": "integer"}})
 
 
 @add("integers beside floats")

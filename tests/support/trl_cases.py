@@ -1,4 +1,4 @@
-"""tokenloom and TRL's trainers on the same rows of TRL's dataset types: cases, settings, and the differences allowed."""
+"""tokenloom and TRL's trainers on the same rows of TRL's dataset types: cases and the differences allowed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.small_tokenizers import byte_level
 from support.trl_datasets import Row, Sequence
 
 sys.path.append(str(ROOT / "scripts"))
-from trl_rows import TYPES, Texts  # noqa: E402
+from trl_rows import TYPES, Texts
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 EOS, PAD = "<|im_end|>", "<|endoftext|>"
@@ -30,8 +30,8 @@ NO_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 AFTER_STOP = "line break after the stop"
 REASONS = {
-    AFTER_STOP: "The chat template writes a line break after the stop token. Nobody generates it: inference ends at the "
-    "stop. TRL trains everything after the prompt; tokenloom trains the answer and its stop.",
+    AFTER_STOP: "The chat template writes a line break after the stop token. TRL trains everything after the prompt. "
+    "tokenloom trains the answer and its stop, because inference ends there and never needs the line break.",
 }
 """Why ids or labels differ, for every kind of difference that is allowed."""
 

@@ -17,13 +17,13 @@ Sequence = tuple[list[int], list[int]]
 
 def sft(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> list[list[Sequence]]:
     """Return SFTTrainer's sequence of each row."""
-    given = _trainer(SFTTrainer, SFTConfig, rows, tokenizer, folder, options)
+    given: Any = _trainer(SFTTrainer, SFTConfig, rows, tokenizer, folder, options)
     return [[_sequence(given.data_collator([row]), "labels")] for row in given.train_dataset]
 
 
 def dpo(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> list[list[Sequence]]:
     """Return DPOTrainer's sequences of each row: chosen and rejected."""
-    given = _trainer(DPOTrainer, DPOConfig, rows, tokenizer, folder, options)
+    given: Any = _trainer(DPOTrainer, DPOConfig, rows, tokenizer, folder, options)
     batches = [given.data_collator([row]) for row in given.train_dataset]
     return [[_sequence(batch, "completion_mask", side) for side in (0, 1)] for batch in batches]
 
@@ -31,7 +31,7 @@ def dpo(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **opt
 def kto(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, **options: Any) -> list[list[Sequence]]:
     """Return KTOTrainer's sequence of each row."""
     options |= {"loss_type": "apo_zero_unpaired"}  # needs no mismatched completions
-    given = _trainer(KTOTrainer, KTOConfig, rows, tokenizer, folder, options)
+    given: Any = _trainer(KTOTrainer, KTOConfig, rows, tokenizer, folder, options)
     return [[_sequence(given.data_collator([row]), "completion_mask")] for row in given.train_dataset]
 
 
@@ -62,7 +62,7 @@ def _trainer(
     """Return a trainer with a tiny model."""
     sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = LlamaConfig(vocab_size=len(tokenizer), **sizes)
-    reference = {} if kind is SFTTrainer else {"ref_model": LlamaForCausalLM(config)}
+    reference: dict[str, Any] = {} if kind is SFTTrainer else {"ref_model": LlamaForCausalLM(config)}
     model = LlamaForCausalLM(config)
     defaults = {"use_cpu": True, "report_to": [], "max_length": None, "disable_tqdm": True, "bf16": False}
     args = settings(output_dir=str(folder), **defaults, **options)
