@@ -53,9 +53,6 @@ class RepeatedReader(SequenceReader):
     def batches(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Iterator[Batch]:
         return super().batches([np.where(some < 0, some, self._real(some)) for some in rows], policy)
 
-    def lengths(self, rows: Ints) -> Ints:
-        return super().lengths(self._real(rows))
-
     def _real(self, rows: Ints) -> Ints:
         dataset, row = np.divmod(rows, SIMULATED)
         return dataset * self._each + row % self._each
@@ -70,6 +67,9 @@ class SimulatedDataset(TokenDataset):
 
     def __len__(self) -> int:
         return SIMULATED
+
+    def lengths(self, rows: Ints) -> Ints:
+        return self.real.lengths(rows % len(self.real))
 
     @cached_property
     def reader(self) -> SequenceReader:

@@ -8,18 +8,18 @@ texts in which every turn is as it is at inference; turns whose texts start with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.call_arguments import with_arguments
-from tokenloom.assets.prompts.conversations import Conversations, Message
+from tokenloom.assets.prompts.call_arguments import Form, with_arguments
+from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.turn_boundaries import Prompt
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -28,9 +28,6 @@ from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, Slot, padded
-
-if TYPE_CHECKING:
-    from tokenloom.assets.prompts.chat import ChatFormat
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
@@ -115,6 +112,18 @@ class Layout:
         return "".join(self.parts)
 
 
+class Conversational(Protocol):
+    """What exact turns need of a chat template; `tokenloom.assets.prompts.chat.ChatFormat` implements it."""
+
+    def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str: ...
+
+    def thinks(self, kwargs: str) -> bool: ...
+
+    def laid_out(self, group: Conversations, form: Form) -> Layout: ...
+
+    def trained(self, turns: Sequence[Turn]) -> list[int]: ...
+
+
 @dataclass(frozen=True)
 class ShapeFormat:
     """A chat template with the form of arguments that it takes from the conversations of a shape.
@@ -123,8 +132,8 @@ class ShapeFormat:
         form: converts the arguments of tool calls to the form that the template renders.
     """
 
-    chat: ChatFormat
-    form: Callable[[Any], Any]
+    chat: Conversational
+    form: Form
 
     def written(self, group: Conversations, messages: Sequence[Message], prompt: Prompt) -> str | None:
         """Render messages of a group; None if the template refuses them."""

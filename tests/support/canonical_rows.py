@@ -36,7 +36,7 @@ def as_json(*rows: Row) -> pa.Table:
 def table_of(rows: list[Row] | pa.Table, columns: dict[str, pa.DataType] | None = None) -> pa.Table:
     """Return a raw chunk; row positions have gaps, as they do after rejects."""
     schema = pa.schema(list(columns.items())) if columns else None
-    table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(rows, schema)
+    table = pa.Table.from_pylist(rows, schema) if isinstance(rows, list) else rows
     return table.append_column(ROW, pa.array([2 * index + 1 for index in range(table.num_rows)], pa.int32()))
 
 
@@ -60,11 +60,11 @@ def canonical(
     The mapping of a table, instead of rows, is that of the form with the roles in `sections`, else the columns' names.
     """
     table = table_of(rows, columns)
-    if isinstance(rows, pa.Table):
+    if isinstance(rows, list):
+        mapping = resolve(config_of(**sections), described(table))
+    else:
         roles = sections.get("dataset", {}).get("column_mapping") or {name: name for name in rows.column_names}
         mapping = ColumnMapping(form, roles)
-    else:
-        mapping = resolve(config_of(**sections), described(table))
     out = to_canonical(table, mapping)
     validate(STAGE, out.table)
     assert out.rows_in == table.num_rows == out.table.num_rows + out.rejects.num_rows + out.filtered

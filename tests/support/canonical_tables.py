@@ -35,7 +35,7 @@ TOOLS = (
 """The same with generation marks, names, tools and tool calls."""
 
 
-def said(role: str, content: str = "", **more: Any) -> Row:
+def said(role: str | None, content: str | None = "", **more: Any) -> Row:
     """A canonical message. `reasoning` and `weight` are columns; other fields are passed to the template."""
     columns = {name: more.pop(name, None) for name in ("reasoning", "weight")}
     thought = {} if columns["reasoning"] is None else {"reasoning_content": None}

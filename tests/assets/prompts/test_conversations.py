@@ -93,9 +93,11 @@ def read(table: pa.Table, folder: Path, template: str, **prompt: Any) -> tuple[d
 
 
 def written(tokenizer: PreTrainedTokenizerFast, template: str, row: Row) -> str:
-    return tokenizer.apply_chat_template(
+    text = tokenizer.apply_chat_template(
         row["messages"], tools=row.get("tools"), chat_template=template, tokenize=False, **(row.get("kwargs") or {})
     )
+    assert isinstance(text, str)
+    return text
 
 
 @given(st.lists(rows, min_size=1, max_size=4))

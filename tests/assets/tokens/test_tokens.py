@@ -35,6 +35,7 @@ from support.tokenizer_kits import (
 )
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.tokens.stage import ControlPolicy
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import Folder
@@ -111,7 +112,7 @@ def test_split_treats_control_tokens_in_content_as_plain_text(bpe: Kit) -> None:
 
 
 @pytest.mark.parametrize("policy", ["split", "keep", "reject"])
-def test_control_tokens_in_content_are_counted(bpe: Kit, policy: str) -> None:
+def test_control_tokens_in_content_are_counted(bpe: Kit, policy: ControlPolicy) -> None:
     rows = [*STRAY, [("</s></s> <s>", False, False), ("<s", True, False)]]
     counted = bpe.run(rows, policy).counters["control_tokens_in_content"]
     contents = ["".join(text for text, _, control in row if not control) for row in rows]
