@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
 from tokenloom.assets.columns.mapping import ColumnMapping
@@ -71,7 +72,8 @@ def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
     values: Columns = {}
     problems: list[Problem] = []
     for role, source in sources.items():
-        values[role], unfit = values_of(table, source, role)
+        found, unfit = values_of(table, source, role)
+        values[role] = _as_text_if_time(found)
         problems += unfit
         if "binary" in str(values[role].type):
             flags = flags_of(values[role].is_valid())
@@ -81,6 +83,13 @@ def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
         blank = is_blank(text) & ~not_text
         problems.append(Problem(blank, EMPTY_ANSWER, answer, f"{sources[answer]} is empty", values[next(iter(values))]))
     return values, problems
+
+
+def _as_text_if_time(values: pa.Array) -> pa.Array:
+    """Return times and decimals, which the sandbox does not give to templates, as text; other values as they are."""
+    if not (pa.types.is_temporal(values.type) or pa.types.is_decimal(values.type)):
+        return values
+    return pc.if_else(values.is_valid(), as_text(values)[0], pa.scalar(None, pa.string()))
 
 
 def _text(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
