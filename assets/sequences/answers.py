@@ -23,6 +23,9 @@ TRAINED_OF = "trained_tokens."
 LATER_TURNS = 10
 """Turns from this number on are counted together."""
 
+GLUE = 2
+"""Most tokens of text before a control token of a stop, such as the line break in `<|im_end|>\\n<|endoftext|>`."""
+
 _TEMPLATE, _USER = ROLES.index("template"), ROLES.index("user")
 _QUESTIONS = [ROLES.index(role) for role in ("user", "input")]
 _OF_ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]
@@ -112,14 +115,17 @@ class _Trained:
     def stops(self, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
         """Return the first span of the stop of each trained text, or the span after its last one.
 
-        The stop starts at the control tokens after the last content. Without any, it is the text after the content.
+        The stop is the control tokens after the last content, with texts of at most `GLUE` tokens before each. Without
+        control tokens, it is the text after the content.
 
         Args:
             opens: bool [spans], as `bounds` returns it.
             first, last: int64 [texts], the spans of each text.
         """
         control, named = self.control, self.message >= 0
-        runs = control & (opens | ~np.append(False, control)[:-1])
+        before_control = np.append(control & ~opens, False)[1:]
+        ending = control | (before_control & ~opens & (self.end - self.start <= GLUE))
+        runs = ending & (opens | ~np.append(False, ending)[:-1])
         final = _latest(control)[last]
         by_control = (final >= first) & (_latest(named)[last] <= final)
         text = (last > first) & (~named[last] | (self.message[last] == self.message[last - 1]))
@@ -280,13 +286,14 @@ def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict
     Args:
         tokens: int64 [trained spans], how many of their tokens are trained in the documents.
     """
-    counts = dict(zip(ROLES, np.bincount(trained.role, tokens, len(ROLES)).astype(np.int64).tolist(), strict=True))
+    roles = np.bincount(trained.role, tokens, len(ROLES)).astype(np.int64).tolist()
+    counts: dict[str, int] = dict(zip(ROLES, roles, strict=True))
     spoken = np.isin(trained.role, _SPEAKERS)
     if spoken.any():
         turn = np.clip(_turns(spans, trained)[spoken], 1, LATER_TURNS)
         turns = np.bincount(turn, tokens[spoken], LATER_TURNS + 1).astype(np.int64).tolist()
         names = [*(f"turn_{number}" for number in range(LATER_TURNS)), f"turn_{LATER_TURNS}_and_later"]
-        counts |= zip(names, turns, strict=True)
+        counts.update(zip(names, turns, strict=True))
     return {f"{TRAINED_OF}{name}": count for name, count in counts.items() if count}
 
 

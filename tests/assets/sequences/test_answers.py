@@ -69,10 +69,17 @@ def question_of(asked: Spans) -> Spans:
 
 
 def stop_of(parts: Spans) -> Spans:
-    stop: Spans = []
-    while len(stop) < len(parts) and parts[-1 - len(stop)]["control"]:
-        stop.insert(0, parts[-1 - len(stop)])
-    return stop or (parts[-1:] if len(parts) > 1 else [])
+    """Return the control tokens at the end, with the short texts before them; else the text after the first span."""
+    if not parts[-1]["control"]:
+        return parts[-1:] if len(parts) > 1 else []
+    at = len(parts)
+    while at and (parts[at - 1]["control"] or (at > 1 and at < len(parts) and is_glue(parts[at - 1], parts[at]))):
+        at -= 1
+    return parts[at:]
+
+
+def is_glue(span: dict[str, Any], following: dict[str, Any]) -> bool:
+    return span["end"] - span["start"] <= 2 and following["control"]
 
 
 def tokens_of(spans: Spans) -> list[int]:
@@ -137,7 +144,7 @@ def made(tokens: pa.Table, form: str, longest: int, prompt: Any = None, **length
 
 
 sizes = st.integers(0, 9)
-TURN = st.tuples(sizes, sizes, st.integers(0, 3), st.booleans(), st.booleans())
+TURN = st.tuples(sizes, sizes, st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 3))
 TALKS = st.lists(st.tuples(sizes, st.lists(TURN, min_size=1, max_size=4)), min_size=1, max_size=5)
 
 
@@ -146,11 +153,12 @@ def talks_table(talks: list[Any]) -> pa.Table:
     rows = []
     for system, turns in talks:
         parts: list[tuple[str, int, float, bool, int]] = [("system", 0, 0.0, False, system)]
-        for index, (question, answer, stop, trained, control) in enumerate(turns):
+        for index, (question, answer, stop, trained, control, glue) in enumerate(turns):
             message, weight = 2 * index + 1, float(trained)
             parts += [("template", -1, 0.0, True, 1), ("user", message, 0.0, False, question)]
             parts += [("template", -1, 0.0, True, 1), ("assistant", message + 1, weight, False, answer + 1)]
             parts.append(("assistant", message + 1, weight, control, stop))
+            parts += [("assistant", message + 1, weight, False, glue), ("assistant", -1, weight, True, bool(glue))]
         spans, at = [], 0
         for role, message, weight, control, size in parts:
             if size:

@@ -69,7 +69,7 @@ def starter_yaml(
         chat = prompt["format_type"] in ("chat", *CHATS)
     lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
     lines.append(
-        f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are truncated, see length.strategy"
+        f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are shortened, see length.strategy"
     )
     if chat and not (tokenizer and tokenizer[1].chat_template):
         lines += [
