@@ -87,6 +87,7 @@ CASES = [
     Case("dataset.streaming", True, NOTHING),
     Case("dataset.columns", ["instruction", "input", "output"], frozenset({"raw", "schema", "columns"})),
     Case("dataset.column_mapping", {"instruction": "id"}, frozenset({"columns"}) | TEXTS),
+    Case("dataset.keep_columns", ["id", "output"], NOTHING),
     Case("dataset.filters", ["len(output) > 40"], ROWS),
     Case("tokenizer.name_or_path", "copy", NOTHING),
     Case("tokenizer.name_or_path", "bos", IDS),

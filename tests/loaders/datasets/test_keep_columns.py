@@ -19,7 +19,7 @@ from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, StoreError
-from tokenloom.loaders import MixedDataset, TokenLoader, batch_digest
+from tokenloom.loaders import ArrayDataLoader, MixedDataset, TokenLoader, batch_digest
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.gc import collect
 from tokenloom.resources.store.verify import verify
@@ -101,6 +101,18 @@ def test_batches_carry_the_values_of_their_rows(
             seen += check(batch, folder[1])
     assert sorted(seen) == sorted(row["q"] for row in folder[1])
     assert dataset[5]["meta"] == by_question(folder[1])[dataset[5]["q"]]["meta"]
+
+
+def test_array_batches_carry_the_values(folder: tuple[Path, Rows], store: Path) -> None:
+    plain = ArrayDataLoader(dataset_name=open_dataset("kept", store=store), batch_size=8)
+    own = ArrayDataLoader(
+        dataset_name=open_dataset("kept", store=store),
+        batch_size=8,
+        collate_fn=lambda rows: {name: [row[name] for row in rows] for name in KEPT},
+    )
+    for batch, collated in zip(plain, own, strict=True):
+        check(batch, folder[1])
+        assert {name: batch[name] for name in KEPT} == collated
 
 
 def test_a_resumed_loader_gives_the_same_values(store: Path) -> None:
