@@ -99,7 +99,7 @@ class PromptEngine:
             table, is_chat = rows, False
         else:
             is_chat = bool(rows) and not isinstance(rows[0], Mapping)
-            table = rows_table([{"messages": row} for row in rows] if is_chat else cast(Sequence[Row], rows))
+            table = rows_table([{"messages": list(row)} for row in rows] if is_chat else cast(Sequence[Row], rows))
         table, name = _numbered(table), "conversations" if is_chat else "prompts"
         if name not in self._steps:
             self._steps[name] = self._inference(table, is_chat)

@@ -69,6 +69,15 @@ def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
     return [None if text is None else json.loads(text) for text in json_texts(array).to_pylist()]
 
 
+def as_json(array: pa.Array | pa.ChunkedArray) -> pa.ExtensionArray:
+    """Return values of any type that JSON has as a JSON column."""
+    if is_json(array.type):
+        return one_array(array)
+    return json_column(
+        [None if value is None else json.dumps(value, ensure_ascii=False) for value in array.to_pylist()]
+    )
+
+
 def kinds_of(texts: pa.Array) -> Kinds:
     """Return the kind of each JSON text, uint8 [rows]; NULL for an Arrow null.
 

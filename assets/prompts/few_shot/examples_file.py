@@ -17,6 +17,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.sources.resolve import locate
+from tokenloom.resources.tables.json_values import as_json
 
 Fault = Callable[[str], ConfigError]
 
@@ -55,7 +56,7 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
             first = _first(output.rejects)
             raise fault(f"{name}, {first}; examples must have the dataset's form, {resolved.form}")
         canonical.append(output.table)
-    examples = pa.concat_tables(canonical).combine_chunks()
+    examples = pa.concat_tables(_alike(canonical)).combine_chunks()
     if examples.num_rows < few_shot.count:
         raise fault(f"{name} has {examples.num_rows} examples, count: {few_shot.count} needs more; add some")
     return examples
@@ -87,6 +88,17 @@ def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
         tables.append(table.drop_columns([ROW]).append_column(ROW, numbered))
         before += table.num_rows
     return tables
+
+
+def _alike(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """Return tables of values for a Jinja template with the columns that are typed in only some of them as JSON."""
+    alike = []
+    for table in tables:
+        for number, name in enumerate(table.column_names):
+            if len({other.schema.field(name).type for other in tables}) > 1:
+                table = table.set_column(number, name, as_json(table[name]))
+        alike.append(table)
+    return alike
 
 
 def _mapping(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.json_values import (
+    as_json,
     as_lists,
     has_long_integer,
     is_json,
@@ -60,6 +61,7 @@ def test_typed_values_are_those_of_json(values: list[Any], ascii: bool, indent: 
     found = typed(texts_of(values, ascii, indent))
     found.validate(full=True)
     assert same(python_values(found), values)
+    assert same(python_values(as_json(found)), values)
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) > 1 or kinds & {list, dict}:
         assert is_json(found.type)
