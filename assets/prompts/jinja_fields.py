@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos
+from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos, with_eos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -180,8 +180,7 @@ class FieldsFormat:
                 pieces.append(Piece(None, slot.column, role, numbers[name], weight))
         last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
         stopped = bool(pieces) and pieces[last].control
-        eos = [] if stopped or self.eos is None else [Piece(self.eos, role="answer", weight=1.0, control=True)]
-        return pieces, with_bos(pieces[: last + 1] + eos + pieces[last + 1 :], self.bos)
+        return pieces, with_bos(pieces if stopped else with_eos(pieces, last + 1, self.eos), self.bos)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
@@ -13,7 +14,7 @@ from tokenloom.resources.templates.custom import parse_custom
 def custom_layout(
     config: PipelineConfig, fields: list[str], control: tuple[str, ...], bos: str | None, eos: str | None
 ) -> list[Piece]:
-    """Return the layout of a custom template: BOS, the template's parts, and EOS right after the answer.
+    """Return the layout of a custom template: BOS, the template's parts, and a trained EOS after the answer.
 
     Args:
         fields: names of the columns, in the order in which `assemble` gets them.
@@ -24,17 +25,36 @@ def custom_layout(
     everything = 1.0 if prompt.train_on == "all" else 0.0
     numbers = column_numbers(fields)
     pieces: list[Piece] = []
+    ends: list[int] = []
     for part in parse_custom(config):
         if not part.is_field:
             pieces += split_control(part.text, control, weight=everything)
         elif part.text == prompt.label_column:
             pieces.append(Piece(None, fields.index(part.text), "answer", numbers[part.text], weight=1.0))
-            pieces += [Piece(eos, role="answer", weight=1.0, control=True)] * bool(eos)
+            ends.append(len(pieces))
         else:
             pieces.append(Piece(None, fields.index(part.text), "input", numbers[part.text], weight=everything))
     if prompt.label_column is None and eos:
         pieces.append(Piece(eos, weight=1.0, control=True))
+    for end in reversed(ends):
+        pieces = with_eos(pieces, end, eos)
     return with_bos(pieces, bos)
+
+
+def with_eos(pieces: list[Piece], end: int, eos: str | None) -> list[Piece]:
+    """Return pieces with a trained EOS after an answer: the template's own if it follows, else an added one.
+
+    Args:
+        end: the number of pieces before the end of the answer.
+        eos: the token; None leaves the pieces unchanged.
+    """
+    if eos is None:
+        return pieces
+    own = next((at for at, piece in enumerate(pieces[end:], end) if (piece.text or "x").strip()), len(pieces))
+    if own < len(pieces) and pieces[own].control and pieces[own].text == eos:
+        stop = [replace(piece, role="answer", weight=1.0) for piece in pieces[end : own + 1]]
+        return [*pieces[:end], *stop, *pieces[own + 1 :]]
+    return [*pieces[:end], Piece(eos, role="answer", weight=1.0, control=True), *pieces[end:]]
 
 
 def column_numbers(fields: Iterable[str]) -> dict[str, int]:

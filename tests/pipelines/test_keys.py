@@ -26,7 +26,7 @@ from tokenloom.resources.store import ArtifactStore
 SMALL = ChunkSize(target=2_000, maximum=8_000)
 COUNT = 60
 CHAT = (
-    "{% if tools %}{{ '<|im_start|>' + tools | tojson + '<|im_end|>\n' }}{% endif %}{{ date_string or '' }}"
+    "{% if tools %}{{ '<|im_start|>' + tools | tojson + '<|im_end|>\n' }}{% endif %}{{ date_string or '' }}{{ tone or '' }}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 )
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
@@ -116,6 +116,7 @@ CASES = [
     Case("prompt_template.few_shot.seed", 2, NOTHING),
     Case("prompt_template.few_shot.seed", 2, TEXTS, base=SHOTS),
     Case("prompt_template.tools", [TOOL], TEXTS, "chat"),
+    Case("prompt_template.template_kwargs", {"tone": "dry"}, TEXTS, "chat"),
     Case("prompt_template.train_on", "all", TEXTS),
     Case("prompt_template.train_on", "last", frozenset({"prompts"}), "chat"),
     Case("prompt_template.add_bos", True, TEXTS),

@@ -92,4 +92,5 @@ class Twins:
         return texts[0], parts
 
     def _rendered(self, template: str, messages: list[Message], tools: Any, **options: Any) -> Any:
-        return render_jinja_template([messages], tools=tools, chat_template=template, **options, **self.tokens)
+        given: dict[str, Any] = {**options, **self.tokens}
+        return render_jinja_template([messages], tools=tools, chat_template=template, **given)

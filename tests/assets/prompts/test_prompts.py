@@ -66,6 +66,18 @@ def test_custom_template_with_the_answer_in_the_middle_trains_answer_and_eos(
         assert [made["text"].encode()[span["start"] : span["end"]] for span in controls] == [b"<s>", b"</s>"]
 
 
+@pytest.mark.parametrize("between", ["", "\n", "!"])
+@pytest.mark.parametrize("form", ["custom", "jinja"])
+def test_an_eos_of_the_template_is_trained_and_not_added_again(render: Render, form: str, between: str) -> None:
+    column = "{%s}" if form == "custom" else "{{ %s }}"
+    template = f"{column % 'q'}: {column % 'answer'}{between}</s>\n--"
+    prompt = {"format_type": form, "template": template, "label_column": "answer"}
+    (made,) = render([{"q": "a", "answer": "b"}], prompt).table.to_pylist()
+    written = f"{between}</s>" if between != "!" else f"</s>{between}</s>"  # text between them: not the answer's EOS
+    assert made["text"] == f"a: b{written}\n--"
+    assert trained_parts(made["text"], made["spans"]) == [f"b{written.removesuffix('!</s>')}"]
+
+
 def test_eos_can_be_omitted(render: Render) -> None:
     out = render([{"q": "a", "answer": "b"}], {"template": "{q}: {answer}", "label_column": "answer", "add_eos": False})
     (made,) = out.table.to_pylist()

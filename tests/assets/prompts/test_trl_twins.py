@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from support.canonical_rows import canonical
+from support.canonical_rows import as_json, canonical
 from support.rendered_prompts import assert_partition, trained_parts
 from support.trl_templates import NAMES, Message, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
@@ -205,8 +205,8 @@ def chat_format(name: str) -> ChatFormat:
 
 def rendered(twins: Twins, talk: list[Message], tools: Any) -> tuple[str, list[str]] | str:
     """Return the text and the trained parts, or the reject code."""
-    row = {"messages": talk} | ({"tools": json.dumps(tools)} if tools else {})
-    out = chat_format(twins.name).render(canonical([row]).table)
+    row = {"messages": talk} | ({"tools": tools} if tools else {})
+    out = chat_format(twins.name).render(canonical(as_json(row)).table)
     if out.rejects.num_rows:
         return out.rejects["code"][0].as_py()
     (made,) = out.table.to_pylist()
