@@ -224,7 +224,7 @@ class _DifferingChunks:
                 rows, lengths = _row_tokens(self._objects.get_intact(chunk.output))
                 members = np.flatnonzero(number == at)
                 index = np.searchsorted(position[members], rows)
-                counts[members[index]] = lengths
+                np.add.at(counts, members[index], lengths)  # a row can have several texts
         return counts
 
     def places(self, items: Ints) -> list[str]:

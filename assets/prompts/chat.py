@@ -10,16 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
-from tokenloom.assets.prompts.conversations import Conversations, Message, Turn, conversations, group_by_shape
-from tokenloom.assets.prompts.inline_reasoning import InlineConversations, taken, with_inline_reasoning
+from tokenloom.assets.prompts.conversations import (
+    Conversations,
+    Message,
+    Turn,
+    conversations,
+    group_by_shape,
+)
+from tokenloom.assets.prompts.exact_turns import Layout, ShapeFormat, TurnCounts, judge, texts_of, verdict_by_row
+from tokenloom.assets.prompts.inline_reasoning import (
+    InlineConversations,
+    divided_by_template,
+    taken,
+    with_inline_reasoning,
+)
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.spans import Piece
@@ -60,46 +73,91 @@ class ChatFormat:
         tools, kwargs = (
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )
-        shapes = self._shapes(one_array(table[ROW]), group_by_shape(messages, tools, kwargs))
-        return render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
+        shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs), counts)
+        out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
+        out = verdict_by_row(out) if self.prompt.turns == "exact" else out
+        return replace(out, counters=counts.counters(out.table))
+
+    def trained(self, turns: Sequence[Turn]) -> list[int]:
+        """Return the indices of the messages that the settings and the row's weights train."""
+        return [index for index, weight in enumerate(self._weights(turns)) if weight]
+
+    def laid_out(self, group: Conversations, form: Form) -> Layout:
+        """Return the layout of a shape of conversations.
+
+        Raises:
+            TemplateError: the template refuses the conversations, or its text cannot be divided into turns.
+        """
+        slots = self.template.probe(self._reader(group, form), group.empty)
+        return self._layout(slots, group, form)
+
+    def thinks(self, kwargs: str) -> bool:
+        """Return whether inference can choose `enable_thinking`: the template reads it, and nothing sets it."""
+        chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
+        return not chosen and self.template.reads("enable_thinking")
+
+    def of_shape(self, group: Conversations) -> ShapeFormat:
+        """Return the template with the form of arguments that it takes from a group's conversations."""
+        return ShapeFormat(self, self._argument_form(group))
 
     @cached_property
     def opacity(self) -> str | None:
         """The reason why the template does more than place contents, or None if it only places them."""
         return self.template.opacity({"messages": Kind.MESSAGES})
 
-    def written(self, messages: Sequence[Message], prompted: bool, tools: Any = None, kwargs: str = "") -> str:
+    def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str:
         """Render messages as the template reads them.
 
         Args:
-            prompted: whether to add a generation prompt.
+            prompted: the generation prompt to add, a `Prompt`.
             tools: tool descriptions as the template reads them.
             kwargs: the row's own variables for the template, as JSON text.
 
         Raises:
             TemplateError: the template refuses the messages.
         """
-        return self.template.render(self._variables(messages, tools, prompted, kwargs))
+        thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
+        return self.template.render({**self._variables(messages, tools, bool(prompted), kwargs), **thinking})
 
-    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations]) -> Iterator[Shape]:
+    def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
         for found in groups:
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
             group = readable(found, self.template.roles, write)
-            yield self._shape(rows, group, self._argument_form(group))
+            if self.prompt.turns == "together":
+                yield self._shape(rows, group, self.of_shape(group), counts, 0)
+                continue
+            for part in [group] if self.opacity is None else divided_by_template(self.of_shape(group), group):
+                shared = self.of_shape(part)
+                for number, text in enumerate(texts_of(shared, part)):
+                    yield self._shape(rows, text, shared, counts, number)
 
-    def _shape(self, rows: pa.Array, group: Conversations, form: Form) -> Shape:
+    def _reader(self, group: Conversations, form: Form) -> Variables:
         def variables(values: Sequence[str]) -> dict[str, Any]:
             messages = with_arguments(group.messages(values), form)
             return self._variables(messages, _tools(group), self.generation_prompt, group.template_kwargs)
+
+        return variables
+
+    def _shape(
+        self, rows: pa.Array, group: Conversations, shared: ShapeFormat, counts: TurnCounts, number: int
+    ) -> Shape:
+        """Return the shape of conversations, or of a text of each; `number` is that of the text."""
+        variables = self._reader(group, shared.form)
+
+        def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
+            found = self._layout(slots, group, shared.form)
+            counts.put(number, group.rows, judge(shared, group, found))
+            return found.pieces, with_bos(found.stopped, self.bos)
 
         def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
             """Yield the rows with inline reasoning as values, then each row as the generation marks divide it."""
             whole = taken(group, index)
             for places, split in with_inline_reasoning(whole):
-                yield index[places], self._shape(rows, split, form)
+                yield index[places], self._shape(rows, split, shared, counts, number)
             if self._marked:
                 for place in range(len(index)):
                     yield index[[place]], self._marked_row(rows, taken(whole, np.array([place])), variables)
@@ -109,7 +167,7 @@ class ChatFormat:
             group.values,
             group.empty,
             variables,
-            lambda slots: self._layout(slots, group, form),
+            layout,
             range(len(group.turns), len(group.values)),
             None if isinstance(group, InlineConversations) else readings,
         )
@@ -157,7 +215,7 @@ class ChatFormat:
             **self.tokens,
         }
 
-    def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> tuple[list[Piece], list[Piece]]:
+    def _layout(self, slots: list[Slot], group: Conversations, form: Form) -> Layout:
         fields = with_arguments([turn.fields or {} for turn in group.turns], form)
         constants = _strings([fields, group.parsed_tools, _parsed_kwargs(group.template_kwargs)])
         if any(token in text for text in constants for token in self.control):
@@ -167,7 +225,7 @@ class ChatFormat:
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
-        return pieces, with_bos(_with_stop(pieces, answer_end, eos), self.bos)
+        return Layout(slots, pieces, _with_stop(pieces, answer_end, eos))
 
     @property
     def _marked(self) -> bool:
@@ -192,17 +250,19 @@ class ChatFormat:
             ShapeError: the template omits tools, tool calls, or the reasoning of the last answer.
         """
 
-        kwargs = _parsed_kwargs(group.template_kwargs)
-
         def write(messages: Sequence[Message], tools: bool, prompted: int) -> str:
-            thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
-            given = json.dumps({**kwargs, **thinking}) if thinking else group.template_kwargs
-            return self.written(messages, bool(prompted), _tools(group) if tools else None, given)
+            return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
 
         messages = with_arguments(group.messages(_marks(group)), form)
-        set_thinking = "enable_thinking" in {*self.prompt.template_kwargs, *kwargs}
-        thinks = not set_thinking and self.template.reads("enable_thinking")
-        outline = Outline(slots, messages, group.owners, write, self.control, self.tokens.get("eos_token"), thinks)
+        outline = Outline(
+            slots,
+            messages,
+            group.owners,
+            write,
+            self.control,
+            self.tokens.get("eos_token"),
+            self.thinks(group.template_kwargs),
+        )
         outline.check_tools(bool(group.tools))
         placed = {slot.value for slot in slots}
         omitted = {
@@ -351,21 +411,27 @@ def _last_answer(turns: Sequence[Turn]) -> int:
 def _message_of_block(slots: Sequence[Slot], group: Conversations) -> dict[int, int]:
     """Return the message of each generation block: the one whose content is in the block, else answer n for block n.
 
+    Blocks with no text between them count as one.
+
     Raises:
         ShapeError: the blocks do not match the answers one to one.
     """
     answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
-    blocks = {slot.generated for slot in slots if slot.generated}
-    messages = dict(enumerate(answers, 1)) if max(blocks, default=0) == len(answers) else {}
+    first_of: dict[int, int] = {}  # the first of the adjacent blocks
+    for before, slot in pairwise([Slot(-1, "", 0), *slots]):
+        if slot.generated and slot.generated not in first_of:
+            first_of[slot.generated] = first_of.get(before.generated, slot.generated)
+    blocks = sorted(set(first_of.values()))
+    messages = dict(zip(blocks, answers, strict=True)) if len(blocks) == len(answers) else {}
     consistent = all(
-        messages.setdefault(slot.generated, group.owners[slot.value]) == group.owners[slot.value]
+        messages.setdefault(first_of[slot.generated], group.owners[slot.value]) == group.owners[slot.value]
         for slot in slots
         if slot.generated and slot.value >= 0
     )
-    if not consistent or not blocks <= messages.keys():
+    if not consistent or not messages.keys() >= set(blocks):
         message = f"weights need one generation block per answer, found {len(blocks)} for {len(answers)} answers"
         raise ShapeError("generation_marks", message)
-    return messages
+    return {block: messages[first] for block, first in first_of.items()}
 
 
 def _without_trailing_space(literal: Sequence[Piece]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.conversations import group_by_shape
+from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
 from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
@@ -45,7 +47,8 @@ class Finding:
 
 def certificate(chat: ChatFormat) -> list[dict[str, str]]:
     """Return the findings about a chat template with the dataset's settings, as JSON."""
-    return [asdict(finding) for finding in _findings(chat)]
+    together = chat.prompt.model_copy(update={"turns": "together"})
+    return [asdict(finding) for finding in (*_findings(replace(chat, prompt=together)), _turns(chat))]
 
 
 def _findings(chat: ChatFormat) -> Iterator[Finding]:
@@ -177,6 +180,40 @@ def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) ->
     stable = whole.text.startswith(prefix.rstrip()) if prefix else False
     found = "not changed by later turns" if stable else "changed by later turns"
     return Finding("conversation begun", found, whole.text)
+
+
+def _turns(chat: ChatFormat) -> Finding:
+    """Return whether turns are trained as they are at inference, without and with reasoning."""
+    found: list[str] = []
+    evidence = ""
+    for kind, thoughts in (("without reasoning", (None, None)), ("with reasoning", THOUGHTS)):
+        messages: list[dict[str, Any]] = []
+        for thought in thoughts:
+            reasoning = {} if thought is None else {"reasoning_content": thought}
+            messages += [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID, **reasoning}]
+        conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
+        (group,) = group_by_shape(conversation)
+        try:
+            shared = chat.of_shape(group)
+            texts = texts_of(shared, group) if chat.prompt.turns == "exact" else [group]
+            turns = [turn for text in texts for turn in shared.turns(text)]
+        except TemplateError:
+            continue
+        written = [chat.written(text.messages([value[0].as_py() for value in text.values]), False) for text in texts]
+        evidence = "\n".join(written)
+        dropped = any(thought and thought not in evidence for thought in thoughts)
+        found.append(f"{kind}: {_exactness(turns, dropped)}")
+    return Finding("turns", "; ".join(found) or "refused", evidence)
+
+
+def _exactness(turns: Sequence[TrainedTurn], dropped: bool) -> str:
+    """Return whether turns are exact, or why not; `dropped` is whether the template drops reasoning."""
+    if all(turn.exact for turn in turns):
+        return "exact"
+    if any(turn.same and not turn.prompted for turn in turns):
+        return "not exact, answers do not start with the generation prompt"
+    reason = "without their reasoning, which the template drops" if dropped else "as the template writes them there"
+    return f"not exact, earlier turns are trained {reason}; set prompt_template.turns: exact"
 
 
 def _spaces(chat: ChatFormat) -> Finding:

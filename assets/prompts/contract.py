@@ -10,7 +10,7 @@ from tokenloom.assets.stage.pairs import LABEL
 from tokenloom.assets.stage.rejects import ROW
 
 CONTRACT = contract(
-    "One rendered row.",
+    "One rendered row, or with `turns: exact` one of its texts.",
     {
         ROW: row_column(),
         "text": column("The rendered text, with all control tokens.", pa.string()),

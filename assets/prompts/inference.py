@@ -147,7 +147,7 @@ class ChatPrompts:
         return ChunkOutput(checked, rows_in, join_rejects([*rejects, prompts.rejects, others]))
 
     def _render(self, chat: ChatFormat, table: pa.Table, train_on: Any) -> ChunkOutput:
-        prompt = chat.prompt.model_copy(update={"train_on": train_on})
+        prompt = chat.prompt.model_copy(update={"train_on": train_on, "turns": "together"})
         render = replace(chat, prompt=prompt, eos=None).render
         return (WithTools(render, self.tools) if self.tools else render)(table)
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.prompts.conversations import Conversations, Message
+from tokenloom.assets.prompts.turn_boundaries import Prompt
 from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
+
+if TYPE_CHECKING:
+    from tokenloom.assets.prompts.exact_turns import ShapeFormat
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -51,7 +57,7 @@ def taken(group: Conversations, index: Ints) -> Conversations:
     return replace(group, rows=group.rows[index], values=values)
 
 
-def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversations]]:
+def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineConversations]]:
     """Yield the conversations of a group that have inline reasoning, by shape.
 
     Yields:
@@ -70,6 +76,22 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, Conversa
     for shape, rows in shapes.items():
         index = np.array(rows, np.int64)
         yield index, _split(taken(group, index), {message: (before, after) for message, before, after, *_ in shape})
+
+
+def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
+    """Divide a group into the conversations with inline reasoning that the template takes apart, and the others."""
+    if any(turn.problem for turn in group.turns):
+        return [group]
+    parts, left = [], np.ones(len(group.rows), bool)
+    for index, split in with_inline_reasoning(group):
+        marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(split.empty)]
+        messages = split.messages(marks)
+        text = chat.written(split, messages, Prompt.NONE)
+        if text is not None and all(messages[message]["content"] in text for message in split.around):
+            continue
+        parts.append(split)
+        left[index] = False
+    return [*([taken(group, np.flatnonzero(left))] if left.any() else []), *parts]
 
 
 def _parts(content: str) -> tuple[str, str, str, str] | None:

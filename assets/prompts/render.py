@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.forms import PROMPTED
+from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import Piece, assemble
@@ -49,7 +50,9 @@ def renderer(
         raise config.fault("prompt_template.add_bos", "the tokenizer has no BOS token; set special_tokens.bos")
     bos, eos = added_tokens(config, spec)
     check_length_settings(config, mapping)
-    if is_chat(config, mapping, spec):
+    chat = is_chat(config, mapping, spec)
+    check_turns(config, form, chat)
+    if chat:
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
     if form == "messages":

@@ -37,7 +37,7 @@ class PromptsStage(Stage):
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
-        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", *source)
+        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", "turns", *source)
         return {**self.settings(config), **declared_tokenizer(config), **chat}
 
     def prepare(self, context: Context) -> Work:
@@ -52,7 +52,7 @@ class PromptsStage(Stage):
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
         read = ["template_kwargs"] if context.config.prompt_template.template_kwargs else []
-        spoken = _of_prompts(context.config, "system", "date_string", *read) if chat else {}
+        spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
         settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             context.input_chunks("columns"),

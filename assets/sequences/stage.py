@@ -34,6 +34,7 @@ from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, count_len
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.assets.stage.texts import counted_by_row
 from tokenloom.assets.tokens.stage import LazyTokenize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
@@ -179,7 +180,8 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
         flags = [list_parts(side["trained"])[1].to_numpy() for side in sides(packed.table).values()]
         counters[TRAINED] = sum(map(int, map(np.count_nonzero, flags)))
         rejects = join_rejects([dropped.rejects, packed.rejects])
-        return replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
+        packed = replace(packed, rows_in=tokens.num_rows, rejects=rejects, counters=counters, engine=dropped.engine)
+        return counted_by_row(packed, tokens)
 
     return sequence
 

@@ -21,6 +21,7 @@ from tokenloom.assets.prompts.spans import FlatSpans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
+from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -30,6 +31,9 @@ from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_o
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ControlPolicy = Literal["split", "reject", "keep"]
+
+FURTHER = "tokens_of_further_texts"
+"""Counter: with `turns: exact`, the tokens of all texts of a row but the longest."""
 
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
 """Environment variable that forces an engine: `tokenizers`, or `gigatoken` wherever it is certified, also for small
@@ -98,7 +102,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         control: the tokenizer's control tokens.
         policy: what happens to the text of control tokens inside content.
     """
-    rows_in, rejects = table.num_rows, no_rejects()
+    rows_in, rejects = count_rows(table), no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
     cut = strip_at_control(segments(table), encoder.strips)
@@ -114,7 +118,16 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "spans": _token_spans(cut.spans, counts, offsets),
     }
     counters = {"straddles": straddles, "control_tokens_in_content": _count_control(cut, control)}
-    return ChunkOutput(pa.table(columns), rows_in, rejects, 0, None, len(ids), counters, encoded.engine)
+    rows_out = count_rows(table)
+    if rows_out < table.num_rows:
+        counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))
+    return ChunkOutput(pa.table(columns), rows_in, rejects, 0, rows_out, len(ids), counters, encoded.engine)
+
+
+def _longest_texts(rows: np.ndarray, lengths: Ints) -> int:
+    """Return the sum over rows of the tokens of the row's longest text; both arguments are [texts]."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    return int(np.maximum.reduceat(lengths, starts).sum())
 
 
 def _token_spans(spans: FlatSpans, counts: Ints, offsets: Ints) -> pa.Array:
@@ -149,7 +162,9 @@ def _without_control(table: pa.Table, control: tuple[str, ...]) -> tuple[pa.Tabl
     matches = np.asarray(pc.match_substring_regex(cut.text, any_of).to_numpy(zero_copy_only=False), bool)
     bad = np.zeros(table.num_rows, bool)
     bad[cut.row[matches & ~cut.control]] = True
-    flags = pa.array(bad)
+    rows = table[ROW].to_numpy()
+    bad = np.isin(rows, rows[bad])
+    flags = pa.array(bad & first_of_row(table))
     rejects = reject_rows(
         one_array(table[ROW]).filter(flags),
         "tokens",

@@ -62,6 +62,8 @@ _RIGHT_PADS: dict[str, Side] = {
 """Maps the white space that is left on each side of a value to what was stripped, and whether it was JSON-escaped. The
 two sides have different numbers of newlines, so that no two ways to strip leave the same text between two values."""
 
+_LEFT_PAD_OF, _RIGHT_PAD_OF = ({side: pad for pad, side in pads.items()} for pads in (_LEFT_PADS, _RIGHT_PADS))
+
 WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 """The characters that Python's `str.strip` strips, and therefore Jinja's `trim`."""
 
@@ -150,11 +152,27 @@ class Slot:
     def trims(self) -> bool:
         return (self.left, self.right) != ("", "")
 
+    @property
+    def padded(self) -> str:
+        """What the template writes here if its values are `padded`."""
+        if self.value < 0:
+            return self.text
+        left, right = (
+            pads.get((trim, self.escaped)) or pads[trim, False]
+            for pads, trim in ((_LEFT_PAD_OF, self.left), (_RIGHT_PAD_OF, self.right))
+        )
+        return f"{left}{MARK_OPEN}{self.value}{MARK_CLOSE}{right}"
+
     def place(self, values: pa.Array) -> pa.Array:
         """Return string values as the template writes them: stripped and escaped."""
         for side, trim in ((pc.utf8_ltrim, self.left), (pc.utf8_rtrim, self.right)):
             values = side(values, characters=WHITE_SPACE if trim is None else trim) if trim != "" else values
         return _escape(values) if self.escaped else values
+
+
+def padded(value: int) -> str:
+    """Return the mark of a value with white space around it, which shows what a template strips."""
+    return f"{next(iter(_LEFT_PADS))}{MARK_OPEN}{value}{MARK_CLOSE}{next(iter(_RIGHT_PADS))}"
 
 
 class JinjaTemplate:
@@ -239,10 +257,10 @@ class JinjaTemplate:
             TemplateError: the template refuses the values.
             SpansError: the template does more with a value than strip and escape it.
         """
-        bare = self._slots(variables, empty, "", "")
-        padded = self._slots(variables, empty, next(iter(_LEFT_PADS)), next(iter(_RIGHT_PADS)))
-        own, own_padded = _literals(bare), _literals(padded)
-        if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in padded if slot.value >= 0]:
+        bare = self._slots(variables, empty, lambda value: f"{MARK_OPEN}{value}{MARK_CLOSE}")
+        spaced = self._slots(variables, empty, padded)
+        own, own_padded = _literals(bare), _literals(spaced)
+        if [slot.value for slot in bare if slot.value >= 0] != [slot.value for slot in spaced if slot.value >= 0]:
             raise SpansError("the template places a value elsewhere when white space surrounds it")
         sides = [
             _sides_of(text, text_padded, index > 0, index < len(own) - 1)
@@ -258,11 +276,12 @@ class JinjaTemplate:
         return slots
 
     def _slots(
-        self, variables: Callable[[Sequence[str]], Mapping[str, Any]], empty: Sequence[bool], left: str, right: str
+        self,
+        variables: Callable[[Sequence[str]], Mapping[str, Any]],
+        empty: Sequence[bool],
+        marked: Callable[[int], str],
     ) -> list[Slot]:
-        marks = [
-            "" if nothing else f"{left}{MARK_OPEN}{index}{MARK_CLOSE}{right}" for index, nothing in enumerate(empty)
-        ]
+        marks = ["" if nothing else marked(index) for index, nothing in enumerate(empty)]
         text = self._run({**variables(marks), "_marks_generation": True})
         slots: list[Slot] = []
         at = blocks = generated = 0

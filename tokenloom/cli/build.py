@@ -119,6 +119,7 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.lengths import length_lines
     from tokenloom.cli.terminal.tables import stage_table
+    from tokenloom.cli.terminal.turns import turn_lines
 
     console.print(stage_table(build.name, reports))
     if unused := _unused_columns(build, reports):
@@ -131,6 +132,8 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
         if found := report.counters.get("control_tokens_in_content"):
             policy = build.config.tokenizer.control_tokens_in_content
             say(console, f"{report.name}: {found:,} texts of control tokens in contents ({CONTROL}: {policy})")
+    for line in turn_lines(reports):
+        say(console, line)
     if reports[-1].name == STAGES[-1]:
         for line in length_lines(reports[-1], build.config.tokenizer.max_length):
             say(console, line)

@@ -236,6 +236,9 @@ class PromptTemplateConfig(Section):
     precedence."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
     """What is trained: `completions`, `all` text, the `last` completion, or a list of roles."""
+    turns: Literal["together", "exact"] = "together"
+    """Texts of a conversation with several trained turns. `together`: one. `exact`: as many as it takes to train each
+    turn in the context that the model has at inference."""
     add_bos: Literal["auto"] | bool = "auto"
     """Start each text with a BOS token. `auto`: only if the tokenizer itself would add one."""
     add_eos: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,8 @@ class ChatFewShot:
             place = pa.array(np.searchsorted(extended.table[ROW].to_numpy(), text[ROW].to_numpy()))
             start, added = (pa.array(column).take(place).to_numpy() for column in (extended.start, extended.added))
             text = text.set_column(text.schema.get_field_index("spans"), "spans", _masked(text, start, added))
-        return ChunkOutput(text, table.num_rows, join_rejects([alone.rejects, extended.rejects, out.rejects]))
+        rejects = join_rejects([alone.rejects, extended.rejects, out.rejects])
+        return replace(out, table=text, rows_in=table.num_rows, rejects=rejects)
 
     def extend_all(self, table: pa.Table) -> Extended:
         """Add examples to all rows of a chunk, also to rows that cannot be rendered on their own."""

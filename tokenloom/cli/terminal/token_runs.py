@@ -15,6 +15,9 @@ from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
 from tokenloom.resources.tokenizers import TOKENIZER
 
+MOST_SHOWN = 16
+"""Maximum number of sequences shown of a row that has several texts, or is split."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -34,7 +37,8 @@ class ShownRow:
         row: its number among the raw rows of all files and splits, counted from 0.
         split: its split.
         place: its file and position.
-        sides: the chosen and rejected sequences of a pair, by name; other rows have one sequence, under "".
+        sides: the chosen and rejected sequences of a pair, by name; other rows have one sequence, under "", or several,
+            numbered.
         absence: why the row has no sequence.
         label: the label of a kto row.
     """
@@ -92,7 +96,7 @@ class RowReader:
         return [self._raw.chunks[self._number(row)].output for row in rows] + (self._heads() if inference else [])
 
     def read(self, row: int) -> ShownRow:
-        """Return the sequence that holds a raw row; if packed, with the other rows in it."""
+        """Return the sequences that hold a raw row, at most `MOST_SHOWN`; if packed, with the other rows in them."""
         number, position, chunk = self._place(row)
         table = self._store.objects.get(chunk.output)
         offsets, rows = list_parts(table["rows"])
@@ -100,9 +104,15 @@ class RowReader:
         place = chunk.place(position)
         if not len(matches):
             return ShownRow(row, chunk.split, place, {}, self._absence(number, position))
-        sequence = int(np.searchsorted(offsets, matches[0], side="right")) - 1
-        runs = {side: tuple(self._runs_of(columns, sequence)) for side, columns in sides(table).items()}
-        label = table["label"][sequence].as_py() if "label" in table.column_names else None
+        found = np.unique(np.searchsorted(offsets, matches, side="right")[:MOST_SHOWN] - 1).tolist()
+        runs = {
+            " ".join(filter(None, (f"{number} of {len(found)}" if len(found) > 1 else "", side))): tuple(
+                self._runs_of(columns, sequence)
+            )
+            for number, sequence in enumerate(found, 1)
+            for side, columns in sides(table).items()
+        }
+        label = table["label"][found[0]].as_py() if "label" in table.column_names else None
         return ShownRow(row, chunk.split, place, runs, label=label)
 
     def read_prompts(self, config: PipelineConfig, rows: Sequence[int]) -> Iterator[ShownRow]:
