@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 CODE = ("tokenloom", "assets", "loaders", "resources")
-GENERATED = ("api_reference.md", "configuration.md", "datasets.md")
+GENERATED = ("api_reference.md", "configuration.md", "conformance.md", "datasets.md")
 STORED = ("doubts.py", "format_candidates.py")
 """Modules whose texts are stored as facts; rewording them would change cache keys."""
 WORDS = re.compile(r"[A-Za-z']{2,}")

@@ -5,14 +5,10 @@ Modules, in the order in which a row passes through them:
 - `stage`: the stage. `render` builds the function that renders a chunk, and `probe` renders fixed rows.
 - `conversations`: groups conversations that differ only in their contents.
 - `tools`, `few_shot`: add the YAML's tools, and examples, to the rows.
-<<<<<<< HEAD
 - `chat`: renders conversations through a chat template. `turn_boundaries` finds what the model generates of each turn,
   `call_arguments` the form in which the template takes the arguments of tool calls, and `inline_reasoning` the parts of
   answers with `<think>…</think>`.
-=======
-- `chat`: renders conversations through a chat template. `turn_boundaries` finds what the model generates of each turn.
 - `exact_turns`: finds turns that are not trained as at inference, and splits conversations into texts in which all are.
->>>>>>> origin/exact
 - `jinja_fields`: renders columns through the YAML's Jinja template.
 - `layout`: builds the pieces of texts that need no Jinja, and adds BOS, EOS and control tokens.
 - `verify`: fills a template's slots with Arrow, and compares the texts with what Jinja renders.

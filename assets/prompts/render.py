@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.forms import PROMPTED
+from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
@@ -76,13 +77,14 @@ def conversation_renderer(
 ) -> Render:
     """Return `renderer` for rows that go through the chat template."""
     form = mapping["form"]
-    config = trained_in_pairs(config, spec) if form in PROMPTED else config
+    whole = form == "dialogue" and config.prompt_template.train_on == "all"
+    config = trained_in_pairs(config, spec, whole) if form in PROMPTED else config
     chat = chat_format(config, spec)
     render: Render = (replace(chat, generation_prompt=True, eos=None) if form == "prompt_only" else chat).render
     if tools := declared_tools(config):
         check_tools(config, chat, tools)
         render = WithTools(render, tools)
-    render = Pairs(render) if form in ("preference", "kto") else render
+    render = Pairs(render) if form in ("preference", "kto") else Joined(render) if whole else render
     if not config.prompt_template.few_shot.count:
         return render
     from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
@@ -133,8 +135,8 @@ def added_tokens(config: PipelineConfig, spec: TokenizerSpec) -> tuple[str | Non
     return bos, spec.eos if prompt.add_eos else None
 
 
-def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineConfig:
-    """Return the config for prompts with completions in messages: only completions are trained.
+def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec, whole: bool = False) -> PipelineConfig:
+    """Return the config for prompts with completions in messages: only completions are trained, unless `whole`.
 
     Raises:
         ConfigError: the tokenizer has no chat template.
@@ -143,7 +145,7 @@ def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec) -> PipelineCon
         message = "the rows are conversations, but the tokenizer has no chat template; set one"
         raise config.fault("tokenizer.chat_template", message)
     prompt = config.prompt_template
-    if prompt.train_on != "all":
+    if prompt.train_on != "all" or whole:
         return config
     every = {"train_on": ("system", "user", "assistant", "tool")}  # all of a completion, no template text
     return config.model_copy(update={"prompt_template": prompt.model_copy(update=every)})
@@ -171,6 +173,17 @@ class Assembled:
     def __call__(self, table: pa.Table) -> ChunkOutput:
         columns = [one_array(table[name]) for name in self.fields]
         return ChunkOutput(assemble(one_array(table[ROW]), self.pieces, columns), table.num_rows)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Renders prompts with their completions as one conversation, of which every message can be trained."""
+
+    render: Render
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        joined = join_messages(one_array(table["prompt"]), one_array(table["completion"]))
+        return self.render(table.drop_columns(["prompt", "completion"]).append_column("messages", joined))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,9 @@ from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
+
+_CAST_INCORRECTLY = re.compile(r"list_view|list<\w+: null")
+"""Types whose values Arrow's casts damage: views of lists after a null, and lists of nothing but nulls."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def _of_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if column.type == kind:
         return column
     try:
-        if "list_view" not in str(column.type):  # Arrow casts these incorrectly after a null
+        if not _CAST_INCORRECTLY.search(str(column.type)):
             return column.cast(kind)
     except pa.ArrowNotImplementedError:
         pass

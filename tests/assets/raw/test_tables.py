@@ -178,3 +178,9 @@ def test_a_damaged_arrow_file_is_read_or_a_source_error(tmp_path: Path) -> None:
             read(tmp_path / "rows.arrow")
         except TokenloomError as error:
             assert "rows.arrow" in str(error)
+
+
+def test_lists_of_nothing_but_nulls_are_read(tmp_path: Path) -> None:
+    rows = [{"a": {"text": "x", "none": [None] * count}} for count in (2, 0, 1)]
+    write_table(tmp_path / "rows.parquet", rows)
+    assert read(tmp_path / "rows.parquet") == (rows, [], 0)
