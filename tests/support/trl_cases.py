@@ -21,7 +21,7 @@ from support.small_tokenizers import byte_level
 from support.trl_datasets import Row, Sequence
 
 sys.path.append(str(ROOT / "scripts"))
-from trl_rows import TYPES, Texts
+from trl_rows import TYPES, Texts, real_texts, sample_texts  # noqa: F401
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 EOS, PAD = "<|im_end|>", "<|endoftext|>"
