@@ -1,6 +1,6 @@
 """Derive rows of every dataset type of TRL from real files, for comparisons with TRL's trainers.
 
-python scripts/trl_rows.py DATA ROWS     one JSONL file per type in the folder ROWS, 200 rows each
+python tests/support/trl_rows.py DATA ROWS     one JSONL file per type in the folder ROWS, 200 rows each
 
 Types are those of https://huggingface.co/docs/trl/dataset_formats. Rows come from WikiText-2 (text), GSM8K (questions
 and answers), FastChat's dummy conversations (chats), Glaive (tool calls) and HH-RLHF (preferences) in the folder DATA.
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 Messages = list[Row]
 
 COUNT = 200
-QUICKSTART = Path(__file__).parents[1] / "tokenloom" / "pipelines" / "samples" / "quickstart.jsonl"
+QUICKSTART = Path(__file__).parents[2] / "tokenloom" / "pipelines" / "samples" / "quickstart.jsonl"
 ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
 
