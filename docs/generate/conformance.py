@@ -26,7 +26,7 @@ from tokenloom.resources.store import ArtifactStore
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "prepare" / "conformance.md"
-sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]
+sys.path.append(str(ROOT / "tests"))
 
 Row = dict[str, Any]
 
@@ -246,7 +246,7 @@ trained, ⏎ is a line break. The chat template is ChatML, the EOS token is `</s
 TRL_TITLE = "\n## Compared with TRL\n"
 TRL_HEAD = """
 Token ids and labels of {count} rows per type, compared with those that TRL's trainers prepare. The rows are real
-(WikiText-2, GSM8K, Glaive, FastChat, HH-RLHF), converted to each type by `scripts/trl_rows.py`. The tokenizer is
+(WikiText-2, GSM8K, Glaive, FastChat, HH-RLHF), converted to each type by `tests/support/trl_rows.py`. The tokenizer is
 phi-2's with ChatML's control tokens; chat templates are those that TRL ships. *contents* is a template that writes
 contents alone, because TRL renders texts without a chat template. Stepwise supervision is refused, see above.
 
@@ -331,8 +331,7 @@ def reading(build: Build) -> str:
     best = choose([FormatCandidate(**candidate) for candidate in formats])
     mapping = build.manifest("columns").facts["mapping"]
     roles = ", ".join(f"{role} ← `{source}`" for role, source in mapping["roles"].items())
-    is_read = isinstance(best, FormatCandidate) and best.form == mapping["form"]
-    detected = f"Read as {best.format}. " if is_read else ""
+    detected = f"Read as {best.format}. " if isinstance(best, FormatCandidate) and best.form == mapping["form"] else ""
     return f"{detected}Form `{mapping['form']}`: {roles}."
 
 
@@ -349,9 +348,8 @@ def marked(text: str, spans: list[Row]) -> str:
 
 def comparison(data: Path, count: int = 200) -> str:
     """Return the section on TRL."""
-    from trl_rows import real_texts
-
     from support.trl_cases import CASES, NO_TEMPLATE, REASONS, compare, save_tokenizer
+    from support.trl_rows import real_texts
 
     parts, seen = [TRL_HEAD.format(count=count)], set[str]()
     with tempfile.TemporaryDirectory(prefix="tokenloom-docs-") as folder:

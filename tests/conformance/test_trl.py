@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("trl")
 
-from trl_rows import Texts, real_texts, sample_texts
 
 from support.trl_cases import CASES, REASONS, Case, compare, save_tokenizer
+from support.trl_rows import Texts, real_texts, sample_texts
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 COUNT = 200 if SOAK else 25

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from support import trl_datasets
 from support.built_prompts import built
-from support.paths import ROOT
 from support.small_tokenizers import byte_level
 from support.trl_datasets import Row, Sequence
-
-sys.path.append(str(ROOT / "scripts"))
-from trl_rows import TYPES, Texts
+from support.trl_rows import TYPES, Texts
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 EOS, PAD = "<|im_end|>", "<|endoftext|>"

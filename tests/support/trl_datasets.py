@@ -8,7 +8,12 @@ from typing import Any
 import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+from trl.trainer.kto_config import KTOConfig
+from trl.trainer.kto_trainer import KTOTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 Row = dict[str, Any]
 Sequence = tuple[list[int], list[int]]
@@ -42,7 +47,7 @@ def prompts(rows: list[Row], tokenizer: PreTrainedTokenizerFast, folder: Path, *
         if isinstance(row["prompt"], str):
             ids = tokenizer(text=row["prompt"])["input_ids"]
         else:
-            written = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)
+            written: Any = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)
             ids = written["input_ids"]
         made.append([(ids, [-100] * len(ids))])
     return made
