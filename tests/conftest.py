@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ settings.register_profile(
 )
 settings.register_profile("soak", deadline=None, max_examples=1000, suppress_health_check=_QUIET, print_blob=True)
 settings.load_profile("soak" if os.environ.get("TOKENLOOM_SOAK") == "1" else "fixed")
+
+
+@pytest.fixture(autouse=True)
+def signals() -> None:
+    """Let the processes that a test starts end at SIGINT and SIGTERM, also if the suite runs in the background or a
+    library used in an earlier test ignores or blocks them."""
+    interrupts = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts)
+    for number, handler in zip(interrupts, (signal.default_int_handler, signal.SIG_DFL), strict=True):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -158,7 +158,7 @@ def difference(own: Sequence, other: Sequence, tokenizer: PreTrainedTokenizerFas
     places = np.flatnonzero(ours != theirs)
     if not len(places):
         return ""
-    stops = {tokenizer.convert_tokens_to_ids(token) for token in (EOS, "<|eot_id|>")}
+    stops = {tokenizer.vocab.get(token) for token in (EOS, "<|eot_id|>")}
     if all(
         theirs[at] and ids[at - 1] in stops and ours[at - 1] and not str(tokenizer.decode([ids[at]])).strip()
         for at in places
