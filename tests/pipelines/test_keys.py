@@ -118,6 +118,7 @@ CASES = [
     Case("prompt_template.few_shot.seed", 2, TEXTS, base=SHOTS),
     Case("prompt_template.tools", [TOOL], TEXTS, "chat"),
     Case("prompt_template.template_kwargs", {"tone": "dry"}, TEXTS, "chat"),
+    Case("prompt_template.turns", "exact", frozenset({"prompts"}), "chat"),
     Case("prompt_template.train_on", "all", TEXTS),
     Case("prompt_template.train_on", "last", frozenset({"prompts"}), "chat"),
     Case("prompt_template.add_bos", True, TEXTS),
