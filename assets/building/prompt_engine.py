@@ -51,7 +51,7 @@ class PromptEngine:
     """
 
     reads_json = True
-    """Whether `encode` takes the lists and objects of rows as JSON columns, which hold them as they are."""
+    """Whether `encode` takes the lists and objects of rows as JSON columns, which hold them unchanged."""
 
     def __init__(self, config: PipelineConfig, heads: Sequence[pa.Table] = ()):
         self.config = config

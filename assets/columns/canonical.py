@@ -86,7 +86,7 @@ def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
 
 
 def _as_text_if_time(values: pa.Array) -> pa.Array:
-    """Return times and decimals, which the sandbox does not give to templates, as text; other values as they are."""
+    """Return times and decimals, which the sandbox does not give to templates, as text; other values unchanged."""
     if not (pa.types.is_temporal(values.type) or pa.types.is_decimal(values.type)):
         return values
     return pc.if_else(values.is_valid(), as_text(values)[0], pa.scalar(None, pa.string()))

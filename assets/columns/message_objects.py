@@ -116,7 +116,7 @@ def _speaker(name: Any) -> str:
 
 
 def _role(item: Object, field: str, items: Iterable[Object | None]) -> tuple[str, str | None]:
-    """Return a message's role, and the source's own name for it if a chat template may know that name.
+    """Return a message's role, and the source's own name for it if a chat template could know that name.
 
     Raises:
         Unfit: the role is unknown. In the layout of chat templates, a role with any name is kept.

@@ -84,7 +84,7 @@ def _labels(values: pa.Array) -> pa.Array:
 
 
 Identities = tuple[Ints, Ints]
-"""Lengths [rows], and one number per message, equal for messages that differ in nothing but their weight."""
+"""Lengths [rows], and one number per message, equal for messages that differ only in their weight."""
 
 
 def _identities(*conversations: pa.Array) -> list[Identities]:

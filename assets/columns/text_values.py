@@ -174,7 +174,7 @@ def _chosen(table: pa.Table, choice: Choice, role: str) -> tuple[pa.Array, list[
 
 
 def _lists(array: pa.Array) -> pa.Array:
-    """Return the lists of a JSON column as a list array, and any other array as it is."""
+    """Return the lists of a JSON column as a list array, and any other array unchanged."""
     return as_lists(array) if is_json(array.type) else array
 
 

@@ -53,7 +53,7 @@ def _identity(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the function of a call that has its name and arguments beside its other fields."""
+    """Return the function of a call that has its name and arguments among its other fields."""
     given = next((name for name in ARGUMENT_FIELDS if value.get(name) is not None), None)
     function = {
         name: inner for name, inner in value.items() if name not in (*_IDENTIFIERS, given) and inner is not None
@@ -77,7 +77,7 @@ def _json_objects(
 ) -> tuple[pa.Array, list[Problem]]:
     """Return the JSON text of each row's value, and the rows whose value `read` refuses.
 
-    Texts that `read` does not change are kept as they are in the source. Equal values are read once.
+    Texts that `read` does not change are kept as in the source. Equal values are read once.
     """
     if role not in sources:
         return empty_texts(table.num_rows), []

@@ -183,7 +183,7 @@ def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) ->
 
 
 def _turns(chat: ChatFormat) -> Finding:
-    """Return whether turns are trained as they are at inference, without and with reasoning."""
+    """Return whether turns are trained as at inference, without and with reasoning."""
     found: list[str] = []
     evidence = ""
     for kind, thoughts in (("without reasoning", (None, None)), ("with reasoning", THOUGHTS)):

@@ -3,7 +3,7 @@
 At inference the model reads `messages[:k]` with the generation prompt and writes turn k. In the text of a whole
 conversation a turn can differ: templates drop the reasoning of earlier turns, or end the last turn in another way.
 `judge` finds such turns by comparing outlines, once per shape. `texts_of` splits the conversations of a shape into
-texts in which every turn is as it is at inference; turns whose texts start with each other share a text.
+texts in which every turn is as at inference; turns whose texts start with each other share a text.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ShapeFormat:
         return self.chat.laid_out(group, self.form)
 
     def turns(self, group: Conversations) -> list[TrainedTurn]:
-        """Return the trained turns, and whether each is as it is at inference; raises as `laid_out` does."""
+        """Return the trained turns, and whether each is as at inference; raises as `laid_out` does."""
         return judge(self, group, self.laid_out(group))
 
 
@@ -250,7 +250,7 @@ def check_turns(config: PipelineConfig, form: str, chat: bool) -> None:
         message = "exact needs rows that go through a chat template, but these do not; set turns: together"
         raise config.fault(SETTING, message)
     if form in ("preference", "kto"):
-        message = f"{form} data train one answer per row, so there are no turns to separate; set turns: together"
+        message = f"{form} data train one answer per row, which leaves no turns to separate; set turns: together"
         raise config.fault(SETTING, message)
     if prompt.train_on not in ("completions", "last", ("assistant",)):
         message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"

@@ -177,7 +177,7 @@ class Assembled:
 
 @dataclass(frozen=True)
 class Joined:
-    """Renders prompts with their completions as one conversation, of which every message can be trained."""
+    """Renders prompts with their completions as one conversation; every message can be trained."""
 
     render: Render
 

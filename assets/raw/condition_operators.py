@@ -26,7 +26,7 @@ Value = Any
 """A pa.Array with one value per row, or a pa.Scalar."""
 
 _BIG_INTEGER = 255
-"""Kind of JSON integers beyond 64 bits, beside those of `json_values`. They are compared as floats."""
+"""Kind of JSON integers beyond 64 bits, in addition to those of `json_values`. They are compared as floats."""
 NUMBER = r"^-?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
 
 

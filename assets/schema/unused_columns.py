@@ -51,7 +51,7 @@ def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -
     for profile in unused:
         for role, (resembles, reason) in _SIGNS.items():
             if role not in roles and role not in _COVERED.get(form, ()) and resembles(profile):
-                reasons.setdefault(role, f"it leaves out {profile.source!r}, {reason}")
+                reasons.setdefault(role, f"it does not use {profile.source!r}, {reason}")
                 break
     return reasons
 
@@ -63,7 +63,7 @@ def is_filled(profile: Profile) -> bool:
 
 
 def rates_answers(profile: Profile) -> bool:
-    """Return whether a column is a flag that may say whether an answer is wanted."""
+    """Return whether a column is a flag that could say whether an answer is wanted."""
     return bool(fits_flag(profile)) and likeness(profile.name, FLAGS).score >= 0.7
 
 
@@ -104,20 +104,20 @@ def _is_context(profile: Profile) -> bool:
 
 
 _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
-    "label": (rates_answers, "which may say whether the answer is wanted"),
-    "rejected": (_named("rejected", 0.7), "which may hold unwanted answers"),
-    "history": (lambda profile: likeness(profile.name, HISTORY).score >= 0.87, "which may hold earlier turns"),
+    "label": (rates_answers, "which could say whether the answer is wanted"),
+    "rejected": (_named("rejected", 0.7), "which could hold unwanted answers"),
+    "history": (lambda profile: likeness(profile.name, HISTORY).score >= 0.87, "which could hold earlier turns"),
     "messages": (lambda profile: bool(fits_messages(profile)) or is_message_text(profile), "which holds messages"),
-    "prompt": (_is_prompt, "which may belong to the prompt"),
-    "completion": (_is_answer, "which may be the answer"),
-    "context": (_is_context, "which answers may come from"),
-    "system": (_named("system"), "which may hold system prompts"),
-    "tools": (_named("tools"), "which may declare tools"),
-    "template_kwargs": (_named("template_kwargs"), "which may hold settings of the chat template"),
-    "choices": (lambda profile: profile.kind == "list" and _named("choices")(profile), "which may hold the choices"),
+    "prompt": (_is_prompt, "which could belong to the prompt"),
+    "completion": (_is_answer, "which could be the answer"),
+    "context": (_is_context, "which could be the source of answers"),
+    "system": (_named("system"), "which could hold system prompts"),
+    "tools": (_named("tools"), "which could declare tools"),
+    "template_kwargs": (_named("template_kwargs"), "which could hold settings of the chat template"),
+    "choices": (lambda profile: profile.kind == "list" and _named("choices")(profile), "which could hold the choices"),
     "media": (lambda profile: bool(MEDIA & {*words(profile.name)}), "and images, audio and video cannot be read"),
 }
-"""For each role, which unused columns resemble it, and what they may hold."""
+"""For each role, which unused columns resemble it, and what they could hold."""
 
 _COVERED: Mapping[str, tuple[str, ...]] = {
     "completion": ("completion",),

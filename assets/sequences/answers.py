@@ -53,7 +53,7 @@ def find_answers(spans: FlatSpans) -> Answers:
     """Return the answers of a chunk.
 
     Adjacent trained spans of one role are one answer, unless they have different messages. A final EOS belongs to the
-    text before it, whatever its role.
+    text before it, for any role.
 
     Args:
         spans: the spans in tokens; they cover every row.

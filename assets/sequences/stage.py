@@ -187,7 +187,7 @@ def sequencer(config: PipelineConfig, mapping: Mapping[str, Any], encode: Encode
 
 
 def in_pairs_counted(pack: Callable[[pa.Table], ChunkOutput], table: pa.Table) -> ChunkOutput:
-    """Return `pack(table)`, with counters of answers that leave out pairs of which only one side became a sequence."""
+    """Return `pack(table)`, with counters of answers; pairs with only one side among the sequences are not counted."""
     packed = pack(table)
     if len(sides(table)) == 1 or packed.table.num_rows == table.num_rows:
         return packed

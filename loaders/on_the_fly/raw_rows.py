@@ -87,8 +87,8 @@ def to_table(rows: Rows, as_json: bool = False) -> pa.Table:
     """Return rows as a table with every column that any row has.
 
     Args:
-        as_json: whether mappings get JSON columns for lists, objects and values of several kinds, which hold them as
-            they are; else Arrow infers a common type.
+        as_json: whether mappings get JSON columns for lists, objects and values of several kinds, which hold
+            them unchanged; else Arrow infers a common type.
 
     Raises:
         TypeError: a row is not a mapping.

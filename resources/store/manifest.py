@@ -23,7 +23,7 @@ TRAINED = "tokens_trained"
 """Counter of `sequences`: trained tokens, at any weight."""
 
 SIDECARS = "sidecars"
-"""Stage name in the manifest of sidecars: the columns that are kept beside each chunk of sequences."""
+"""Stage name in the manifest of sidecars: the columns that are kept next to each chunk of sequences."""
 
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""

@@ -359,7 +359,7 @@ def too_deep(texts: pa.Array, levels: int) -> Flags:
 
 
 def has_long_integer(texts: pa.Array) -> bool:
-    """Return whether JSON texts may hold an integer with more than `MAX_DIGITS` digits."""
+    """Return whether JSON texts could hold an integer with more than `MAX_DIGITS` digits."""
     data = text_parts(texts.fill_null("") if texts.null_count else texts)[1]
     sampled = data[:: MAX_DIGITS // 10]
     others = np.flatnonzero((sampled < ord("0")) | (sampled > ord("9")))

@@ -29,7 +29,7 @@ RAW_ROW = "_row"
 """int32, the raw row of each row of a sidecar, ascending."""
 
 LENGTH = "length"
-"""uint16 or uint32, the number of tokens of each sequence; for pairs, of the longer side. In an object of its own."""
+"""uint16 or uint32, the number of tokens of each sequence; for pairs, of the longer side. In a separate object."""
 
 SEQUENCE, PROMPT = "sequence", "prompt"
 KINDS = {"preference": "pair", "kto": "labelled sequence", "prompt_only": PROMPT}

@@ -93,7 +93,7 @@ FILES = {
     "scalars": [name for name in EVERY if name not in NESTED] * 2,
     "numbers": [name for name, text in VALUES.items() if text[0] in "-0123456789"],
     "integers": ["zero", "integer", "negative", "beyond 2^53", "largest int64"],
-    "integers beside floats": ["integer", "float", "beyond 2^53", "float that is whole"],
+    "integers next to floats": ["integer", "float", "beyond 2^53", "float that is whole"],
     "integers beside null": ["null", "integer", "beyond 2^53"],
     "booleans beside integers": ["true", "zero", "false", "integer"],
     "texts": [name for name, text in VALUES.items() if text[0] == '"'],

@@ -304,7 +304,7 @@ ASKED: dict[str, tuple[Make, str]] = {
     ),
     "LLaMA-Factory alpaca with history": (
         lambda n: {"instruction": ask(n), "output": right(n), "history": [["Why?", "So."]] * (n % 2)},
-        "leaves out 'history', which may hold earlier turns",
+        "does not use 'history', which could hold earlier turns",
     ),
     "axolotl input_output": (
         lambda n: {"segments": [{"label": False, "text": ask(n)}, {"label": True, "text": right(n)}]},
@@ -320,23 +320,23 @@ ASKED: dict[str, tuple[Make, str]] = {
     ),
     "a prompt beside messages": (
         lambda n: {"prompt": ask(n), "messages": [user("Hello."), assistant(right(n))]},
-        "leaves out 'prompt', which may belong to the prompt",
+        "does not use 'prompt', which could belong to the prompt",
     ),
     "a flag beside an answer": (
         lambda n: {"question": ask(n), "answer": right(n), "is_correct": n % 2 == 0},
-        "leaves out 'is_correct', which may say whether the answer is wanted",
+        "does not use 'is_correct', which could say whether the answer is wanted",
     ),
     "a response beside messages": (
         lambda n: {"messages": [user(ask(n)), assistant(right(n)), user("Sure?")], "response": "Yes."},
-        "leaves out 'response', which may be the answer",
+        "does not use 'response', which could be the answer",
     ),
     "rejected answers beside messages": (
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "rejected": wrong(n)},
-        "leaves out 'rejected', which may hold unwanted answers",
+        "does not use 'rejected', which could hold unwanted answers",
     ),
     "images": (
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "images": ["a.png"]},
-        "leaves out 'images', and images, audio and video cannot be read",
+        "does not use 'images', and images, audio and video cannot be read",
     ),
     "rows that are lists": (lambda n: [right(n), n % 2], "the items of the lists have no names"),
     "two equal answers": (

@@ -137,7 +137,7 @@ def _(draw: random.Random, number: int) -> Row:
     return row(dict.fromkeys(draw.sample(keys, 5), number), {keys[number % len(keys)]: {"type": "integer"}})
 
 
-@add("integers beside floats")
+@add("integers next to floats")
 def _(draw: random.Random, number: int) -> Row:
     return row({"days": draw.choice([1, 2.5, 3.0, 4])}, {"days": {"minimum": draw.choice([0, 0.5]), "maximum": 16.0}})
 
@@ -160,7 +160,7 @@ def _(draw: random.Random, number: int) -> Row:
     return row({"id": values[number % len(values)]}, {"id": {"type": "integer", "maximum": values[-number % 10]}})
 
 
-@add("big integers beside floats")
+@add("big integers next to floats")
 def _(draw: random.Random, number: int) -> Row:
     return row({"ids": [2**53 + 1 + number, 0.5], "id": 2**53 + 1 if number % 2 else 1.5})
 

@@ -24,7 +24,7 @@ BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
 
 _CAST_INCORRECTLY = re.compile(r"list_view|list<\w+: null")
-"""Types whose values Arrow's casts damage: views of lists after a null, and lists of nothing but nulls."""
+"""Types whose values Arrow's casts damage: views of lists after a null, and lists that hold only nulls."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ CASES = [(name, tools) for name in SHAPES for tools in (False, True) if not tool
 REASONS = {
     "space after the stop": "generation has ended at the stop",
     "generation prompt": "the generation prompt writes it, with or without thinking, so the model never generates it",
-    "other generation prompt": "the generation prompt begins with it and then goes on otherwise, with <think>",
+    "other generation prompt": "the generation prompt begins with it and then continues differently, with <think>",
     "thinks in earlier turns": "the twin writes thinking where the template itself, and so inference, does not",
     "next role": "the template ends with no stop: here EOS is added, the twin writes the next role's token",
     "opens the result": "the template ends a call with the token that opens its result, where generation stops",

@@ -578,12 +578,12 @@ DOUBTED: dict[str, tuple[dict[str, list[Any]], str, str]] = {
     "passages in a struct": (
         {"question": MANY, "answer": MANY, "context": [{"title": ["t"], "sentences": [["s"]]}] * 40},
         "completion",
-        "leaves out 'context'",
+        "does not use 'context'",
     ),
     "passages in a list": (
         {"query": MANY, "answers": [["a"]] * 40, "passages": [[{"text": "p"}]] * 40},
         "completion",
-        "leaves out 'passages'",
+        "does not use 'passages'",
     ),
     "answers to nothing": ({"chosen": MANY, "rejected": MANY[::-1]}, "preference", "no prompt"),
 }

@@ -287,7 +287,7 @@ def test_exports_have_the_columns(
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
-        (("sorce",), "no column sorce.*did you mean source"),
+        (("sours",), "no column sours.*did you mean source"),
         (("meta.scor",), "no field scor.*did you mean score"),
         (("q", "q"), "q is listed twice"),
         (("labels",), "labels is a key of every batch"),

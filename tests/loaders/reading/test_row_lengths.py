@@ -1,4 +1,4 @@
-"""Row lengths are stored beside the chunks: token budgets and `len` of a loader open no chunk."""
+"""Row lengths are stored next to the chunks: token budgets and `len` of a loader open no chunk."""
 
 from __future__ import annotations
 
