@@ -36,8 +36,13 @@ def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> l
     for steps in used:
         if len(steps) > 1 and steps[:-1] in paths and paths[steps[:-1]].kind == "struct":
             siblings = (paths[(*steps[:-1], name)] for name in paths[steps[:-1]].fields)
-            unused += [field for field in siblings if not any(other[: len(steps)] == field.steps for other in used)]
+            unused += [field for field in siblings if not any(_within(field.steps, other) for other in used)]
     return [profile for profile in {profile.steps: profile for profile in unused}.values() if _has_content(profile)]
+
+
+def _within(one: Steps, other: Steps) -> bool:
+    """Return whether one path leads into what the other leads to, or the other way round."""
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -> dict[str, str]:

@@ -468,6 +468,16 @@ def test_a_column_that_comes_with_the_batch_is_not_unused(tmp_path: Path) -> Non
         assert build.manifest("columns").notes["unused_columns"] == unused
 
 
+def test_a_kept_field_of_a_used_column_leaves_its_other_fields_used(tmp_path: Path) -> None:
+    def turns(n: int) -> Row:
+        return {"messages": [{"role": "user", "content": ask(n)}, {"role": "assistant", "content": right(n)}]}
+
+        "messages": [{"role": "user", "content": ask(n)}, {"role": "assistant", "content": right(n)}]
+    }
+    build = columns_of(tmp_path, turns, dataset={"keep_columns": ["messages[0].content"]})
+    assert build.manifest("columns").notes["unused_columns"] == []
+
+
 def test_inspect_names_unused_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
