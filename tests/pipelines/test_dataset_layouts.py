@@ -472,8 +472,6 @@ def test_a_kept_field_of_a_used_column_leaves_its_other_fields_used(tmp_path: Pa
     def turns(n: int) -> Row:
         return {"messages": [{"role": "user", "content": ask(n)}, {"role": "assistant", "content": right(n)}]}
 
-        "messages": [{"role": "user", "content": ask(n)}, {"role": "assistant", "content": right(n)}]
-    }
     build = columns_of(tmp_path, turns, dataset={"keep_columns": ["messages[0].content"]})
     assert build.manifest("columns").notes["unused_columns"] == []
 
