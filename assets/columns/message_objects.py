@@ -237,7 +237,7 @@ def _call(part: Object) -> Object:
 
 
 def _result(part: Object) -> Object:
-    """Return the fields of the tool message that a part with a result stands for."""
+    """Return the fields of the tool message that a part with a result represents."""
     found = next((name for name in _RESULT_IDENTIFIERS if part.get(name) is not None), None)
     said = next((name for name in ("content", "output", "result", "text") if part.get(name) is not None), None)
     rest = {name: value for name, value in part.items() if name not in ("type", "role", found, said)}

@@ -20,7 +20,8 @@ from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_co
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
-from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, is_json, json_texts, kinds_of, typed
+from tokenloom.resources.tables.json_text import is_json, json_texts
+from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, typed
 from tokenloom.resources.tables.nested_paths import list_values, plain
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges
 

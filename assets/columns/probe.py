@@ -12,8 +12,7 @@ from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import Constant
-from tokenloom.resources.tables.json_text import to_json_text
-from tokenloom.resources.tables.json_values import json_column
+from tokenloom.resources.tables.json_text import json_column, to_json_text
 
 _FIELDS: dict[str, str | Constant] = {
     "text": "text",

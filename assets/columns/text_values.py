@@ -10,6 +10,7 @@ from tokenloom.assets.columns.rejected_rows import Problem
 from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
 from tokenloom.config import Constant
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
+from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
     FLOAT,
@@ -19,10 +20,7 @@ from tokenloom.resources.tables.json_values import (
     TEXT,
     as_lists,
     by_kind,
-    is_json,
-    json_texts,
     kinds_of,
-    python_values,
     typed,
 )
 from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, list_values, plain

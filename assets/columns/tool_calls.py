@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.rejected_rows import Problem
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import empty_texts, values_of
-from tokenloom.resources.tables.json_text import to_json_text
-from tokenloom.resources.tables.json_values import is_json, json_texts
+from tokenloom.resources.tables.json_text import is_json, json_texts, to_json_text
 from tokenloom.resources.tables.nested_paths import plain
 
 ARGUMENT_FIELDS = ("arguments", "parameters", "input", "args")

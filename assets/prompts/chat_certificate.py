@@ -18,7 +18,7 @@ from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
 from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
-from tokenloom.resources.tables.json_values import json_column
+from tokenloom.resources.tables.json_text import json_column
 
 ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 EARLIER, NEXT = "REPLY", "FURTHER"
@@ -66,9 +66,9 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     ruled = _rendered(chat, [{"role": "system", "content": RULED}, user, answer])
     system = "kept" if RULED in ruled.text else "omitted" if ruled.text else "refused"
     yield Finding("system message", system, ruled.text or ruled.reason)
-    told = _rendered(chat, [user, answer], TOOLS)
-    tools = "kept" if told.text else "omitted" if told.code == "tools_ignored" else "refused"
-    yield Finding("tools", tools, told.text or told.reason)
+    described = _rendered(chat, [user, answer], TOOLS)
+    tools = "kept" if described.text else "omitted" if described.code == "tools_ignored" else "refused"
+    yield Finding("tools", tools, described.text or described.reason)
     messages = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
     called = _rendered(chat, messages, TOOLS if tools == "kept" else "")
     calls = "trained" if "lookup" in called.trained else "rendered, not trained" if called.text else "refused"

@@ -268,7 +268,7 @@ def _is_same(chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout:
     """
     text = layout.text[: turn.end]
     if own is None:
-        return True  # there is no other text to train it in, and none to compare it with
+        return True  # no other text can train it or be compared with it
     ends_in_content = text.rstrip().endswith(MARK_CLOSE)
     if own.startswith(text) and not own[turn.end :].strip() and not ends_in_content:
         return True

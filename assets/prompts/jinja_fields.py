@@ -21,7 +21,7 @@ from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects
-from tokenloom.resources.tables.json_values import python_values
+from tokenloom.resources.tables.json_text import python_values
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.static_analysis import Kind

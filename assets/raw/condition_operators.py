@@ -9,17 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import any_of, flags_of
-from tokenloom.resources.tables.json_values import (
-    INTEGER,
-    LIST,
-    OBJECT,
-    Kinds,
-    as_lists,
-    is_json,
-    json_texts,
-    kinds_of,
-    typed,
-)
+from tokenloom.resources.tables.json_text import is_json, json_texts
+from tokenloom.resources.tables.json_values import INTEGER, LIST, OBJECT, Kinds, as_lists, kinds_of, typed
 from tokenloom.resources.tables.nested_paths import is_list, list_values, plain
 
 Value = Any

@@ -34,7 +34,7 @@ from tokenloom.assets.raw.condition_operators import (
 )
 from tokenloom.errors import ConfigError, Fault
 from tokenloom.resources.tables.flags import Flags, flags_of
-from tokenloom.resources.tables.json_values import is_json, json_texts
+from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.nested_paths import QUOTED, Path, evaluate, leads_somewhere
 from tokenloom.resources.tables.ragged import Ints
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.fixed_texts import FIXED_TEXTS
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.json_values import json_column
+from tokenloom.resources.tables.json_text import json_column
 
 
 def probe() -> list[pa.Table]:

@@ -30,6 +30,7 @@ from tokenloom.assets.schema.column_statistics import (
 )
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
     FLOAT,
@@ -38,9 +39,7 @@ from tokenloom.resources.tables.json_values import (
     NULL,
     OBJECT,
     TEXT,
-    is_json,
     items_of,
-    json_texts,
     kinds_of,
     members_of,
     typed,
@@ -440,8 +439,3 @@ def _inner_type(steps: Steps, merged: dict[Steps, _Merged]) -> str:
     if set(types) == {"int64", "double"}:
         return "double"
     return types[0] if len(types) == 1 else UNKNOWN_TYPE if types else "null"
-
-
-def top_level(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the profiles of columns, without those of nested paths."""
-    return [column for column in columns if column.get("path", column["column"]) == column["column"]]

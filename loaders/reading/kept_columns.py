@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow as pa
 from tokenloom.errors import StoreError
 from tokenloom.loaders.reading.address_space import RaggedLists
 from tokenloom.loaders.reading.rectangles import Flags
+from tokenloom.resources.tables.json_text import is_json, python_values
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 from tokenloom.resources.tables.sequence_schema import RAW_ROW
 
@@ -55,10 +55,7 @@ class KeptColumns:
             for name in found.keys() & {*sidecar.column_names}:
                 found[name].add(sidecar.schema.field(name).type)
         kinds = {name: [kind for kind in seen if not pa.types.is_null(kind)] for name, seen in found.items()}
-        return {
-            name: seen[0] if len(seen) == 1 and not isinstance(seen[0], pa.JsonType) else None
-            for name, seen in kinds.items()
-        }
+        return {name: seen[0] if len(seen) == 1 and not is_json(seen[0]) else None for name, seen in kinds.items()}
 
     def values(self, chunks: Ints, local: Ints, real: Flags | None, packed: bool) -> dict[str, list[Any]]:
         """Return the values of rows, by column; None where a row has none, and for padding rows.
@@ -95,10 +92,3 @@ class KeptColumns:
                 for place, value in zip(places.tolist(), values, strict=True):
                     found[name][place] = value
         return found
-
-
-def python_values(array: pa.Array) -> list[Any]:
-    """Return the values of an array as `json.loads` gives them for JSON, and `to_pylist` for other types."""
-    if isinstance(array.type, pa.JsonType):
-        return [None if text is None else json.loads(text) for text in array.storage.to_pylist()]
-    return array.to_pylist()

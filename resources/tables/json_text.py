@@ -1,18 +1,45 @@
-"""JSON text and Arrow: read JSON with pyarrow, compare the kinds of parsed values, and write values as JSON text."""
+"""JSON text and Arrow: the type of JSON columns, reading JSON with pyarrow, and writing values as JSON text."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import json as arrow_json
 
-JsonPath = tuple[str, ...]
-"""Steps into a JSON value: `.field` and `[]`."""
+from tokenloom.resources.tables.ragged import one_array
+
+_JSON = pa.json_()
+
+
+def is_json(kind: pa.DataType) -> bool:
+    """Return whether a type is that of JSON columns."""
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
+
+
+def json_column(texts: pa.Array | Sequence[str | None]) -> pa.ExtensionArray:
+    """Return JSON texts as a JSON column.
+
+    Args:
+        texts: strings; null for the value `null`.
+    """
+    storage = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
+    return pa.ExtensionArray.from_storage(_JSON, storage)
+
+
+def json_texts(array: pa.Array | pa.ChunkedArray) -> pa.StringArray:
+    """Return the JSON texts of a JSON column as strings; null for the value `null`."""
+    return one_array(array).storage
+
+
+def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return the values of an array of any type as Python objects: `json.loads` of JSON texts, else `to_pylist`."""
+    if not is_json(array.type):
+        return array.to_pylist()
+    return [None if text is None else json.loads(text) for text in json_texts(array).to_pylist()]
 
 
 def read_json(
@@ -52,32 +79,6 @@ def without_dates(kind: pa.DataType, null_items: pa.DataType | None = None) -> p
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(without_dates(field.type, null_items)) for field in kind])
     return kind
-
-
-def json_kinds(value: Any, path: JsonPath = ()) -> Iterator[tuple[JsonPath, str]]:
-    """Yield (path, kind) of a parsed JSON value and everything inside it, except nulls.
-
-    Kinds are object, list, boolean, text and number.
-    """
-    if isinstance(value, dict):
-        yield path, "object"
-        for key, item in value.items():
-            yield from json_kinds(item, (*path, f".{key}"))
-    elif isinstance(value, list):
-        yield path, "list"
-        for item in value:
-            yield from json_kinds(item, (*path, "[]"))
-    elif value is not None:
-        yield path, "boolean" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
-
-
-def usual_kinds(values: Iterable[Any]) -> dict[JsonPath, str]:
-    """Return the most frequent kind at each path of several JSON values."""
-    counts: dict[JsonPath, Counter[str]] = {}
-    for value in values:
-        for path, kind in json_kinds(value):
-            counts.setdefault(path, Counter())[kind] += 1
-    return {path: counter.most_common(1)[0][0] for path, counter in counts.items()}
 
 
 def without_nulls(value: Any) -> Any:

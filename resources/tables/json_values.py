@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import Flags
-from tokenloom.resources.tables.json_text import read_json
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
 
 Kinds = npt.NDArray[np.uint8]
@@ -31,7 +31,6 @@ NULL, TEXT, BOOLEAN, INTEGER, FLOAT, LIST, OBJECT = range(7)
 MAX_DIGITS = 4300
 """Python reads no integer with more digits."""
 
-_JSON = pa.json_()
 _OBJECT, _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\n\r"
@@ -40,33 +39,6 @@ for _kind, _starts in ((TEXT, b'"'), (BOOLEAN, b"tf"), (NULL, b"n"), (LIST, b"["
     _KIND[list(_starts)] = _kind
 _HAS_POINT = "[.eENI]"
 _STRING, _LONG = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
-
-
-def is_json(kind: pa.DataType) -> bool:
-    """Return whether a type is that of JSON columns."""
-    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.json"
-
-
-def json_column(texts: pa.Array | Sequence[str | None]) -> pa.ExtensionArray:
-    """Return JSON texts as a JSON column.
-
-    Args:
-        texts: strings; null for the value `null`.
-    """
-    storage = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
-    return pa.ExtensionArray.from_storage(_JSON, storage)
-
-
-def json_texts(array: pa.Array | pa.ChunkedArray) -> pa.StringArray:
-    """Return the JSON texts of a JSON column as strings; null for the value `null`."""
-    return one_array(array).storage
-
-
-def python_values(array: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Return the values of an array of any type as Python objects: `json.loads` of JSON texts, else `to_pylist`."""
-    if not is_json(array.type):
-        return array.to_pylist()
-    return [None if text is None else json.loads(text) for text in json_texts(array).to_pylist()]
 
 
 def as_json(array: pa.Array | pa.ChunkedArray) -> pa.ExtensionArray:

@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import (
     LIST,
     OBJECT,
     field_texts,
-    is_json,
     item_texts,
     items_of,
-    json_texts,
     kinds_of,
     members_of,
     typed,

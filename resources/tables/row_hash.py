@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from blake3 import blake3
 
-from tokenloom.resources.tables.json_values import FLOAT, TEXT, is_json, json_texts, kinds_of, typed
+from tokenloom.resources.tables.json_text import is_json, json_texts
+from tokenloom.resources.tables.json_values import FLOAT, TEXT, kinds_of, typed
 from tokenloom.resources.tables.ragged import Ints, one_array
 
 Hashes = npt.NDArray[np.uint64]

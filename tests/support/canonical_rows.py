@@ -16,7 +16,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.tables.json_values import json_column
+from tokenloom.resources.tables.json_text import json_column
 
 Row = dict[str, Any]
 

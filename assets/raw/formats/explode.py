@@ -8,17 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.tables.json_values import (
-    LIST,
-    NULL,
-    OBJECT,
-    is_json,
-    items_of,
-    json_texts,
-    kinds_of,
-    members_of,
-    typed,
-)
+from tokenloom.resources.tables.json_text import is_json, json_texts
+from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, items_of, kinds_of, members_of, typed
 from tokenloom.resources.tables.ragged import Ints, one_array, row_of
 
 _NOT_A_LIST = pa.scalar("0", pa.string())

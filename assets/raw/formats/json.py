@@ -23,11 +23,9 @@ from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, trim
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
-from tokenloom.resources.tables.json_text import read_json, without_dates
+from tokenloom.resources.tables.json_text import is_json, json_texts, read_json, without_dates
 from tokenloom.resources.tables.json_values import (
     has_long_integer,
-    is_json,
-    json_texts,
     member_texts,
     members_of,
     object_slices,

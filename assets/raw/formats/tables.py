@@ -16,7 +16,7 @@ from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
-from tokenloom.resources.tables.json_values import is_json
+from tokenloom.resources.tables.json_text import is_json
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 

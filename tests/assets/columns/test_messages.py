@@ -19,7 +19,7 @@ from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.validation import validate
-from tokenloom.resources.tables.json_values import json_column
+from tokenloom.resources.tables.json_text import json_column
 
 NAMES = {
     "system": "system",

@@ -15,7 +15,8 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.text_values import as_text
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.json_values import json_column, typed
+from tokenloom.resources.tables.json_text import json_column
+from tokenloom.resources.tables.json_values import typed
 
 SCALARS = """
     null true false 0 1 -1 -0 2.5 1.0 1.10 -0.0 1e5 1E-7 1e16 1e22 1e400 -1e400 1e-400 0.1 100.0 1e15 123456789.125

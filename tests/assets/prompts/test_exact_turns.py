@@ -1,4 +1,4 @@
-"""Exact turns: every trained turn in the context of inference, under every template that writes earlier turns anew.
+"""Exact turns: every trained turn in the context of inference, under every template that rewrites earlier turns.
 
 The oracle is `apply_chat_template` of `transformers`: the conversation before a turn with the generation prompt, and
 the conversation up to the turn. Templates are those that TRL ships.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.raw_rows import Row, chunks_of, read
 from tokenloom.assets.stage.definition import ChunkSize
-from tokenloom.resources.tables.json_values import json_texts
+from tokenloom.resources.tables.json_text import json_texts
 
 SCALARS = [
     "null", "true", "false", "0", "1", "-1", "-0", "2.5", "1.0", "1.10", "-0.0", "1e5", "1E-7", "1e16", "1e400",

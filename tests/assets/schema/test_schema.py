@@ -26,11 +26,11 @@ from tokenloom.assets.schema.column_statistics import length_buckets, percentile
 from tokenloom.assets.schema.format_candidates import FormatCandidate, format_candidates
 from tokenloom.assets.schema.name_similarity import ALIASES, likeness, role_likeness, words
 from tokenloom.assets.schema.role_candidates import role_candidates
-from tokenloom.assets.schema.sketch import MAX_PATHS, merge, sketch, top_level
+from tokenloom.assets.schema.sketch import MAX_PATHS, merge, sketch
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate
 from tokenloom.errors import DataValidationError
-from tokenloom.resources.tables.json_values import json_column
+from tokenloom.resources.tables.json_text import json_column
 
 Row = dict[str, Any]
 
@@ -57,6 +57,11 @@ SCHEMA = pa.schema(
     ]
 )
 PATHS = ["a", "n", "l", "l[]", "m.x", "m.x[]", "m.x[].from", "m.x[].value"]
+
+
+def top_level(columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the profiles of columns, without those of nested paths."""
+    return [column for column in columns if column.get("path", column["column"]) == column["column"]]
 
 
 def described(*tables: pa.Table) -> list[Row]:

@@ -12,18 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenloom.resources.tables.json_text import rows_table
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, python_values, rows_table
 from tokenloom.resources.tables.json_values import (
     as_json,
     as_lists,
     has_long_integer,
-    is_json,
     items_of,
-    json_column,
-    json_texts,
     members_of,
     object_slices,
-    python_values,
     too_deep,
     typed,
 )
