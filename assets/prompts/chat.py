@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
+from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
 from tokenloom.assets.prompts.conversations import (
     Conversations,
     Message,
@@ -26,7 +27,7 @@ from tokenloom.assets.prompts.conversations import (
     conversations,
     group_by_shape,
 )
-from tokenloom.assets.prompts.exact_turns import Layout, ShapeFormat, TurnCounts, judge, texts_of, verdict_by_row
+from tokenloom.assets.prompts.exact_turns import Layout, ShapeFormat, TurnCounts, texts_of, verdict_by_row
 from tokenloom.assets.prompts.inline_reasoning import (
     InlineConversations,
     divided_by_template,
@@ -76,7 +77,7 @@ class ChatFormat:
         rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
         shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
-        out = verdict_by_row(out) if self.prompt.turns == "exact" else out
+        out = verdict_by_row(out) if self.exact else out
         return replace(out, counters=counts.counters(out.table))
 
     def trained(self, turns: Sequence[Turn]) -> list[int]:
@@ -100,6 +101,16 @@ class ChatFormat:
     def of_shape(self, group: Conversations) -> ShapeFormat:
         """Return the template with the form of arguments that it takes from a group's conversations."""
         return ShapeFormat(self, self._argument_form(group))
+
+    @cached_property
+    def continued(self) -> ChatFormat:
+        """The format with a template that continues its generation prompts."""
+        return replace(self, template=ContinuedPrompt.of(self.template))
+
+    @property
+    def exact(self) -> bool:
+        """Whether each turn is trained in the context of inference."""
+        return self.prompt.turns == "exact"
 
     @cached_property
     def opacity(self) -> str | None:
@@ -127,13 +138,13 @@ class ChatFormat:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
 
             group = readable(found, self.template.roles, write)
-            if self.prompt.turns == "together":
+            if not self.exact:
                 yield self._shape(rows, group, self.of_shape(group), counts, 0)
                 continue
             for part in [group] if self.opacity is None else divided_by_template(self.of_shape(group), group):
-                shared = self.of_shape(part)
-                for number, text in enumerate(texts_of(shared, part)):
-                    yield self._shape(rows, text, shared, counts, number)
+                for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
+                    written = self.continued if shared.continued else self
+                    yield written._shape(rows, text, shared, counts, number)
 
     def _reader(self, group: Conversations, form: Form) -> Variables:
         def variables(values: Sequence[str]) -> dict[str, Any]:
@@ -149,8 +160,8 @@ class ChatFormat:
         variables = self._reader(group, shared.form)
 
         def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
-            found = self._layout(slots, group, shared.form)
-            counts.put(number, group.rows, judge(shared, group, found))
+            found, turns = shared.judged(group, self._layout(slots, group, shared.form))
+            counts.put(number, group.rows, turns)
             return found.pieces, with_bos(found.stopped, self.bos)
 
         def readings(index: np.ndarray) -> Iterator[tuple[np.ndarray, Shape]]:
@@ -168,9 +179,16 @@ class ChatFormat:
             group.empty,
             variables,
             layout,
-            range(len(group.turns), len(group.values)),
+            [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if isinstance(group, InlineConversations) else readings,
+            self.template if shared.continued else None,
         )
+
+    def _context_only(self, group: Conversations) -> Iterator[int]:
+        """Yield the contents beside tool calls that another text of the row trains: inference can drop them."""
+        for index, turn in enumerate(group.turns):
+            if self.exact and turn.role == "assistant" and turn.tool_calls and turn.weight == 0:
+                yield index
 
     def _marked_row(self, rows: pa.Array, group: Conversations, variables: Variables) -> Shape:
         """Return the shape of one conversation whose text the generation marks divide, whatever is in the contents."""

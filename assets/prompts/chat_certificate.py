@@ -195,11 +195,13 @@ def _turns(chat: ChatFormat) -> Finding:
         (group,) = group_by_shape(conversation)
         try:
             shared = chat.of_shape(group)
-            texts = texts_of(shared, group) if chat.prompt.turns == "exact" else [group]
-            turns = [turn for text in texts for turn in shared.turns(text)]
+            texts = texts_of(shared, group) if chat.exact else [(shared, group)]
+            turns = [turn for form, text in texts for turn in form.turns(text)]
         except TemplateError:
             continue
-        written = [chat.written(text.messages([value[0].as_py() for value in text.values]), False) for text in texts]
+        written = [
+            form.chat.written(text.messages([value[0].as_py() for value in text.values]), False) for form, text in texts
+        ]
         evidence = "\n".join(written)
         dropped = any(thought and thought not in evidence for thought in thoughts)
         found.append(f"{kind}: {_exactness(turns, dropped)}")

@@ -3,12 +3,14 @@
 At inference the model reads `messages[:k]` with the generation prompt and writes turn k. In the text of a whole
 conversation a turn can differ: templates drop the reasoning of earlier turns, or end the last turn in another way.
 `judge` finds such turns by comparing outlines, once per shape. `texts_of` splits the conversations of a shape into
-texts in which every turn is as at inference; turns whose texts start with each other share a text.
+texts in which every turn is as at inference; turns whose texts start with each other share a text. Where the template
+does not write a turn after the text that it prompts with, its text continues the prompt (see `continued_prompt`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -45,6 +47,7 @@ class TrainedTurn:
         same: whether the conversation up to this turn starts with the same text and trains the same part of it.
         prompted: whether the text starts with what the model is prompted with, and the trained part starts at its end,
             white space aside. A template's marks can start it earlier, and so train a header that is given.
+        header: number of characters between the prompt and the trained part, if the text starts with the prompt.
     """
 
     message: int
@@ -52,6 +55,7 @@ class TrainedTurn:
     end: int
     same: bool = True
     prompted: bool = True
+    header: int = 0
 
     @property
     def exact(self) -> bool:
@@ -104,7 +108,7 @@ class Layout:
     def parts(self) -> list[str]:
         """The outline of each piece of `stopped`; values have white space around them."""
         slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
-        return [slots[piece.column].padded if piece.text is None else piece.text for piece in self.stopped]
+        return [_part(piece, slots) for piece in self.stopped]
 
     @cached_property
     def text(self) -> str:
@@ -123,6 +127,12 @@ class Conversational(Protocol):
 
     def trained(self, turns: Sequence[Turn]) -> list[int]: ...
 
+    @property
+    def exact(self) -> bool: ...
+
+    @property
+    def continued(self) -> Conversational: ...
+
 
 @dataclass(frozen=True)
 class ShapeFormat:
@@ -130,10 +140,16 @@ class ShapeFormat:
 
     Args:
         form: converts the arguments of tool calls to the form that the template renders.
+        continued: whether the last answer continues the generation prompt; see `continued_prompt`.
     """
 
     chat: Conversational
     form: Form
+    continued: bool = False
+
+    def continuing(self) -> ShapeFormat:
+        """Return the format in which the last answer continues the generation prompt."""
+        return replace(self, chat=self.chat.continued, continued=True)
 
     def written(self, group: Conversations, messages: Sequence[Message], prompt: Prompt) -> str | None:
         """Render messages of a group; None if the template refuses them."""
@@ -157,7 +173,12 @@ class ShapeFormat:
 
     def turns(self, group: Conversations) -> list[TrainedTurn]:
         """Return the trained turns, and whether each is as at inference; raises as `laid_out` does."""
-        return judge(self, group, self.laid_out(group))
+        return self.judged(group, self.laid_out(group))[1]
+
+    def judged(self, group: Conversations, layout: Layout) -> tuple[Layout, list[TrainedTurn]]:
+        """Return a layout and its trained turns; with exact turns, the headers that inference lacks are trained."""
+        turns = judge(self, group, layout)
+        return with_headers(layout, turns) if self.chat.exact else (layout, turns)
 
 
 def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
@@ -165,19 +186,42 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
     text = layout.text
     messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
 
-    def starts_with(turn: TrainedTurn, prompt: str | None) -> bool:
-        fits = prompt is not None and text[: turn.end].startswith(prompt)
-        return fits and not text[len(prompt or "") : turn.start].strip()
-
     turns = []
     for turn in trained_turns(layout, group):
         until, before = turn.message + 1, messages[: turn.message]
         own = text if until == len(messages) else chat.written(group, messages[:until], Prompt.NONE)
-        prompts = (chat.written(group, before, prompt) for prompt in chat.prompts(group))
-        prompted = own is not None and any(starts_with(turn, prompt) for prompt in prompts)
+        prompts = [] if own is None else (chat.written(group, before, prompt) for prompt in chat.prompts(group))
+        starts = [prompt for prompt in prompts if prompt is not None and text[: turn.end].startswith(prompt)]
+        between = min((text[len(prompt) : turn.start] for prompt in starts), key=len, default="")
         same = until == len(messages) or _is_same(chat, group, turn, layout, own)
-        turns.append(replace(turn, same=same, prompted=prompted))
+        header = len(between) if between.strip() and MARK_CLOSE not in between else 0
+        turns.append(replace(turn, same=same, prompted=bool(starts) and not between.strip(), header=header))
     return turns
+
+
+def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, list[TrainedTurn]]:
+    """Train the text between the prompt and a turn too: the template writes it, so the model must generate it."""
+    headed = {turn.start: turn for turn in turns if turn.header}
+    if not headed:
+        return layout, list(turns)
+    slots, found = {slot.column: slot for slot in layout.slots if slot.column >= 0}, []
+    for pieces in (layout.pieces, layout.stopped):
+        bounds = accumulate((len(_part(piece, slots)) for piece in pieces), initial=0)
+        parts = list(zip(pieces, pairwise(bounds), strict=True))
+        first = {start: piece for piece, (start, _) in parts if start in headed}
+        pieces = []
+        for piece, (start, end) in parts:
+            turn = next((turn for turn in headed.values() if turn.start - turn.header < end <= turn.start), None)
+            if turn is None or piece.text is None:
+                pieces.append(piece)
+                continue
+            cut = max(turn.start - turn.header - start, 0)
+            like = first[turn.start]
+            header = replace(like, text=piece.text[cut:], column=-1, control=piece.control)
+            pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
+        found.append(pieces)
+    trained = [replace(turn, start=turn.start - turn.header, prompted=turn.prompted or turn.header > 0) for turn in turns]
+    return Layout(layout.slots, *found), trained
 
 
 def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
@@ -204,28 +248,28 @@ def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
     return sorted((turn for turn in found.values() if turn.message >= 0), key=lambda turn: turn.message)
 
 
-def texts_of(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
-    """Split the conversations of a shape into texts with exact turns, the shortest first.
+def texts_of(chat: ShapeFormat, group: Conversations) -> list[tuple[ShapeFormat, Conversations]]:
+    """Split the conversations of a shape into texts with exact turns, the shortest first, each with its format.
 
     Each text is the start of the conversation. A turn is trained in the longest text that is the same up to the turn's
     end, and has weight 0 in all others. A turn that is not exact in any text is trained once like the others.
     """
-    texts: list[Conversations] = []
+    texts: list[tuple[ShapeFormat, Conversations]] = []
     trained = chat.chat.trained(group.turns)
     left = [index for index in trained if group.turns[index].role == "assistant"]
     others, text = len(left) < len(trained), group
     while left:
         found = _divided(chat, text, left)
         if found is None:  # the renderer rejects it, with the reason
-            return [group]
-        text, kept, left = found
-        if kept or others:
-            texts.append(_masked(text, left))
+            return [(chat, group)]
+        left = [index for index in left if index not in found.done]
+        if found.kept or others:
+            texts.append((found.chat, _masked(found.text, left)))
         others = False
         if left:
             text = _start_of(group, left[-1] + 1)
             text = _masked(text, set(range(len(text.turns))).difference(left))
-    return texts[::-1] or [group]
+    return texts[::-1] or [(chat, group)]
 
 
 def verdict_by_row(out: ChunkOutput) -> ChunkOutput:
@@ -284,26 +328,68 @@ def _is_same(chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout:
     return replace(alone, slots=slots).text[: last.end] == text
 
 
-def _divided(
-    chat: ShapeFormat, text: Conversations, left: Sequence[int]
-) -> tuple[Conversations, list[int], list[int]] | None:
-    """Return a text for some turns, those of them that it has as at inference, and the others; None if impossible.
+@dataclass(frozen=True)
+class _Divided:
+    """A text that is divided into its turns.
 
-    A text that cannot be divided into its turns is cut after the last of them, then trains only that one.
+    Args:
+        kept: the messages whose turns it has as at inference.
+        done: the messages that need no other text.
+    """
+
+    chat: ShapeFormat
+    text: Conversations
+    kept: Sequence[int]
+    done: Collection[int]
+
+
+def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Divided | None:
+    """Return a text for some turns, or None if there is none.
+
+    A text that cannot be divided into its turns is cut after the last of them, then trains only that one. If the last
+    turn is not exact so, the text continues the generation prompt.
 
     Args:
         left: indices of the turns that are still to be trained; the text trains them.
     """
-    ended = _start_of(text, left[-1] + 1)
-    for tried in (text, ended, _masked(ended, left[:-1])):
-        try:
-            turns = chat.turns(tried)
-        except TemplateError:
-            continue
-        kept = [turn.message for turn in turns if turn.same]
-        done = {*kept, left[-1]} if len(tried.turns) == len(ended.turns) else set(kept)
-        return tried, kept, [index for index in left if index not in done]
-    return None
+    last, ended = left[-1], _start_of(text, left[-1] + 1)
+    shorter = [ended, _masked(ended, left[:-1])]
+    plain = next(_laid_out(chat, [text, *shorter]), None)
+    found = None
+    if plain is not None:
+        tried, turns = plain
+        same = [turn for turn in turns if turn.same]
+        kept = [turn.message for turn in same if turn.prompted or not _continues(chat, tried, turn.message)]
+        at_end = len(tried.turns) == len(ended.turns)
+        found = _Divided(chat, tried, kept or [last] * at_end, {*kept, *[last] * at_end})
+        if last in kept or not at_end:
+            return found
+    for tried, turns in _laid_out(chat.continuing(), shorter):
+        kept = [turn.message for turn in turns if turn.exact]
+        if last in kept:
+            return _Divided(chat.continuing(), tried, kept, kept)
+    return found
+
+
+def _laid_out(
+    chat: ShapeFormat, texts: Sequence[Conversations]
+) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
+    """Yield the texts that can be divided into their turns, each with these."""
+    for text in texts:
+        with suppress(TemplateError):
+            yield text, chat.turns(text)
+
+
+def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:
+    """Return whether a turn of a text is exact in a text that continues the generation prompt."""
+    alone = _start_of(text, message + 1)
+    alone = _masked(alone, range(message))
+    return any(turn.message == message and turn.exact for _, turns in _laid_out(chat.continuing(), [alone]) for turn in turns)
+
+
+def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:
+    """Return the outline of a piece; values have white space around them."""
+    return slots[piece.column].padded if piece.text is None else piece.text
 
 
 def _adjacent(parts: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:

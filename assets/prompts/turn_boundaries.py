@@ -383,9 +383,10 @@ class Outline:
             if prefix is None or not named.startswith(prefix):
                 continue
             if prefix == self.prefix(index, False, tools):
-                plain = self._plain(index, tools)
-                if plain is None or not plain[0].startswith(prefix) or plain[0][len(prefix) :].strip():
+                plain, _ = self._plain(index, tools) or ("", "")
+                if not plain.startswith(prefix) or not named.startswith(plain.rstrip()):
                     raise self._unknown(index, "the template has no generation prompt")
+                return len(plain.rstrip() if plain[len(prefix) :].strip() else prefix), tools
             return len(prefix), tools
         for tools in (
             True,

@@ -68,6 +68,7 @@ class Shape:
         optional: indices of values that the template can omit.
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
+        template: renders these rows in place of the template of all rows, or None.
     """
 
     rows: pa.Array
@@ -77,6 +78,7 @@ class Shape:
     layout: Layout
     optional: Sequence[int] = ()
     readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
+    template: JinjaTemplate | None = None
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -87,7 +89,8 @@ def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: i
     """
     tables, rejects = [pa.schema([(ROW, pa.int32()), ("text", pa.string()), ("spans", SPANS)]).empty_table()], []
     for shape in shapes:
-        table, refused = _render_shape(template, shape, places_only)
+        own = shape.template
+        table, refused = _render_shape(own or template, shape, places_only and own is None)
         tables.append(table)
         rejects += refused
     table = pa.concat_tables(tables)
@@ -155,7 +158,7 @@ def _read_otherwise(
     left = set(rows.tolist())
     refused: set[int] = set()
     for index, reading in shape.readings(rows) if shape.readings else ():
-        table, reasons = _render_shape(template, reading, False)
+        table, reasons = _render_shape(reading.template or template, reading, False)
         places = dict(zip(reading.rows.to_pylist(), index.tolist(), strict=True))
         fresh = pa.array([places[row] in left for row in table[ROW].to_pylist()], pa.bool_())
         tables.append(table.filter(fresh))
