@@ -112,6 +112,11 @@ class ChatFormat:
         """Whether each turn is trained in the context of inference."""
         return self.prompt.turns == "exact"
 
+    @property
+    def prompts(self) -> bool:
+        """Whether the template has a generation prompt."""
+        return self.template.reads("add_generation_prompt")
+
     @cached_property
     def opacity(self) -> str | None:
         """The reason why the template does more than place contents, or None if it only places them."""
@@ -141,7 +146,7 @@ class ChatFormat:
             if not self.exact:
                 yield self._shape(rows, group, self.of_shape(group), counts, 0)
                 continue
-            for part in [group] if self.opacity is None else divided_by_template(self.of_shape(group), group):
+            for part in divided_by_template(self.of_shape(group), group):
                 for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
                     written = self.continued if shared.continued else self
                     yield written._shape(rows, text, shared, counts, number)
@@ -292,7 +297,10 @@ class ChatFormat:
         question = max((index for index, turn in enumerate(group.turns[: last + 1]) if turn.role == "user"), default=-1)
         reasoned = [index for index in range(question + 1, last + 1) if group.turns[index].reasons]
         if omitted.intersection(reasoned[-1:]):
-            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer"
+            remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
+            if isinstance(group, InlineConversations):
+                remedy = "use a chat template that writes it" if self.exact else "set prompt_template.turns: exact"
+            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer; {remedy}"
             raise ShapeError("reasoning_ignored", message)
         return outline.without_reasoning(omitted) if omitted else outline
 

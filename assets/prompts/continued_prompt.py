@@ -66,14 +66,14 @@ class ContinuedPrompt(JinjaTemplate):
             if shown is None:
                 continue
             header = "" if _BLOCKS.sub("", shown).startswith(given) else self._header(variables, before)
-            if _BLOCKS.sub("", shown).startswith(header + given):
+            if shown.startswith(header) and _BLOCKS.sub("", shown).startswith(header + given):
                 return context + shown.removeprefix(header)
         return None
 
     def _header(self, variables: Mapping[str, Any], before: Sequence[Message]) -> str:
         """Return what the template writes before the content of a plain answer; "" if unknown."""
         turn = self._turn(variables, [*before, {"role": "assistant", "content": _END}]) or ""
-        return turn.rpartition(_END)[0]
+        return _BLOCKS.sub("", turn.rpartition(_END)[0])
 
     def _turn(self, variables: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
         """Return what the template writes for the last message, after the message before it; None if unknown."""

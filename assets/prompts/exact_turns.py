@@ -131,6 +131,9 @@ class Conversational(Protocol):
     def exact(self) -> bool: ...
 
     @property
+    def prompts(self) -> bool: ...
+
+    @property
     def continued(self) -> Conversational: ...
 
 
@@ -178,7 +181,7 @@ class ShapeFormat:
     def judged(self, group: Conversations, layout: Layout) -> tuple[Layout, list[TrainedTurn]]:
         """Return a layout and its trained turns; with exact turns, the headers that inference lacks are trained."""
         turns = judge(self, group, layout)
-        return with_headers(layout, turns) if self.chat.exact else (layout, turns)
+        return with_headers(layout, turns) if self.chat.exact and self.chat.prompts else (layout, turns)
 
 
 def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.continued_prompt import CLOSE, OPEN
 from tokenloom.assets.prompts.conversations import Conversations, Message
 from tokenloom.assets.prompts.turn_boundaries import Prompt
 from tokenloom.resources.tables.ragged import Ints
@@ -21,7 +23,6 @@ from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.exact_turns import ShapeFormat
 
-OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,22 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineCo
 
 
 def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Conversations]:
-    """Divide a group into the conversations with inline reasoning that the template takes apart, and the others."""
-    if any(turn.problem for turn in group.turns):
+    """Divide a group into the conversations with inline reasoning that the template takes apart, and the others.
+
+    A generation prompt that opens the reasoning takes it apart, too: it gives the content's `<think>`.
+    """
+    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
+    found = any(pc.any(pc.match_substring(group.values[index], CLOSE), min_count=0).as_py() for index in answers)
+    if not found or any(turn.problem for turn in group.turns):
         return [group]
     parts, left = [], np.ones(len(group.rows), bool)
     for index, split in with_inline_reasoning(group):
         marks = ["" if empty else f"{MARK_OPEN}{value}{MARK_CLOSE}" for value, empty in enumerate(split.empty)]
         messages = split.messages(marks)
         text = chat.written(split, messages, Prompt.NONE)
-        if text is not None and all(messages[message]["content"] in text for message in split.around):
+        prompts = (chat.written(split, messages[:message], Prompt.DEFAULT) or "" for message in split.around)
+        opened = any(prompt.rstrip().endswith(OPEN) for prompt in prompts)
+        if text is not None and not opened and all(messages[message]["content"] in text for message in split.around):
             continue
         parts.append(split)
         left[index] = False

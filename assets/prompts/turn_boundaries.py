@@ -36,6 +36,10 @@ class Prompt(IntEnum):
 Write = Callable[[Sequence[Message], bool, int], str]
 """Renders messages; the flag adds the conversation's tools, the number is a `Prompt`."""
 
+MARKED = "use a chat template with {% generation %} marks and train_on: completions"
+EXACT = "set prompt_template.turns: exact"
+"""Remedies where the text of a whole conversation does not show what the model generates of a message."""
+
 REPEATED = "the chat template writes a trained message more than once"
 
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}")
@@ -131,7 +135,9 @@ class Outline:
             raise ShapeError("tools_ignored", "the chat template omits the description of the tools")
         for number, (index, call) in enumerate(self.names):
             if mark(len(self.owners) + number) not in (self.named or "") and self._ignores(index, call):
-                message = f"the chat template omits a tool call of message {index}"
+                several = len(self.messages[index]["tool_calls"]) > 1
+                remedy = "put each call into its own message" if several else "use a chat template that writes tool calls"
+                message = f"the chat template omits a tool call of message {index}; {remedy}"
                 raise ShapeError("tool_calls_ignored", message)
 
     def without_reasoning(self, omitted: Collection[int]) -> Outline:
@@ -186,20 +192,24 @@ class Outline:
         start, tools = self._start(index, named)
         own = self._marks_of(index)
         at_end = self.prefix(index + 1, False, tools) or ""
+        if mark(index) in at_end and mark(index) not in named:
+            message = f"the chat template drops the content of message {index} when messages follow; {EXACT}"
+            raise ShapeError("content_dropped", message)
         last = [match for match in _MARK.finditer(at_end) if match[0] in own]
         here = [match for match in _MARK.finditer(named) if match[0] in own][: len(last)]
         if not last or [match[0] for match in last] != [match[0] for match in here]:
-            raise self._unknown(index, "the template writes it differently at the end of a conversation")
+            raise self._unknown(index, "the template writes it differently at the end of a conversation", EXACT)
         end = stop = here[-1].end()
         if "tool_calls" in self.messages[index] or last[-1][0] != mark(index):
             rest = self._cut_after_eos(at_end[last[-1].end() :]).rstrip()
             if not named.startswith(rest, end) and self.eos:
                 rest = rest.removesuffix(self.eos).rstrip()  # some templates write EOS only at a conversation's end
             if not named.startswith(rest, end):
-                raise self._unknown(index, "the template ends it differently at the end of a conversation")
+                raise self._unknown(index, "the template ends it differently at the end of a conversation", EXACT)
             stop, end = end + len(rest) - len(self.stop_of(rest)), end + len(rest)
         if set(_MARK.findall(named[start:end])) - {match[1] for match in last}:
-            raise self._unknown(index, "the template writes other messages into it")
+            results = "tool_calls" in self.messages[index] and "the results of its calls"
+            raise self._unknown(index, f"the template writes {results or 'other messages'} into it")
         positions = [len(self._restored(named[:at])) for at in (start, stop, end)]
         return Region(index, *positions, stop_follows=self.closing == "")
 
@@ -383,10 +393,7 @@ class Outline:
             if prefix is None or not named.startswith(prefix):
                 continue
             if prefix == self.prefix(index, False, tools):
-                plain, _ = self._plain(index, tools) or ("", "")
-                if not plain.startswith(prefix) or not named.startswith(plain.rstrip()):
-                    raise self._unknown(index, "the template has no generation prompt")
-                return len(plain.rstrip() if plain[len(prefix) :].strip() else prefix), tools
+                return self._start_of_plain(index, prefix, named, tools), tools
             return len(prefix), tools
         for tools in (
             True,
@@ -396,6 +403,21 @@ class Outline:
             if header and prompt.startswith(header) and named.startswith(header):
                 return len(header), tools
         raise self._unknown(index, "it does not start with the generation prompt")
+
+    def _start_of_plain(self, index: int, prefix: str, named: str, tools: bool) -> int:
+        """Return where a message starts that the template does not prompt for: after the header of a plain answer.
+
+        Raises:
+            ShapeError: the template has no generation prompt, or writes the message without that header.
+        """
+        plain, _ = self._plain(index, tools) or ("", "")
+        header = plain[len(prefix) :] if plain.startswith(prefix) else None
+        if header is not None and not header.strip():
+            return len(prefix)
+        answers = (at for at, message in enumerate(self.messages) if message["role"] == "assistant")
+        if header is None or not named.startswith(plain) or not any(map(self._asked, answers)):
+            raise self._unknown(index, "the template has no generation prompt")
+        return len(plain)
 
     def _header(self, index: int, tools: bool) -> str:
         """Return the text before a plain answer that replaces a message in its place, if it ends with a header."""
@@ -444,12 +466,11 @@ class Outline:
         except TemplateError:
             return None
 
-    def _unknown(self, index: int, reason: str) -> ShapeError:
+    def _unknown(self, index: int, reason: str, remedy: str = MARKED) -> ShapeError:
         calls = "tool_calls" in self.messages[index]
         message = (
             f"cannot determine what the model generates of message {index}, which has "
-            f"{'tool calls' if calls else 'reasoning'}: {reason}; "
-            "use a chat template with {% generation %} marks and train_on: completions"
+            f"{'tool calls' if calls else 'reasoning'}: {reason}; {remedy}"
         )
         return ShapeError("tool_calls" if calls else "reasoning", message)
 

@@ -7,6 +7,7 @@ the conversation up to the turn. Templates are those that TRL ships.
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ from tokenloom.resources.templates.jinja import JinjaTemplate
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 Row = dict[str, Any]
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 DATE = "2024-07-26"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 CONTROL = (
@@ -41,12 +43,8 @@ CONTROL = (
 )
 LOOKUP = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {"type": "object"}}}]
 KNOWN = {"qwen3", "glm4moe", "gptoss", "gptoss_training", "lfm2_2_5", "gemma4_v5", "nemotron_3_nano", "qwen3_5_think"}
-IMPOSSIBLE = {"gptoss"}  # drops the thought of a call when it writes the answer after its result
-IMPOSSIBLE |= {"diffusion_gemma"}  # writes a header after a tool's result, but does not prompt with it
-IMPOSSIBLE |= {
-    f"nemotron_3_{size}" for size in ("nano", "super", "ultra", "5_lightning")
-}  # prompt with an open thought
-"""Templates that write some turns of `conversations` after other text than they prompt with."""
+KNOWN |= {"deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma4"}
+"""Some of the templates that drop reasoning."""
 
 
 def user(content: str) -> Row:
@@ -109,10 +107,13 @@ def glaive(real_data: Path, count: int) -> list[list[Row]]:
 
 @cache
 def templates() -> dict[str, str]:
+    """Return the templates that TRL ships, and those of the shared data."""
     spec = find_spec("trl")
     if spec is None or spec.origin is None:
         pytest.skip("needs the chat templates that TRL ships")
-    return {path.stem: path.read_text() for path in (Path(spec.origin).parent / "chat_templates").glob("*.jinja")}
+    shared = Path(__file__).parents[3] / "shared" / "data" / "chat_templates"
+    folders = (shared, Path(spec.origin).parent / "chat_templates")
+    return {path.stem: path.read_text() for folder in folders for path in sorted(folder.glob("*.jinja"))}
 
 
 def oracle(template: str, messages: list[Row], prompted: bool, tools: Any, **more: Any) -> str:
@@ -121,13 +122,42 @@ def oracle(template: str, messages: list[Row], prompted: bool, tools: Any, **mor
     return render_jinja_template([messages], tools=tools, date_string=DATE, **given)[0][0]
 
 
-def drops_reasoning(template: str) -> bool:
-    """Whether the template writes the last thought of a conversation, but not the one before it."""
-    try:
-        text = oracle(template, [user("a"), answer("b", "EARLY"), user("c"), answer("d", "LATE")], False, None)
-    except (TemplateError, TypeError):
-        return False
-    return "LATE" in text and "EARLY" not in text
+def inline(talk: list[Row]) -> list[Row]:
+    """Return a conversation with the reasoning of answers in their contents."""
+    fields = ("reasoning_content", "reasoning", "thinking")
+    return [
+        {name: value for name, value in turn.items() if name not in fields}
+        | ({"content": f"<think>\n{turn['thinking']}\n</think>\n\n{turn['content']}"} if "thinking" in turn else {})
+        for turn in talk
+    ]
+
+
+def of_calls(talk: list[Row]) -> list[Row]:
+    """Return a conversation in which only tool calls have reasoning."""
+    return [turn if "tool_calls" in turn else plain for turn, plain in zip(talk, without_thoughts(talk), strict=True)]
+
+
+def without_thoughts(talk: list[Row]) -> list[Row]:
+    fields = ("reasoning_content", "reasoning", "thinking")
+    return [{name: value for name, value in turn.items() if name not in fields} for turn in talk]
+
+
+@cache
+def dropping() -> dict[str, list[str]]:
+    """Return the templates that drop reasoning, each with the kinds of reasoning that they drop."""
+    first, second = user("a"), user("c")
+    talk = [first, answer("SAID", "EARLY"), second, answer("d", "LATE")]
+    calls = [first, *called("b", "EARLY"), answer("SAID"), second, *called("d", "LATE")]
+    found: dict[str, list[str]] = {}
+    for name, template in templates().items():
+        for kind, rows, tools in (("field", talk, None), ("inline", inline(talk), None), ("calls", calls, LOOKUP)):
+            try:
+                text = oracle(template, rows, False, tools)
+            except (TemplateError, TypeError):
+                continue
+            if "SAID" in text and "EARLY" not in text and ("LATE" in text or kind == "inline"):
+                found.setdefault(name, []).append(kind)
+    return found
 
 
 def chat(template: str, turns: str, **prompt: Any) -> ChatFormat:
@@ -164,61 +194,66 @@ def trained_turns(text: str, spans: list[Row]) -> list[tuple[str, str]]:
     return [(data[:start].decode(), data[start:end].decode()) for start, end in found]
 
 
-def assert_exact(template: str, talk: list[Row], texts: list[Row]) -> int:
-    """Check that each answer is trained once, after what inference prompts with and up to the end of its turn.
+def prompts_before(template: str, talk: list[Row], index: int, tools: Any, **more: Any) -> list[str]:
+    """Return what inference can prompt with before a message."""
+    thinking: list[Row] = [{}] if more else [{}, {"enable_thinking": True}, {"enable_thinking": False}]
+    return [oracle(template, talk[:index], True, tools, **{**more, **variant}) for variant in thinking]
 
-    Returns:
-        the number of answers that cannot be: the template writes them after other text than it prompts with, or after
-        more text.
+
+def is_turn(before: str, part: str, prompt: str, own: str, said: Row) -> bool:
+    """Whether a trained part is what inference generates for a message after a prompt.
+
+    Args:
+        own: the conversation up to the message, as the template writes it.
     """
+    text = before + part
+    generated = text[len(prompt) :].rstrip()
+    if not text.startswith(prompt) or before[len(prompt) :].strip():
+        return False
+    whole = said["content"].removeprefix("<think>").lstrip("\n").rstrip()
+    ends = [own.rstrip(), own.rstrip() + "</s>"]
+    written = any(end.endswith(generated) or generated in end[-len(generated) - 40 :] for end in ends)
+    if not written and not ("</think>" in whole and generated.startswith(whole) and own.endswith(generated[-10:])):
+        return False
+    names = [call["function"]["name"] for call in said.get("tool_calls", ())]
+    content = said["content"].rpartition("</think>")[2]
+    return all(expected.strip() in generated for expected in (content, said.get("thinking") or "", *names))
+
+
+def assert_exact(template: str, talk: list[Row], texts: list[Row], **more: Any) -> None:
+    """Check that each answer is trained once, right after what inference prompts with, up to the end of its turn."""
     found = [turn for row in texts for turn in trained_turns(row["text"], row["spans"])]
-    given = LOOKUP if any("tool_calls" in turn for turn in talk) else None
+    tools = LOOKUP if any("tool_calls" in turn for turn in talk) else None
     answers = [index for index, turn in enumerate(talk) if turn["role"] == "assistant"]
-    assert len(found) == len(answers)
-    impossible = 0
     for index in answers:
-        own = oracle(template, talk[: index + 1], False, given)
-        ended = (own, own + "</s>", own.rstrip() + "</s>")
-        thinking: list[Row] = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
-        prompts = [oracle(template, talk[:index], True, given, **more) for more in thinking]
-        prompts = [prompt for prompt in prompts if own.startswith(prompt)]
-        shortest = min(map(len, prompts), default=0)
-        within = [turn for turn in found if any(text.startswith(turn[0] + turn[1]) for text in ended)]
-        within = [turn for turn in within if len(turn[0] + turn[1]) > shortest]
-        starts = [prompt for before, _ in within for prompt in prompts if not before[len(prompt) :].strip()]
-        if not starts:
-            impossible += 1
-            continue
-        ((before, part),) = within
-        assert (before + part).startswith(starts[0])
-        if not re.search(r"{%-?\s*generation", template):  # marks can include the header, or end before the template
-            assert before.rstrip() in [prompt.rstrip() for prompt in starts]
-            assert (before + part).rstrip() in (own.rstrip(), own.rstrip() + "</s>")
-    return impossible
-
-
-def dropping() -> list[str]:
-    return sorted(name for name, template in templates().items() if drops_reasoning(template))
+        own = oracle(template, talk[: index + 1], False, tools, **more)
+        prompts = prompts_before(template, talk, index, tools, **more)
+        (turn,) = {turn for turn in found if any(is_turn(*turn, prompt, own, talk[index]) for prompt in prompts)}
+        found.remove(turn)
+    assert not found
 
 
 def test_the_templates_that_drop_reasoning_are_known() -> None:
-    assert set(dropping()) >= KNOWN
+    assert {*dropping()} >= KNOWN
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_turn_is_trained_once_in_the_context_of_inference(part: int) -> None:
-    talks = conversations()
-    for name in dropping()[part::4]:
-        template = templates()[name]
-        together, exact = render(template, talks, "together"), render(template, talks)
-        assert {*exact.rejects[ROW].to_pylist()} <= {*together.rejects[ROW].to_pylist()}, name
-        assert together.counters[NOT_EXACT] > 0
-        kept, not_exact = exact.table.to_pylist(), 0
-        for number in {*exact.table[ROW].to_pylist()}:
-            texts = [row for row in kept if row[ROW] == number]
-            not_exact += assert_exact(template, talks[number], texts)
-        assert exact.counters[NOT_EXACT] == not_exact, name
-        assert not_exact == 0 or name.removesuffix("_training") in IMPOSSIBLE, name
+    """Under every template that drops reasoning, with each kind of reasoning that it drops."""
+    for name, kinds in sorted(dropping().items())[part::4]:
+        template, talks = templates()[name], conversations()
+        thoughtful = [talk for talk in talks if all("thinking" in turn for turn in talk if turn["role"] == "assistant")]
+        sets = {
+            "field": talks if SOAK else [talks[0], talks[4], talks[8]],
+            "inline": [inline(talk) for talk in thoughtful[: 4 if SOAK else 2]],
+            "calls": [of_calls(talk) for talk in thoughtful if any("tool_calls" in turn for turn in talk)],
+        }
+        for kind in kinds:
+            exact = render(template, sets[kind])
+            assert not exact.rejects.num_rows, (name, kind, exact.rejects["message"].to_pylist())
+            assert exact.counters[NOT_EXACT] == 0, (name, kind)
+            for number, talk in enumerate(sets[kind]):
+                assert_exact(template, talk, [row for row in exact.table.to_pylist() if row[ROW] == number])
 
 
 def test_real_conversations_are_exact(real_data: Path) -> None:
@@ -230,7 +265,7 @@ def test_real_conversations_are_exact(real_data: Path) -> None:
         assert out.counters[TURNS] == sum(turn["role"] == "assistant" for talk in talks for turn in talk)
         kept = out.table.to_pylist()
         for number, talk in enumerate(talks):
-            assert not assert_exact(templates()[name], talk, [row for row in kept if row[ROW] == number])
+            assert_exact(templates()[name], talk, [row for row in kept if row[ROW] == number])
 
 
 def test_inline_reasoning_is_exact_too() -> None:
@@ -248,7 +283,7 @@ def test_inline_reasoning_is_exact_too() -> None:
     assert not out.rejects.num_rows
     assert out.counters[NOT_EXACT] == 0
     for number, talk in enumerate(inline):
-        assert not assert_exact(template, talk, [row for row in out.table.to_pylist() if row[ROW] == number])
+        assert_exact(template, talk, [row for row in out.table.to_pylist() if row[ROW] == number])
     assert out.table["text"].to_pylist() == render(template, talks).table["text"].to_pylist()
 
 

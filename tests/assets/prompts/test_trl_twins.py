@@ -124,11 +124,10 @@ REFUSED: dict[str, dict[str, str]] = {
     "cohere2": ALTERNATING,
     "deepseek_r1_distill": PLAIN | coded("reasoning_ignored", *INLINES),
     "deepseekv3": THOUGHTLESS | IGNORES_TOOLS | coded("reasoning_ignored", *INLINES, "call with reasoning"),
-    "diffusion_gemma": coded("tool_calls", "call in words", "call in words tools")
-    | coded("reasoning", "call with reasoning", "call with reasoning tools"),
+    "diffusion_gemma": coded("tool_calls", "call in words", "call in words tools"),
     "gemma": ALTERNATING | coded("template_refused", "system"),
     "gemma3": ALTERNATING,
-    "gptoss": coded("tool_calls", "call in words", "call in words tools")
+    "gptoss": coded("content_dropped", "call in words", "call in words tools")
     | coded("tool_calls_ignored", "two calls", "two calls tools"),
     "idefics3": PARTS,
     "lfm2": THOUGHTLESS | IGNORES_CALLS | coded("tool_calls_ignored", *(f"{name} tools" for name in CALLS)),
