@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -13,8 +14,10 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
+from tokenloom.assets.prompts.continued_prompt import OPEN
 from tokenloom.assets.prompts.conversations import group_by_shape
 from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
+from tokenloom.assets.prompts.inline_reasoning import divided_by_template
 from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
@@ -183,17 +186,25 @@ def _prefixes(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) ->
 
 
 def _turns(chat: ChatFormat) -> Finding:
-    """Return whether turns are trained as at inference, without and with reasoning."""
+    """Return whether turns are trained as at inference, without and with reasoning.
+
+    Inline reasoning counts where the generation prompt opens it.
+    """
     found: list[str] = []
     evidence = ""
-    for kind, thoughts in (("without reasoning", (None, None)), ("with reasoning", THOUGHTS)):
+    opened = _opens_thought(chat)
+    for kind, thoughts in (("without", (None, None)), ("with", THOUGHTS), *[("with inline", THOUGHTS)] * opened):
         messages: list[dict[str, Any]] = []
         for thought in thoughts:
-            reasoning = {} if thought is None else {"reasoning_content": thought}
-            messages += [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID, **reasoning}]
+            given = "" if thought is None else f"<think>\n{thought}\n</think>\n\n"
+            inline = kind == "with inline"
+            fields = {} if thought is None or inline else {"reasoning_content": thought}
+            messages.append({"role": "user", "content": ASKED})
+            messages.append({"role": "assistant", "content": given * inline + SAID, **fields})
         conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
-        (group,) = group_by_shape(conversation)
+        (whole,) = group_by_shape(conversation)
         try:
+            (group,) = divided_by_template(chat.of_shape(whole), whole)
             shared = chat.of_shape(group)
             texts = texts_of(shared, group) if chat.exact else [(shared, group)]
             turns = [turn for form, text in texts for turn in form.turns(text)]
@@ -204,16 +215,28 @@ def _turns(chat: ChatFormat) -> Finding:
         ]
         evidence = "\n".join(written)
         dropped = any(thought and thought not in evidence for thought in thoughts)
-        found.append(f"{kind}: {_exactness(turns, dropped)}")
+        found.append(f"{kind} reasoning: {_exactness(turns, dropped, opened and kind == 'without')}")
     return Finding("turns", "; ".join(found) or "refused", evidence)
 
 
-def _exactness(turns: Sequence[TrainedTurn], dropped: bool) -> str:
-    """Return whether turns are exact, or why not; `dropped` is whether the template drops reasoning."""
+def _opens_thought(chat: ChatFormat) -> bool:
+    with suppress(TemplateError):
+        return chat.written([{"role": "user", "content": ASKED}], True).rstrip().endswith(OPEN)
+    return False
+
+
+def _exactness(turns: Sequence[TrainedTurn], dropped: bool, opened: bool) -> str:
+    """Return whether turns are exact, or why not.
+
+    Args:
+        dropped: whether the template drops reasoning.
+        opened: whether the generation prompt opens reasoning that the turns lack.
+    """
     if all(turn.exact for turn in turns):
         return "exact"
     if any(turn.same and not turn.prompted for turn in turns):
-        return "not exact, answers do not start with the generation prompt"
+        prompt = "the generation prompt opens a thought, which these answers lack"
+        return f"not exact, {prompt if opened else 'answers do not start with the generation prompt'}"
     reason = "without their reasoning, which the template drops" if dropped else "as the template writes them there"
     return f"not exact, earlier turns are trained {reason}; set prompt_template.turns: exact"
 

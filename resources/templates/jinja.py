@@ -210,7 +210,11 @@ class JinjaTemplate:
 
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""
-        return any(node.name == name for node in self._tree.find_all(jinja2.nodes.Name))
+        return name in self._read
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        return frozenset(node.name for node in self._tree.find_all(jinja2.nodes.Name))
 
     @cached_property
     def roles(self) -> frozenset[str]:

@@ -107,13 +107,14 @@ def glaive(real_data: Path, count: int) -> list[list[Row]]:
 
 @cache
 def templates() -> dict[str, str]:
-    """Return the templates that TRL ships, and those of the shared data."""
+    """Return the templates that TRL ships, and those of the real data."""
     spec = find_spec("trl")
     if spec is None or spec.origin is None:
         pytest.skip("needs the chat templates that TRL ships")
-    shared = Path(__file__).parents[3] / "shared" / "data" / "chat_templates"
-    folders = (shared, Path(spec.origin).parent / "chat_templates")
-    return {path.stem: path.read_text() for folder in folders for path in sorted(folder.glob("*.jinja"))}
+    folders = [Path(spec.origin).parent, *map(Path, filter(None, [os.environ.get("TOKENLOOM_REAL_DATA")]))]
+    return {
+        path.stem: path.read_text() for folder in folders for path in (folder / "chat_templates").glob("*.jinja")
+    }
 
 
 def oracle(template: str, messages: list[Row], prompted: bool, tools: Any, **more: Any) -> str:
@@ -244,9 +245,9 @@ def test_every_turn_is_trained_once_in_the_context_of_inference(part: int) -> No
         template, talks = templates()[name], conversations()
         thoughtful = [talk for talk in talks if all("thinking" in turn for turn in talk if turn["role"] == "assistant")]
         sets = {
-            "field": talks if SOAK else [talks[0], talks[4], talks[8]],
-            "inline": [inline(talk) for talk in thoughtful[: 4 if SOAK else 2]],
-            "calls": [of_calls(talk) for talk in thoughtful if any("tool_calls" in turn for turn in talk)],
+            "field": talks if SOAK else [talks[8]],
+            "inline": [inline(talk) for talk in thoughtful[: 4 if SOAK else 1]],
+            "calls": [of_calls(talk) for talk in (talks[7:] if SOAK else [talks[8]])],
         }
         for kind in kinds:
             exact = render(template, sets[kind])
