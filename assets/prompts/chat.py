@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.prompts.answer_parts import answer_parts
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.conversations import (
     Conversations,
@@ -224,6 +225,10 @@ class ChatFormat:
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
+        parts = answer_parts(pieces, outline, len(group.turns))
+        pieces = list(chain(*parts))
+        if answer_end is not None:
+            answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
         return Layout(slots, pieces, _with_stop(pieces, answer_end, eos))
 
