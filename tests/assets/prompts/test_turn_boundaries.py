@@ -318,7 +318,7 @@ def test_control_tokens_of_a_call_belong_to_its_message() -> None:
     assert "".join(data[span["start"] : span["end"]].decode() for span in mine) == CALLED + IM
     control = [data[span["start"] : span["end"]].decode() for span in mine if span["control"]]
     assert control == ["<tool_call>", "</tool_call>", IM]
-        assert {(ROLES[span["role"]], span["weight"]) for span in mine} == {("assistant", 1.0), ("tool_call", 1.0)}
+    assert {(ROLES[span["role"]], span["weight"]) for span in mine} == {("assistant", 1.0), ("tool_call", 1.0)}
 
 
 BARE = (
