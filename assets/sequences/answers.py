@@ -115,11 +115,16 @@ class _Trained:
         opens |= named & (before >= _latest(opens)) & (message[before] != message)
         return opens, closes
 
+    def within(self) -> np.ndarray:
+        """Return bool [spans]: whether the span is reasoning, a tool call, or the text after reasoning."""
+        after = np.append(False, self.part[:-1] == ROLES.index(REASONING))[: len(self.part)]
+        return after | np.isin(self.part, _PARTS)
+
     def stops(self, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
         """Return the first span of the stop of each trained text, or the span after its last one.
 
         The stop is the control tokens after the last content, with texts of at most `GLUE` tokens before each. Without
-        control tokens, it is the text after the content; a tool call, or what follows inline reasoning, is content.
+        control tokens, it is the text after the content. Reasoning, the text after it, and tool calls are content.
 
         Args:
             opens: bool [spans], as `bounds` returns it.
@@ -127,12 +132,12 @@ class _Trained:
         """
         control, named = self.control, self.message >= 0
         before_control = np.append(control & ~opens, False)[1:]
-        ending = control | (before_control & ~opens & (self.end - self.start <= GLUE))
+        ending = control | (before_control & ~opens & ~self.within() & (self.end - self.start <= GLUE))
         runs = ending & (opens | ~np.append(False, ending)[:-1])
         final = _latest(control)[last]
         by_control = (final >= first) & (_latest(named)[last] <= final)
         text = (last > first) & (~named[last] | (self.message[last] == self.message[last - 1]))
-        text &= (self.part[last] == self.role[last]) & (self.part[last - 1] != ROLES.index(REASONING))
+        text &= ~self.within()[last]
         return np.where(by_control, _latest(runs)[final], last + ~text)
 
 
