@@ -6,8 +6,8 @@ Modules, in the order in which a row passes through them:
 - `conversations`: groups conversations that differ only in their contents.
 - `tools`, `few_shot`: add the YAML's tools, and examples, to the rows.
 - `chat`: renders conversations through a chat template. `turn_boundaries` finds what the model generates of each turn,
-  `call_arguments` the form in which the template takes the arguments of tool calls, and `inline_reasoning` the parts of
-  answers with `<think>…</think>`.
+  `call_arguments` the form in which the template takes the arguments of tool calls, `inline_reasoning` the parts of
+  answers with `<think>…</think>` (`think_tags`), and `answer_parts` which text is reasoning and tool calls.
 - `exact_turns`: finds turns that are not trained as at inference, and splits conversations into texts in which all are.
 - `jinja_fields`: renders columns through the YAML's Jinja template.
 - `layout`: builds the pieces of texts that need no Jinja, and adds BOS, EOS and control tokens.

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.prompts.answer_parts import answer_parts
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
 from tokenloom.assets.prompts.conversations import (
@@ -247,6 +248,10 @@ class ChatFormat:
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
+        parts = answer_parts(pieces, outline, len(group.turns))
+        pieces = list(chain(*parts))
+        if answer_end is not None:
+            answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
         return Layout(slots, pieces, _with_stop(pieces, answer_end, eos))
 
@@ -300,7 +305,9 @@ class ChatFormat:
             remedy = "put it into the content as <think>…</think>, or use a chat template that writes reasoning"
             if isinstance(group, InlineConversations):
                 remedy = "use a chat template that writes it" if self.exact else "set prompt_template.turns: exact"
-            message = f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer; {remedy}"
+            message = (
+                f"the chat template omits the reasoning of message {reasoned[-1]}, part of the last answer; {remedy}"
+            )
             raise ShapeError("reasoning_ignored", message)
         return outline.without_reasoning(omitted) if omitted else outline
 

@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.prompts.continued_prompt import OPEN
 from tokenloom.assets.prompts.conversations import group_by_shape
 from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
 from tokenloom.assets.prompts.inline_reasoning import divided_by_template
 from tokenloom.assets.prompts.layout import split_control
+from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
+from tokenloom.assets.prompts.think_tags import OPEN
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import json_column
@@ -27,6 +28,7 @@ ASKED, SAID, RULED = "QUESTION", "ANSWER", "RULE"
 EARLIER, NEXT = "REPLY", "FURTHER"
 ENDS_WITH_EOS = "trained, ends with EOS"
 KNOWN, LACKING = "known", "not in the tokenizer: "
+UNCOUNTED = ", not counted apart"
 _TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 THOUGHTS = "THOUGHT", "CONCLUSION"
 CALL = {"type": "function", "function": {"name": "lookup", "arguments": {"word": "x"}}}
@@ -75,6 +77,7 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
     messages = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, answer]
     called = _rendered(chat, messages, TOOLS if tools == "kept" else "")
     calls = "trained" if "lookup" in called.trained else "rendered, not trained" if called.text else "refused"
+    calls += "" if calls != "trained" or TOOL_CALL in called.roles else UNCOUNTED
     omitted = called.code == "tool_calls_ignored"
     yield Finding("tool calls", "omitted" if omitted else calls, called.text or called.reason)
     yield _reasoning(chat, user)
@@ -87,10 +90,11 @@ def _findings(chat: ChatFormat) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation: its text and the trained parts, or the message and code of its reject."""
+    """A rendered conversation: its text, the trained parts and their roles, or the message and code of its reject."""
 
     text: str = ""
     parts: tuple[str, ...] = ()
+    roles: frozenset[str] = frozenset()
     reason: str = ""
     code: str = ""
 
@@ -113,8 +117,9 @@ def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "")
     data = row["text"].encode()
     runs = groupby(row["spans"], key=lambda span: span["weight"] > 0)
     spans = [list(run) for trained, run in runs if trained]
+    roles = frozenset(ROLES[span["role"]] for run in spans for span in run)
     parts = tuple(data[run[0]["start"] : run[-1]["end"]].decode(errors="replace") for run in spans)
-    return Rendered(row["text"], parts)
+    return Rendered(row["text"], parts, roles)
 
 
 def notices(certificate: Sequence[dict[str, str]]) -> list[str]:
@@ -257,7 +262,11 @@ def _reasoning(chat: ChatFormat, user: dict[str, str]) -> Finding:
     if not talk.text:
         return Finding("reasoning", "omitted" if talk.code == "reasoning_ignored" else "refused", talk.reason)
     which = "kept" if THOUGHTS[0] in talk.text else "kept in the last answer, omitted before"
-    return Finding("reasoning", which if THOUGHTS[1] in talk.trained else f"{which}, not trained", talk.text)
+    if THOUGHTS[1] not in talk.trained:
+        which += ", not trained"
+    elif REASONING not in talk.roles:
+        which += UNCOUNTED
+    return Finding("reasoning", which, talk.text)
 
 
 def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Finding:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from tokenloom.assets.prompts.conversations import Message
+from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import (
     GENERATION_CLOSE,
@@ -26,8 +27,6 @@ from tokenloom.resources.templates.jinja import (
     MARK_OPEN,
     JinjaTemplate,
 )
-
-OPEN, CLOSE = "<think>", "</think>"
 
 _END, _HIDDEN_OPEN, _HIDDEN_CLOSE = (f"{MARK_OPEN}{name}{MARK_CLOSE}" for name in ("end", "open", "close"))
 _BLOCKS = re.compile(f"[{GENERATION_OPEN}{GENERATION_CLOSE}]")

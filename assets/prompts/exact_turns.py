@@ -223,7 +223,9 @@ def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, 
             header = replace(like, text=piece.text[cut:], column=-1, control=piece.control)
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
         found.append(pieces)
-    trained = [replace(turn, start=turn.start - turn.header, prompted=turn.prompted or turn.header > 0) for turn in turns]
+    trained = [
+        replace(turn, start=turn.start - turn.header, prompted=turn.prompted or turn.header > 0) for turn in turns
+    ]
     return Layout(layout.slots, *found), trained
 
 
@@ -374,9 +376,7 @@ def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Di
     return found
 
 
-def _laid_out(
-    chat: ShapeFormat, texts: Sequence[Conversations]
-) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
+def _laid_out(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
     """Yield the texts that can be divided into their turns, each with these."""
     for text in texts:
         with suppress(TemplateError):
@@ -387,7 +387,9 @@ def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:
     """Return whether a turn of a text is exact in a text that continues the generation prompt."""
     alone = _start_of(text, message + 1)
     alone = _masked(alone, range(message))
-    return any(turn.message == message and turn.exact for _, turns in _laid_out(chat.continuing(), [alone]) for turn in turns)
+    return any(
+        turn.message == message and turn.exact for _, turns in _laid_out(chat.continuing(), [alone]) for turn in turns
+    )
 
 
 def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:

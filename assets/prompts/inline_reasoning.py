@@ -14,15 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.continued_prompt import CLOSE, OPEN
 from tokenloom.assets.prompts.conversations import Conversations, Message
+from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, inline_parts
 from tokenloom.assets.prompts.turn_boundaries import Prompt
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.exact_turns import ShapeFormat
-
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def with_inline_reasoning(group: Conversations) -> Iterator[tuple[Ints, InlineCo
     contents = {index: group.values[index].to_pylist() for index in answers}
     shapes: dict[tuple[tuple[int, str, str, bool, bool], ...], list[int]] = {}
     for row in range(len(group.rows)):
-        found = {index: parts for index in answers if (parts := _parts(contents[index][row])) is not None}
+        found = {index: parts for index in answers if (parts := inline_parts(contents[index][row])) is not None}
         shape = tuple(
             (index, before, after, not thought, not rest) for index, (before, thought, after, rest) in found.items()
         )
@@ -102,29 +101,13 @@ def divided_by_template(chat: ShapeFormat, group: Conversations) -> list[Convers
     return [*([taken(group, np.flatnonzero(left))] if left.any() else []), *parts]
 
 
-def _parts(content: str) -> tuple[str, str, str, str] | None:
-    """Return a content with inline reasoning in parts; None if it has none, or several.
-
-    Returns:
-        the text before the reasoning, the reasoning, the text between it and the rest, and the rest. Line feeds next to
-        `<think>` and `</think>` belong to the first and third part.
-    """
-    head, close, tail = content.partition(CLOSE)
-    opening = OPEN if head.startswith(OPEN) else ""
-    if not close or OPEN in head[len(opening) :] or OPEN in tail or CLOSE in tail:
-        return None
-    thought, rest = head[len(opening) :].strip("\n"), tail.lstrip("\n")
-    start = len(head) - len(head[len(opening) :].lstrip("\n"))
-    return head[:start], thought, content[start + len(thought) : len(content) - len(rest)], rest
-
-
 def _split(group: Conversations, around: dict[int, tuple[str, str]]) -> InlineConversations:
     """Return conversations that have inline reasoning in the same messages, with that reasoning as values."""
     count = len(group.turns)
     turns = tuple(replace(turn, reasons=turn.reasons or index in around) for index, turn in enumerate(group.turns))
     contents, reasoning = list(group.values[:count]), dict(zip(group.owners[count:], group.values[count:], strict=True))
     for index in around:
-        parts = [parts for text in contents[index].to_pylist() if (parts := _parts(text)) is not None]
+        parts = [parts for text in contents[index].to_pylist() if (parts := inline_parts(text)) is not None]
         _, thoughts, _, rests = zip(*parts, strict=True)
         reasoning[index], contents[index] = pa.array(thoughts, pa.string()), pa.array(rests, pa.string())
     values = [*contents, *(reasoning[index] for index in sorted(reasoning))]

@@ -7,17 +7,23 @@ The spans of a row partition its text: they are in order, have no gaps, and cove
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.think_tags import thought_bounds
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 
-ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer")
-"""The roles; a span's `role` is an index into this tuple."""
+REASONING, TOOL_CALL = "reasoning", "tool_call"
+"""Parts of an answer that are counted apart."""
+
+ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", REASONING, TOOL_CALL)
+"""The roles; a span's `role` is an index into this tuple. The last two are parts of the trained text of assistants."""
+
+_SPEAKERS = np.array([ROLES.index("assistant" if role in (REASONING, TOOL_CALL) else role) for role in ROLES], np.uint8)
 
 SPAN = pa.struct(
     [
@@ -50,6 +56,7 @@ class Piece:
         text: a literal, or None for the row's value of a column.
         column: index of the column, if `text` is None.
         role, message, weight, control: as in `SPAN`, with the role by name.
+        part: `REASONING` or `TOOL_CALL` for these parts of an answer, which have a role of their own in spans.
     """
 
     text: str | None
@@ -58,6 +65,7 @@ class Piece:
     message: int = -1
     weight: float = 0.0
     control: bool = False
+    part: str = ""
 
 
 def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array]) -> pa.Table:
@@ -75,12 +83,7 @@ def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array
     parts = [columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) for piece in pieces]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
     text = pc.binary_join_element_wise(per_row, *parts, "")
-    lengths = np.empty((count, len(pieces)), np.int64)
-    for index, piece in enumerate(pieces):
-        if piece.text is None:
-            lengths[:, index] = np.diff(text_parts(columns[piece.column])[0])
-        else:
-            lengths[:, index] = len(piece.text.encode())
+    pieces, lengths = _with_inline_reasoning(pieces, columns, count)
     ends = np.cumsum(lengths, axis=1)
     solid = lengths > 0
     which = np.broadcast_to(np.arange(len(pieces)), lengths.shape)[solid]
@@ -88,12 +91,39 @@ def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array
         solid.sum(axis=1),
         (ends - lengths)[solid],
         ends[solid],
-        np.array([ROLES.index(piece.role) for piece in pieces], np.uint8)[which],
+        np.array([ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)[which],
         np.array([piece.message for piece in pieces], np.int32)[which],
         np.array([piece.weight for piece in pieces], np.float32)[which],
         np.array([piece.control for piece in pieces], bool)[which],
     )
     return pa.table({ROW: rows, "text": one_array(text), "spans": spans})
+
+
+def _with_inline_reasoning(
+    pieces: Sequence[Piece], columns: Sequence[pa.Array], count: int
+) -> tuple[list[Piece], np.ndarray]:
+    """Return the pieces, with trained contents divided at the bounds of their inline reasoning, and their lengths.
+
+    Returns:
+        the pieces; and int64 [rows, pieces], in bytes.
+    """
+    divided: list[Piece] = []
+    lengths: list[np.ndarray | int] = []
+    for piece in pieces:
+        column = None if piece.text is not None else columns[piece.column]
+        size = len((piece.text or "").encode()) if column is None else np.diff(text_parts(column)[0])
+        answers = piece.role == "assistant" and piece.weight > 0 and not piece.part
+        bounds = thought_bounds(column) if answers and column is not None else None
+        if bounds is None:
+            divided.append(piece)
+            lengths.append(size)
+        else:
+            divided += [piece, replace(piece, part=REASONING), piece]
+            lengths += [bounds[:, 0], bounds[:, 1] - bounds[:, 0], size - bounds[:, 1]]
+    by_piece = np.empty((count, len(divided)), np.int64)
+    for index, size in enumerate(lengths):
+        by_piece[:, index] = size
+    return divided, by_piece
 
 
 def span_lists(
@@ -126,6 +156,11 @@ class FlatSpans:
     @property
     def counts(self) -> np.ndarray:
         return np.diff(self.offsets)
+
+    @property
+    def speaker(self) -> np.ndarray:
+        """The roles, with `assistant` for the parts of its answers; uint8 [spans]."""
+        return _SPEAKERS[self.role]
 
 
 def flat_spans(spans: pa.Array | pa.ChunkedArray) -> FlatSpans:

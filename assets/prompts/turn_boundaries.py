@@ -136,7 +136,9 @@ class Outline:
         for number, (index, call) in enumerate(self.names):
             if mark(len(self.owners) + number) not in (self.named or "") and self._ignores(index, call):
                 several = len(self.messages[index]["tool_calls"]) > 1
-                remedy = "put each call into its own message" if several else "use a chat template that writes tool calls"
+                remedy = (
+                    "put each call into its own message" if several else "use a chat template that writes tool calls"
+                )
                 message = f"the chat template omits a tool call of message {index}; {remedy}"
                 raise ShapeError("tool_calls_ignored", message)
 

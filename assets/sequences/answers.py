@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.prompts.spans import ROLES, FlatSpans
+from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL, FlatSpans
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of
 
 ANSWERS, CUT, WITHOUT_STOP, EMPTIED = "answers", "answers_cut", "answers_without_stop", "prompts_emptied"
 TRAINED_OF = "trained_tokens."
-"""Start of the counters of trained tokens; a role or `turn_<number>` follows."""
+"""Start of the counters of trained tokens; a role, a part of answers or `turn_<number>` follows."""
 
 LATER_TURNS = 10
 """Turns from this number on are counted together."""
@@ -30,6 +30,7 @@ _TEMPLATE, _USER = ROLES.index("template"), ROLES.index("user")
 _QUESTIONS = [ROLES.index(role) for role in ("user", "input")]
 _OF_ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]
 _SPEAKERS = [ROLES.index(role) for role in ("system", "user", "assistant", "tool")]
+_PARTS = [ROLES.index(part) for part in (REASONING, TOOL_CALL)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class _Trained:
         place: int64 [spans], their indices among all spans.
         row: int64 [spans], their rows.
         start, end: int64 [spans], in tokens, counted over the whole chunk.
-        role, message, control: as in `FlatSpans`.
+        role: uint8 [spans], `speaker` of `FlatSpans`.
+        part, message, control: `role`, `message` and `control` of `FlatSpans`.
     """
 
     place: Ints
@@ -86,6 +88,7 @@ class _Trained:
     start: Ints
     end: Ints
     role: np.ndarray
+    part: np.ndarray
     message: np.ndarray
     control: np.ndarray
 
@@ -97,7 +100,7 @@ class _Trained:
         sizes[filled] = spans.end[spans.offsets[1:][filled] - 1]
         row = row_of(spans.counts)[place]
         base = offsets_of(sizes)[row]
-        of_spans = (column[place] for column in (spans.role, spans.message, spans.control))
+        of_spans = (column[place] for column in (spans.speaker, spans.role, spans.message, spans.control))
         return cls(place, row, base + spans.start[place], base + spans.end[place], *of_spans)
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -112,11 +115,16 @@ class _Trained:
         opens |= named & (before >= _latest(opens)) & (message[before] != message)
         return opens, closes
 
+    def within(self) -> np.ndarray:
+        """Return bool [spans]: whether the span is reasoning, a tool call, or the text after reasoning."""
+        after = np.append(False, self.part[:-1] == ROLES.index(REASONING))[: len(self.part)]
+        return after | np.isin(self.part, _PARTS)
+
     def stops(self, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
         """Return the first span of the stop of each trained text, or the span after its last one.
 
         The stop is the control tokens after the last content, with texts of at most `GLUE` tokens before each. Without
-        control tokens, it is the text after the content.
+        control tokens, it is the text after the content. Reasoning, the text after it, and tool calls are content.
 
         Args:
             opens: bool [spans], as `bounds` returns it.
@@ -124,11 +132,12 @@ class _Trained:
         """
         control, named = self.control, self.message >= 0
         before_control = np.append(control & ~opens, False)[1:]
-        ending = control | (before_control & ~opens & (self.end - self.start <= GLUE))
+        ending = control | (before_control & ~opens & ~self.within() & (self.end - self.start <= GLUE))
         runs = ending & (opens | ~np.append(False, ending)[:-1])
         final = _latest(control)[last]
         by_control = (final >= first) & (_latest(named)[last] <= final)
         text = (last > first) & (~named[last] | (self.message[last] == self.message[last - 1]))
+        text &= ~self.within()[last]
         return np.where(by_control, _latest(runs)[final], last + ~text)
 
 
@@ -152,13 +161,14 @@ def mask_displaced_stops(documents: Documents, answers: Answers, lengths: Ints) 
 
 
 def count_answers(documents: Documents, answers: Answers, spans: FlatSpans, lengths: Ints) -> dict[str, int]:
-    """Return counters of answers, and of trained tokens by role and turn, for the documents that became sequences.
+    """Return counters of answers and trained tokens for the documents that became sequences.
 
     - `answers`: answers with a trained token in the sequences.
     - `answers_cut`: answers of rows in the sequences that lost trained tokens.
     - `answers_without_stop`: those of `answers` whose row has a stop that is not trained as a whole.
     - `prompts_emptied`: those of `answers` whose question lost all tokens.
     - `trained_tokens.<role>`, `trained_tokens.turn_<number>`: trained tokens; turns are those of the whole row.
+    - `trained_tokens.reasoning`, `trained_tokens.tool_call`: those of `trained_tokens.assistant` in these parts.
 
     Args:
         documents: after truncation and splitting, in the order of their rows.
@@ -281,13 +291,14 @@ def _emptied(spans: FlatSpans, answers: Answers, kept: _Kept, starts: Ints) -> n
 
 
 def _by_role_and_turn(spans: FlatSpans, trained: _Trained, tokens: Ints) -> dict[str, int]:
-    """Return the number of trained tokens by role, and in conversations by turn, without zeros.
+    """Return the number of trained tokens by role, and in conversations by part and turn, without zeros.
 
     Args:
         tokens: int64 [trained spans], how many of their tokens are trained in the documents.
     """
-    roles = np.bincount(trained.role, tokens, len(ROLES)).astype(np.int64).tolist()
-    counts: dict[str, int] = dict(zip(ROLES, roles, strict=True))
+    roles, parts = (np.bincount(numbers, tokens, len(ROLES)).astype(int) for numbers in (trained.role, trained.part))
+    roles[_PARTS] = parts[_PARTS]
+    counts: dict[str, int] = dict(zip(ROLES, roles.tolist(), strict=True))
     spoken = np.isin(trained.role, _SPEAKERS)
     if spoken.any():
         turn = np.clip(_turns(spans, trained)[spoken], 1, LATER_TURNS)

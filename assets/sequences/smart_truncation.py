@@ -88,7 +88,7 @@ def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) ->
         places: int64, the indices of the spans.
         row: int64, their rows.
     """
-    role, message = spans.role[places], spans.message[places]
+    role, message = spans.speaker[places], spans.message[places]
     same = np.zeros(len(places), bool)
     same[1:] = (row[1:] == row[:-1]) & (role[1:] == role[:-1]) & (message[1:] == message[:-1])
     content = (message >= 0) & ~spans.control[places] & ~same

@@ -112,9 +112,7 @@ def templates() -> dict[str, str]:
     if spec is None or spec.origin is None:
         pytest.skip("needs the chat templates that TRL ships")
     folders = [Path(spec.origin).parent, *map(Path, filter(None, [os.environ.get("TOKENLOOM_REAL_DATA")]))]
-    return {
-        path.stem: path.read_text() for folder in folders for path in (folder / "chat_templates").glob("*.jinja")
-    }
+    return {path.stem: path.read_text() for folder in folders for path in (folder / "chat_templates").glob("*.jinja")}
 
 
 def oracle(template: str, messages: list[Row], prompted: bool, tools: Any, **more: Any) -> str:

@@ -28,6 +28,7 @@ from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.preference_pairs import sides
 
 STRATEGIES = ("smart", "truncate_right", "truncate_left", "truncate_middle", "split", "drop")
+PARTS = ("reasoning", "tool_call")
 COUNTERS = ("answers", "answers_cut", "answers_without_stop", "prompts_emptied")
 
 Spans = list[dict[str, Any]]
@@ -71,15 +72,22 @@ def question_of(asked: Spans) -> Spans:
 def stop_of(parts: Spans) -> Spans:
     """Return the control tokens at the end, with the short texts before them; else the text after the first span."""
     if not parts[-1]["control"]:
-        return parts[-1:] if len(parts) > 1 else []
+        return parts[-1:] if len(parts) > 1 and not is_content(parts, len(parts) - 1) else []
     at = len(parts)
-    while at and (parts[at - 1]["control"] or (at > 1 and at < len(parts) and is_glue(parts[at - 1], parts[at]))):
+    while at and (parts[at - 1]["control"] or (at > 1 and at < len(parts) and is_glue(parts, at - 1))):
         at -= 1
     return parts[at:]
 
 
-def is_glue(span: dict[str, Any], following: dict[str, Any]) -> bool:
-    return span["end"] - span["start"] <= 2 and following["control"]
+def is_glue(parts: Spans, at: int) -> bool:
+    short = parts[at]["end"] - parts[at]["start"] <= 2
+    return short and parts[at + 1]["control"] and not is_content(parts, at)
+
+
+def is_content(parts: Spans, at: int) -> bool:
+    """Whether a span is reasoning, the text after it, or a tool call."""
+    before, role = (ROLES[span["role"]] for span in (parts[at - 1], parts[at]))
+    return role in PARTS or (at > 0 and before == "reasoning")
 
 
 def tokens_of(spans: Spans) -> list[int]:
@@ -144,19 +152,21 @@ def made(tokens: pa.Table, form: str, longest: int, prompt: Any = None, **length
 
 
 sizes = st.integers(0, 9)
-TURN = st.tuples(sizes, sizes, st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 3))
+TURN = st.tuples(sizes, sizes, st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 3), sizes, sizes)
 TALKS = st.lists(st.tuples(sizes, st.lists(TURN, min_size=1, max_size=4)), min_size=1, max_size=5)
 
 
 def talks_table(talks: list[Any]) -> pa.Table:
-    """Return conversations in tokens: headers, questions, answers, and stops of control tokens or of text."""
+    """Return conversations in tokens: headers, questions, answers in parts, and stops of control tokens or text."""
     rows = []
     for system, turns in talks:
         parts: list[tuple[str, int, float, bool, int]] = [("system", 0, 0.0, False, system)]
-        for index, (question, answer, stop, trained, control, glue) in enumerate(turns):
+        for index, (question, answer, stop, trained, control, glue, thought, call) in enumerate(turns):
             message, weight = 2 * index + 1, float(trained)
             parts += [("template", -1, 0.0, True, 1), ("user", message, 0.0, False, question)]
-            parts += [("template", -1, 0.0, True, 1), ("assistant", message + 1, weight, False, answer + 1)]
+            parts += [("template", -1, 0.0, True, 1), ("reasoning", message + 1, weight, False, thought * trained)]
+            parts += [("assistant", message + 1, weight, False, answer + 1)]
+            parts += [("tool_call", message + 1, weight, False, call * trained)]
             parts.append(("assistant", message + 1, weight, control, stop))
             parts += [("assistant", message + 1, weight, False, glue), ("assistant", -1, weight, True, bool(glue))]
         spans, at = [], 0
@@ -189,13 +199,14 @@ def test_counters_equal_those_of_a_loop(
     roles, turns = trained_tokens(tokens, out)
     found = {name: count for name, count in out.counters.items() if name.startswith("trained_tokens.")}
     assert found == {f"trained_tokens.{name}": count for name, count in (roles + turns).items()}
+    roles -= Counter({part: roles[part] for part in PARTS})
     assert roles.total() == turns.total() == out.counters["tokens_trained"]
     if strategy == "smart" and packing != "concat":
         assert out.counters["prompts_emptied"] == 0
 
 
 def trained_tokens(tokens: pa.Table, out: ChunkOutput) -> tuple[Counter[str], Counter[str]]:
-    """Count trained tokens by role and by turn: the number of messages of users so far."""
+    """Count trained tokens by role and part, and by turn: the number of messages of users so far."""
     kinds: dict[int, tuple[str, int]] = {}
     for row in tokens.to_pylist():
         asked = 0
@@ -210,7 +221,7 @@ def trained_tokens(tokens: pa.Table, out: ChunkOutput) -> tuple[Counter[str], Co
         for token, flag in zip(sequence["input_ids"], sequence["trained"], strict=True):
             if flag:
                 role, turn = kinds[token]
-                roles[role] += 1
+                roles.update([role, "assistant"] if role in PARTS else [role])
                 turns[f"turn_{turn}" if turn < 10 else "turn_10_and_later"] += 1
     return roles, turns
 
@@ -260,6 +271,7 @@ PHI = {"name_or_path": "tokenizers/phi-2"}
 QWEN = {**PHI, "chat_template": "chat_templates/qwen2.5-instruct.jinja"}
 ZEPHYR = {**PHI, "chat_template": "chat_templates/zephyr.jinja"}
 PLAIN = {"format_type": "text"}
+DPO = {"format_type": "preference"}
 
 REAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "glaive": ("chat/glaive_toolcall_en_demo.json", QWEN, {}),
@@ -267,6 +279,7 @@ REAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dummy zephyr": ("chat/dummy_conversation.json", ZEPHYR, {}),
     "toy": ("chat/toy_chat_fine_tuning.jsonl", QWEN, {}),
     "barelist": ("chat/openai_sft_barelist.jsonl", ZEPHYR, {}),
+    "dpo": ("preference/v1_dpo_demo.jsonl", QWEN, DPO),
     "hh-rlhf": ("preference/hh-rlhf_harmless-base_test.jsonl.gz", ZEPHYR, {"format_type": "preference"}),
     "wikitext train": ("text/wikitext-2/train.txt.gz", PHI, PLAIN),
     "wikitext valid": ("text/wikitext-2/valid.txt", PHI, PLAIN),
@@ -297,6 +310,12 @@ def test_counters_of_real_files_equal_those_of_a_loop(name: str, real_data: Path
                 out = sequencer(config, mapping)(tokens)
                 assert counters_of(out) == counted(tokens, out), (longest, strategy)
     assert rows
+
+
+def test_every_shared_chat_and_text_file_is_compared(real_data: Path) -> None:
+    lines = (real_data / "MANIFEST.md").read_text(encoding="utf-8").splitlines()
+    listed = {line.split("|")[1].strip() for line in lines if line.startswith(("| chat/", "| preference/", "| text/"))}
+    assert listed == {file for file, *_ in REAL.values()}
 
 
 def test_a_build_prints_and_reports_the_counters(tmp_path: Path, tokenizer_folder: Path) -> None:

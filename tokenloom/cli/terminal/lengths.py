@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill
 from tokenloom.resources.store.manifest import TRAINED
@@ -40,15 +41,20 @@ def length_lines(report: StageReport, max_length: int) -> Iterator[str]:
 
 
 def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
-    """Yield lines about answers that lost tokens, and trained tokens by role and turn; none without answers."""
+    """Yield lines about answers that lost tokens, and trained tokens by role, part and turn; none without answers."""
     if not counters.get(ANSWERS):
         return
     cut, unstopped, emptied = (counters[name] for name in (CUT, WITHOUT_STOP, EMPTIED))
     yield f"{counters[ANSWERS]:,} answers; {cut:,} cut, {unstopped:,} without their stop, {emptied:,} prompts emptied"
     counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
     turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
-    lists = [[f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()] for found in (counts, turns)]
-    yield f"trained tokens: {'; '.join(', '.join(found) for found in lists if found)}"
+    parts = {name: counts.pop(name) for name in (REASONING, TOOL_CALL) if name in counts}
+    roles, parts, turns = (
+        ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.items())
+        for found in (counts, parts, turns)
+    )
+    within = f" (of the assistant's {parts})" if parts else ""
+    yield f"trained tokens: {roles}{within}{'; ' if turns else ''}{turns}"
 
 
 def _turn_number(name: str) -> int:

@@ -1,0 +1,139 @@
+"""Marks which parts of a trained answer are reasoning and tool calls, for the counters of trained tokens.
+
+Reasoning is a value of the template, so its position is known. The text of a message's tool calls is what the template
+writes with them and not without them: the conversation is rendered again without the calls of the message, and the two
+outlines are compared. If the position cannot be determined, the text stays part of the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise, takewhile
+
+from tokenloom.assets.prompts.conversations import Message
+from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL, Piece
+from tokenloom.assets.prompts.turn_boundaries import Outline, mark
+from tokenloom.errors import TemplateError
+from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
+
+_MARK = f"{MARK_OPEN}[0-9]+{MARK_CLOSE}"
+
+Range = tuple[int, int]
+
+
+def answer_parts(pieces: Sequence[Piece], outline: Outline, contents: int) -> list[list[Piece]]:
+    """Return each piece of an outline, divided at the bounds of tool calls, with the part of the answer that it is.
+
+    Args:
+        pieces: the pieces of the whole outline, in order.
+        contents: the number of values that are contents; the values after them are reasoning.
+    """
+    values = {slot.column: slot.value for slot in outline.slots if slot.value >= 0}
+    trained = {piece.message for piece in pieces if _is_trained(piece) and piece.text is not None}
+    calling = [index for index, message in enumerate(outline.messages) if message.get("tool_calls")]
+    ranges = [found for index in calling if {index, -1} & trained and (found := call_range(outline, index))]
+    parts: list[list[Piece]] = []
+    start = 0
+    for piece in pieces:
+        if piece.text is None:
+            value = values[piece.column]
+            size = len(mark(value))
+            reasons = value >= contents and _is_trained(piece)
+            parts.append([replace(piece, part=REASONING) if reasons else piece])
+        else:
+            size = len(piece.text)
+            parts.append(list(_divided(piece, start, ranges)) if _is_trained(piece) else [piece])
+        start += size
+    return parts
+
+
+def call_range(outline: Outline, index: int) -> Range | None:
+    """Return the character positions of the text that a template writes for a message's calls; None if unknown.
+
+    The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
+    """
+    message = outline.messages[index]
+    before, after = outline.messages[:index], outline.messages[index + 1 :]
+    bare = {name: value for name, value in message.items() if name != "tool_calls"}
+    for rest in [after, ()] if after else [()]:
+        whole = outline.text if len(rest) == len(after) else _written(outline, [*before, message])
+        without = _written(outline, [*before, bare, *rest])
+        if without is None:  # some templates refuse a message with neither calls nor content
+            without = _written(outline, [*before, {**bare, "content": ""}, *rest])
+        if whole is None or without is None:
+            continue
+        start, end = _inserted(whole, without, outline.control)
+        if outline.text.startswith(whole[:end]) and _holds_calls(outline, index, whole[start:end]):
+            return start, end
+    return None
+
+
+def _is_trained(piece: Piece) -> bool:
+    return piece.weight > 0 and piece.role == "assistant"
+
+
+def _holds_calls(outline: Outline, index: int, text: str) -> bool:
+    """Return whether a text has all calls of a message, and nothing of other messages."""
+    names = [call["function"]["name"] for call in outline.messages[index]["tool_calls"]]
+    others = {outline.owners[int(found[1:-1])] for found in re.findall(_MARK, text)} - {index}
+    return not others and all(name in text for name in names)
+
+
+def _divided(piece: Piece, start: int, ranges: Sequence[Range]) -> Iterator[Piece]:
+    """Yield the parts of a piece of text inside and outside of tool calls; control tokens stay whole.
+
+    Args:
+        start: the piece's position, in characters.
+    """
+    text = piece.text or ""
+    near = [(first - start, end - start) for first, end in ranges if first < start + len(text) and end > start]
+    if piece.control or not near:
+        yield replace(piece, part=TOOL_CALL) if near else piece
+        return
+    cuts = {0, len(text), *(cut for bounds in near for cut in bounds if 0 < cut < len(text))}
+    for begin, end in pairwise(sorted(cuts)):
+        called = any(first <= begin and end <= last for first, last in near)
+        yield replace(piece, text=text[begin:end], part=TOOL_CALL if called else piece.part)
+
+
+def _inserted(whole: str, without: str, control: tuple[str, ...]) -> Range:
+    """Return the part of a text that is missing in another one; marks and control tokens are compared as a whole."""
+    both = [_atoms(control).split(text) for text in (whole, without)]
+    start = _common(*both)
+    backwards = ([atom[::-1] for atom in reversed(atoms)] for atoms in both)
+    return start, len(whole) - min(_common(*backwards), len(without) - start, len(whole) - start)
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the number of characters that two texts have in common at their start.
+
+    Args:
+        one, other: the texts in parts; parts with odd numbers have nothing in common with other parts.
+    """
+    same = _equal(one, other)
+    shared = sum(map(len, one[:same]))
+    if same % 2 == 0 and same < min(len(one), len(other)):
+        shared += _equal(one[same], other[same])
+    return shared
+
+
+def _equal(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the number of equal items at the start of two sequences."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+@lru_cache(maxsize=16)
+def _atoms(control: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(control, key=lambda token: (-len(token), token))
+    return re.compile(f"({'|'.join([_MARK, *map(re.escape, longest_first)])})")
+
+
+def _written(outline: Outline, messages: Sequence[Message]) -> str | None:
+    """Render messages; None if the template refuses them."""
+    try:
+        return outline.write(messages, True, False)
+    except TemplateError:
+        return None
