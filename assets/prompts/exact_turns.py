@@ -220,13 +220,11 @@ def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, 
                 continue
             cut = max(turn.start - turn.header - start, 0)
             like = first[turn.start]
-            header = replace(like, text=piece.text[cut:], column=-1, control=piece.control)
+            header = replace(like, text=piece.text[cut:], column=-1, control=piece.control, part="")
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
         found.append(pieces)
-    trained = [
-        replace(turn, start=turn.start - turn.header, prompted=turn.prompted or turn.header > 0) for turn in turns
-    ]
-    return Layout(layout.slots, *found), trained
+    begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}
+    return Layout(layout.slots, *found), [begun.get(turn.start, turn) for turn in turns]
 
 
 def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:

@@ -411,3 +411,66 @@ def test_exact_is_refused_where_it_has_no_meaning(prompt: Row, form: str, length
     mapping = {"form": form, "roles": {"a": "a", "b": "b"}, "answer": "b"}
     with pytest.raises(ConfigError, match=r"prompt_template\.turns"):
         renderer(PipelineConfig.from_mapping(sections), mapping, spec)
+
+
+def test_a_call_keeps_its_reasoning_in_the_context_of_the_answer() -> None:
+    """As in gpt-oss's prompt, while the template drops it from the conversation with the answer."""
+    talk = [user("Who?"), *called("a", "LOOK"), answer("A.", "SAID")]
+    out = render(templates()["gptoss"], [talk])
+    ((_, text, parts),) = parts_of(out)
+    assert "LOOK" not in oracle(templates()["gptoss"], talk, False, LOOKUP)
+    assert text.startswith(oracle(templates()["gptoss"], talk[:3], True, LOOKUP))
+    assert parts[0].startswith("<|channel|>analysis<|message|>LOOK<|end|>")
+    assert (
+        parts[1] == "<|channel|>analysis<|message|>SAID<|end|><|start|>assistant<|channel|>final<|message|>A.<|return|>"
+    )
+
+
+def test_words_beside_a_call_are_trained_where_inference_writes_them() -> None:
+    call = {**called("a", "")[0], "content": "WORDS"}
+    talk = [user("Who?"), without_thoughts([call])[0], called("a", "")[1], answer("A."), user("Why?"), answer("So.")]
+    together, exact = (render(templates()["gptoss"], [talk], turns) for turns in ("together", "exact"))
+    assert together.rejects["code"].to_pylist() == ["content_dropped"]
+    assert "turns: exact" in together.rejects["message"][0].as_py()
+    assert exact.counters[NOT_EXACT] == 0
+    assert "".join(part for _, _, parts in parts_of(exact) for part in parts).count("WORDS") == 1
+    assert_exact(templates()["gptoss"], talk, exact.table.to_pylist())
+
+
+@pytest.mark.parametrize("content", ["<think>\nT\n</think>\n\nA", "<think>T</think>A", "T\n</think>\n\nA"])
+def test_a_thought_that_the_prompt_opens_is_trained_with_the_answer(content: str) -> None:
+    """The prompt gives `<think>`; all text after it is the row's own."""
+    out = render(templates()["deepseek_r1_distill"], [[user("Q"), answer(content), user("R"), answer(content)]])
+    generated = content.removeprefix("<think>").lstrip("\n") + "<｜end▁of▁sentence｜>"
+    visible = content.partition("</think>")[2]
+    first = "<s><｜User｜>Q<｜Assistant｜>"
+    assert parts_of(out) == [
+        (0, f"{first}<think>\n{generated}", [generated]),
+        (0, f"{first}{visible}<｜end▁of▁sentence｜><｜User｜>R<｜Assistant｜><think>\n{generated}", [generated]),
+    ]
+    assert out.counters[NOT_EXACT] == 0
+
+
+def test_answers_without_the_thought_that_the_prompt_opens_are_counted() -> None:
+    talk = [user("Q"), answer("A"), user("R"), answer("<think>\nT\n</think>\n\nB")]
+    out = render(templates()["deepseekv3"], [talk])
+    assert out.counters == {TURNS: 2, NOT_EXACT: 1, TEXTS: 2}
+
+
+def test_reasoning_in_a_field_that_the_template_ignores_is_refused_with_the_remedy() -> None:
+    out = render(templates()["deepseekv3"], [[user("Q"), answer("A", "T")]])
+    assert out.rejects["code"].to_pylist() == ["reasoning_ignored"]
+    assert "into the content" in out.rejects["message"][0].as_py()
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_header_that_is_not_prompted_is_trained_or_given(thinking: bool) -> None:
+    talk = [user("Who?"), *called("a", "LOOK"), answer("A.", "SAID")]
+    template, more = templates()["diffusion_gemma"], {"enable_thinking": thinking}
+    out = render(template, [talk], template_kwargs=more)
+    ((_, text, parts),) = [found for found in parts_of(out) if "SAID" in found[1]]
+    prompt = oracle(template, talk[:3], True, LOOKUP, **more)
+    assert text.startswith(prompt)
+    header = "" if thinking else "<|turn>model\n<|channel>thought\n"
+    assert parts[-1] == f"{header}SAID\n<channel|>A.<turn|>"
+    assert_exact(template, talk, out.table.to_pylist(), **more)
