@@ -5,10 +5,12 @@ Modules, in the order in which a row passes through them:
 - `stage`: the stage. `render` builds the function that renders a chunk, and `probe` renders fixed rows.
 - `conversations`: groups conversations that differ only in their contents.
 - `tools`, `few_shot`: add the YAML's tools, and examples, to the rows.
-- `chat`: renders conversations through a chat template. `turn_boundaries` finds what the model generates of each turn,
-  `call_arguments` the form in which the template takes the arguments of tool calls, `inline_reasoning` the parts of
-  answers with `<think>…</think>` (`think_tags`), and `answer_parts` which text is reasoning and tool calls.
-- `exact_turns`: finds turns that are not trained as at inference, and splits conversations into texts in which all are.
+- `chat`: renders conversations through a chat template. `outline` is the text of a shape, in which `turn_boundaries`
+  finds what the model generates of each turn, `stops` its stop, `call_arguments` the form in which the template takes
+  the arguments of tool calls, `inline_reasoning` the parts of answers with `<think>…</think>` (`think_tags`), and
+  `answer_parts` which text is reasoning and tool calls.
+- `trained_turns`: finds turns that are not trained as at inference. `exact_turns` splits conversations into texts in
+  which all are, and `continued_prompt` writes turns after the generation prompt where the template does not.
 - `jinja_fields`: renders columns through the YAML's Jinja template.
 - `layout`: builds the pieces of texts that need no Jinja, and adds BOS, EOS and control tokens.
 - `verify`: fills a template's slots with Arrow, and compares the texts with what Jinja renders.

@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import pairwise, takewhile
 
 from tokenloom.assets.prompts.conversations import Message
+from tokenloom.assets.prompts.outline import Outline, mark
 from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL, Piece
-from tokenloom.assets.prompts.turn_boundaries import Outline, mark
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 

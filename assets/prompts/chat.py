@@ -28,7 +28,7 @@ from tokenloom.assets.prompts.conversations import (
     conversations,
     group_by_shape,
 )
-from tokenloom.assets.prompts.exact_turns import Layout, ShapeFormat, TurnCounts, texts_of, verdict_by_row
+from tokenloom.assets.prompts.exact_turns import texts_of, verdict_by_row
 from tokenloom.assets.prompts.inline_reasoning import (
     InlineConversations,
     divided_by_template,
@@ -36,9 +36,11 @@ from tokenloom.assets.prompts.inline_reasoning import (
     with_inline_reasoning,
 )
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
+from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.turn_boundaries import REPEATED, Outline, Prompt, divide, mark
+from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
+from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
 from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -271,7 +273,7 @@ class ChatFormat:
         if len(set(values)) < len(values) and self.prompt.train_on != "all":
             raise ShapeError("content_repeated", REPEATED)
 
-    def _outline(self, slots: list[Slot], group: Conversations, form: Form) -> Outline:
+    def _outline(self, slots: list[Slot], group: Conversations, form: Form) -> TurnBoundaries:
         """Return the outline of a group's conversations.
 
         Raises:
@@ -282,7 +284,7 @@ class ChatFormat:
             return self.written(messages, prompted, _tools(group) if tools else None, group.template_kwargs)
 
         messages = with_arguments(group.messages(_marks(group)), form)
-        outline = Outline(
+        outline = TurnBoundaries(
             slots,
             messages,
             group.owners,
@@ -311,7 +313,7 @@ class ChatFormat:
             raise ShapeError("reasoning_ignored", message)
         return outline.without_reasoning(omitted) if omitted else outline
 
-    def _pieces(self, outline: Outline, group: Conversations) -> tuple[list[Piece], AnswerEnd | None]:
+    def _pieces(self, outline: TurnBoundaries, group: Conversations) -> tuple[list[Piece], AnswerEnd | None]:
         """Convert the template's slots to pieces.
 
         A message outside of generation blocks gets the stop that the template writes after it.

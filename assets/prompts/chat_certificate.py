@@ -15,11 +15,12 @@ import pyarrow as pa
 from tokenloom.assets.columns.messages import to_messages
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.conversations import group_by_shape
-from tokenloom.assets.prompts.exact_turns import TrainedTurn, texts_of
+from tokenloom.assets.prompts.exact_turns import texts_of
 from tokenloom.assets.prompts.inline_reasoning import divided_by_template
 from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
 from tokenloom.assets.prompts.think_tags import OPEN
+from tokenloom.assets.prompts.trained_turns import TrainedTurn
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import json_column

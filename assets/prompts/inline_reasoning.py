@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations, Message
+from tokenloom.assets.prompts.outline import Prompt
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, inline_parts
-from tokenloom.assets.prompts.turn_boundaries import Prompt
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 
 if TYPE_CHECKING:
-    from tokenloom.assets.prompts.exact_turns import ShapeFormat
+    from tokenloom.assets.prompts.trained_turns import ShapeFormat
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.content_parts import filled
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
-from tokenloom.assets.prompts.turn_boundaries import mark
+from tokenloom.assets.prompts.outline import mark
 from tokenloom.errors import TemplateError
 
 Write = Callable[[Sequence[Message]], str]

@@ -1,0 +1,190 @@
+"""The outline of a chat template: the text that it writes for one shape of conversations, with marks for the values.
+
+If the outline of the first few messages is a prefix of the whole outline, the same holds for the texts of all rows of
+the shape. Turn boundaries and stops are found by comparing outlines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import Self
+
+from tokenloom.assets.columns.forms import REASONING_FIELDS
+from tokenloom.assets.prompts.conversations import Message
+from tokenloom.assets.prompts.verify import ShapeError
+from tokenloom.errors import TemplateError
+from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN, Slot
+
+
+class Prompt(IntEnum):
+    """A generation prompt: none, the default one, or the one with `enable_thinking` true or false."""
+
+    NONE = 0
+    DEFAULT = 1
+    THINKING = 2
+    NOT_THINKING = 3
+
+
+Write = Callable[[Sequence[Message], bool, int], str]
+"""Renders messages; the flag adds the conversation's tools, the number is a `Prompt`."""
+
+MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}")
+
+
+def mark(number: int) -> str:
+    """Return the mark of a value in an outline."""
+    return f"{MARK_OPEN}{number}{MARK_CLOSE}"
+
+
+@dataclass
+class Outline:
+    """The text that a template writes for the conversations of one shape.
+
+    Args:
+        slots: the parts of the text, in order.
+        messages: the messages with marks for values; without reasoning that the template omits.
+        owners: the index of each value's message.
+        write: renders messages through the template.
+        control: the tokenizer's control tokens.
+        eos: the tokenizer's EOS token, or None.
+        thinks: whether `enable_thinking` changes the generation prompt and is not set.
+    """
+
+    slots: Sequence[Slot]
+    messages: Sequence[Message]
+    owners: Sequence[int]
+    write: Write
+    control: tuple[str, ...]
+    eos: str | None = None
+    thinks: bool = False
+    _prefixes: dict[tuple[int, int, bool], str | None] = field(default_factory=dict)
+
+    @cached_property
+    def text(self) -> str:
+        """The outline, with the real names of called functions."""
+        return "".join(mark(slot.value) if slot.value >= 0 else slot.text for slot in self.slots)
+
+    @cached_property
+    def names(self) -> list[tuple[int, int]]:
+        """The message of each tool call and its index there; the marks of names are numbered after those of values."""
+        return [
+            (index, place)
+            for index, message in enumerate(self.messages)
+            for place in range(len(message.get("tool_calls", ())))
+        ]
+
+    @cached_property
+    def named(self) -> str | None:
+        """The outline with marks for names too, or None if the template refuses them."""
+        return self.prefix(len(self.messages), False) if self.names else self.text
+
+    def prefix(self, count: int, prompted: int, tools: bool = True) -> str | None:
+        """Return the named outline of the first `count` messages, or None if the template refuses them.
+
+        Args:
+            prompted: the generation prompt to add, a `Prompt`.
+            tools: whether to describe the tools.
+        """
+        if (count, prompted, tools) not in self._prefixes:
+            self._prefixes[count, prompted, tools] = self._written(self._marked[:count], tools, prompted)
+        return self._prefixes[count, prompted, tools]
+
+    def check_tools(self, described: bool) -> None:
+        """Check that the template renders tools and tool calls.
+
+        Args:
+            described: whether the conversations describe tools.
+
+        Raises:
+            ShapeError: the template omits the tools, or a tool call.
+        """
+        if described and self._written(self.messages, False, False) == self.text:
+            raise ShapeError("tools_ignored", "the chat template omits the description of the tools")
+        for number, (index, call) in enumerate(self.names):
+            if mark(len(self.owners) + number) not in (self.named or "") and self._ignores(index, call):
+                several = len(self.messages[index]["tool_calls"]) > 1
+                remedy = (
+                    "put each call into its own message" if several else "use a chat template that writes tool calls"
+                )
+                message = f"the chat template omits a tool call of message {index}; {remedy}"
+                raise ShapeError("tool_calls_ignored", message)
+
+    def without_reasoning(self, omitted: Collection[int]) -> Self:
+        """Return the outline of the messages without the reasoning that the template omits."""
+        messages = [
+            {name: value for name, value in message.items() if index not in omitted or name not in REASONING_FIELDS}
+            for index, message in enumerate(self.messages)
+        ]
+        same = self._written(messages, True, False) == self.text
+        changed = type(self)(self.slots, messages, self.owners, self.write, self.control, self.eos, self.thinks)
+        return changed if same else self
+
+    @cached_property
+    def _last(self) -> int:
+        """The index of the last answer, or -1."""
+        return max((index for index, turn in enumerate(self.messages) if turn["role"] == "assistant"), default=-1)
+
+    @cached_property
+    def _marked(self) -> list[Message]:
+        """The messages with marks for the names of called functions too."""
+        marks = iter(range(len(self.owners), len(self.owners) + len(self.names)))
+        marked = []
+        for message in self.messages:
+            calls = [
+                {**call, "function": {**call["function"], "name": mark(next(marks))}}
+                for call in message.get("tool_calls", ())
+            ]
+            marked.append({**message, "tool_calls": calls} if calls else message)
+        return marked
+
+    def _ignores(self, index: int, omitted: int) -> bool:
+        """Return whether the template writes the same without one of a message's calls."""
+        calls = [call for number, call in enumerate(self.messages[index]["tool_calls"]) if number != omitted]
+        fewer = {name: value for name, value in self.messages[index].items() if name != "tool_calls"}
+        messages = list(self.messages)
+        messages[index] = fewer | ({"tool_calls": calls} if calls else {})
+        return self._written(messages, True, False) == self.text
+
+    def _plain(self, index: int, tools: bool = True) -> tuple[str, str] | None:
+        """Return the text before and after a plain answer that replaces a message, as the last message; or None."""
+        plain = {"role": "assistant", "content": mark(index)}
+        written = self._written([*self._marked[:index], plain], tools, False) or ""
+        before, found, after = written.rpartition(mark(index))
+        return (before, after) if found and not MARK.search(after) else None
+
+    def _followed(self, index: int) -> str:
+        """Return the text between a plain answer that replaces a message and a question after it, or ""."""
+        plain = {"role": "assistant", "content": mark(index)}
+        question_mark = mark(len(self.owners) + len(self.names))
+        question = {"role": "user", "content": question_mark}
+        written = self._written([*self._marked[:index], plain, question], True, False) or ""
+        between, found, _ = written.rpartition(mark(index))[2].partition(question_mark)
+        return between if found and not MARK.search(between) else ""
+
+    def _marks_of(self, index: int) -> set[str]:
+        """Return the marks of a message's values and calls."""
+        owners = [*self.owners, *(message for message, _ in self.names)]
+        return {mark(number) for number, owner in enumerate(owners) if owner == index}
+
+    def _restored(self, named: str) -> str:
+        """Return a part of the named outline with the real names of called functions."""
+        count = len(self.owners)
+
+        def restore(match: re.Match[str]) -> str:
+            if int(match[1]) < count:
+                return match[0]
+            index, number = self.names[int(match[1]) - count]
+            return self.messages[index]["tool_calls"][number]["function"]["name"]
+
+        return MARK.sub(restore, named)
+
+    def _written(self, messages: Sequence[Message], tools: bool, prompted: int) -> str | None:
+        """Render messages; None if the template refuses them."""
+        try:
+            return self.write(messages, tools, prompted)
+        except TemplateError:
+            return None

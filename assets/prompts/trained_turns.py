@@ -1,0 +1,307 @@
+"""Finds the trained turns of conversations, and whether each is trained as at inference.
+
+At inference the model reads `messages[:k]` with the generation prompt and writes turn k. In the text of a whole
+conversation a turn can differ: templates drop the reasoning of earlier turns, or end the last turn in another way.
+`judge` finds such turns by comparing outlines, once per shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.prompts.call_arguments import Form, with_arguments
+from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
+from tokenloom.assets.prompts.outline import Prompt
+from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.errors import TemplateError
+from tokenloom.resources.templates.jinja import MARK_CLOSE, Slot, padded
+
+TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
+"""Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
+
+
+@dataclass(frozen=True)
+class TrainedTurn:
+    """A trained turn of the assistant in an outline.
+
+    Args:
+        message: index of the message.
+        start, end: character positions of its trained part.
+        same: whether the conversation up to this turn starts with the same text and trains the same part of it.
+        prompted: whether the text starts with what the model is prompted with, and the trained part starts at its end,
+            white space aside. A template's marks can start it earlier, and so train a header that is given.
+        header: number of characters between the prompt and the trained part, if the text starts with the prompt.
+    """
+
+    message: int
+    start: int
+    end: int
+    same: bool = True
+    prompted: bool = True
+    header: int = 0
+
+    @property
+    def exact(self) -> bool:
+        return self.same and self.prompted
+
+
+class TurnCounts:
+    """Counts the turns of a chunk, as its shapes are laid out.
+
+    Args:
+        rows: int32 [rows], the positions of the chunk's rows.
+    """
+
+    def __init__(self, rows: pa.Array):
+        self._rows = rows.to_numpy()
+        self._counts: dict[int, np.ndarray] = {}
+
+    def put(self, text: int, rows: np.ndarray, turns: Sequence[TrainedTurn]) -> None:
+        """Record the turns of a shape, in place of those of an earlier shape of the same rows.
+
+        Args:
+            text: number of the text among those of its rows.
+            rows: int64 [rows of the shape], their indices in the chunk.
+        """
+        counts = self._counts.setdefault(text, np.zeros((len(self._rows), 2), np.int64))
+        counts[rows] = len(turns), sum(not turn.exact for turn in turns)
+
+    def counters(self, table: pa.Table) -> dict[str, int]:
+        """Return the counters of a chunk; `table` has its texts."""
+        kept = np.isin(self._rows, table[ROW].to_numpy())
+        trained, not_exact = sum((counts[kept].sum(axis=0) for counts in self._counts.values()), np.zeros(2, np.int64))
+        return {TURNS: int(trained), NOT_EXACT: int(not_exact), TEXTS: table.num_rows}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a shape of conversations, without an added BOS.
+
+    Args:
+        slots: the template's slots.
+        pieces: the text that the template writes.
+        stopped: the same, with an added EOS if the template writes no stop.
+    """
+
+    slots: Sequence[Slot]
+    pieces: list[Piece]
+    stopped: list[Piece]
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """The outline of each piece of `stopped`; values have white space around them."""
+        slots = {slot.column: slot for slot in self.slots if slot.column >= 0}
+        return [_part(piece, slots) for piece in self.stopped]
+
+    @cached_property
+    def text(self) -> str:
+        """The outline."""
+        return "".join(self.parts)
+
+
+class Conversational(Protocol):
+    """What exact turns need of a chat template; `tokenloom.assets.prompts.chat.ChatFormat` implements it."""
+
+    def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str: ...
+
+    def thinks(self, kwargs: str) -> bool: ...
+
+    def laid_out(self, group: Conversations, form: Form) -> Layout: ...
+
+    def trained(self, turns: Sequence[Turn]) -> list[int]: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    @property
+    def prompts(self) -> bool: ...
+
+    @property
+    def continued(self) -> Conversational: ...
+
+
+@dataclass(frozen=True)
+class ShapeFormat:
+    """A chat template with the form of arguments that it takes from the conversations of a shape.
+
+    Args:
+        form: converts the arguments of tool calls to the form that the template renders.
+        continued: whether the last answer continues the generation prompt; see `continued_prompt`.
+    """
+
+    chat: Conversational
+    form: Form
+    continued: bool = False
+
+    def continuing(self) -> ShapeFormat:
+        """Return the format in which the last answer continues the generation prompt."""
+        return replace(self, chat=self.chat.continued, continued=True)
+
+    def written(self, group: Conversations, messages: Sequence[Message], prompt: Prompt) -> str | None:
+        """Render messages of a group; None if the template refuses them."""
+        given = with_arguments(messages, self.form)
+        try:
+            return self.chat.written(given, prompt, group.parsed_tools, group.template_kwargs)
+        except TemplateError:
+            return None
+
+    def prompts(self, group: Conversations) -> Sequence[Prompt]:
+        """Return the generation prompts that inference can choose from."""
+        return tuple(Prompt)[1:] if self.chat.thinks(group.template_kwargs) else (Prompt.DEFAULT,)
+
+    def laid_out(self, group: Conversations) -> Layout:
+        """Return the layout of conversations, or of their beginnings.
+
+        Raises:
+            TemplateError: the template refuses them, or its text cannot be divided into turns.
+        """
+        return self.chat.laid_out(group, self.form)
+
+    def turns(self, group: Conversations) -> list[TrainedTurn]:
+        """Return the trained turns, and whether each is as at inference; raises as `laid_out` does."""
+        return self.judged(group, self.laid_out(group))[1]
+
+    def judged(self, group: Conversations, layout: Layout) -> tuple[Layout, list[TrainedTurn]]:
+        """Return a layout and its trained turns; with exact turns, the headers that inference lacks are trained."""
+        turns = judge(self, group, layout)
+        return with_headers(layout, turns) if self.chat.exact and self.chat.prompts else (layout, turns)
+
+
+def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
+    """Return the trained turns of a shape, in order, and whether each is exact."""
+    text = layout.text
+    messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
+
+    turns = []
+    for turn in trained_turns(layout, group):
+        until, before = turn.message + 1, messages[: turn.message]
+        own = text if until == len(messages) else chat.written(group, messages[:until], Prompt.NONE)
+        prompts = () if own is None else (chat.written(group, before, prompt) for prompt in chat.prompts(group))
+        between = _after_prompt(text, turn, prompts)
+        same = until == len(messages) or _is_same(chat, group, turn, layout, own)
+        header = len(between) if between and between.strip() and MARK_CLOSE not in between else 0
+        prompted = between is not None and not between.strip()
+        turns.append(replace(turn, same=same, prompted=prompted, header=header))
+    return turns
+
+
+def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[str | None]) -> str | None:
+    """Return the text between a prompt and the trained part, the shortest; None if no prompt starts the text."""
+    shortest = None
+    for prompt in prompts:
+        if prompt is None or not text[: turn.end].startswith(prompt):
+            continue
+        between = text[len(prompt) : turn.start]
+        if not between.strip():
+            return between
+        shortest = between if shortest is None or len(between) < len(shortest) else shortest
+    return shortest
+
+
+def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, list[TrainedTurn]]:
+    """Train the text between the prompt and a turn too: the template writes it, so the model must generate it."""
+    headed = {turn.start: turn for turn in turns if turn.header}
+    if not headed:
+        return layout, list(turns)
+    slots, found = {slot.column: slot for slot in layout.slots if slot.column >= 0}, []
+    for pieces in (layout.pieces, layout.stopped):
+        bounds = accumulate((len(_part(piece, slots)) for piece in pieces), initial=0)
+        parts = list(zip(pieces, pairwise(bounds), strict=True))
+        first = {start: piece for piece, (start, _) in parts if start in headed}
+        pieces = []
+        for piece, (start, end) in parts:
+            turn = next((turn for turn in headed.values() if turn.start - turn.header < end <= turn.start), None)
+            if turn is None or piece.text is None:
+                pieces.append(piece)
+                continue
+            cut = max(turn.start - turn.header - start, 0)
+            like = first[turn.start]
+            header = replace(like, text=piece.text[cut:], column=-1, control=piece.control, part="")
+            pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
+        found.append(pieces)
+    begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}
+    return Layout(layout.slots, *found), [begun.get(turn.start, turn) for turn in turns]
+
+
+def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
+    """Return the trained turns of the assistant in a layout, in order.
+
+    Text of a generation block belongs to the message whose content the block has, else to the next answer.
+    """
+    bounds = accumulate(map(len, layout.parts), initial=0)
+    trained = [
+        (start, end, piece.message)
+        for piece, (start, end) in zip(layout.stopped, pairwise(bounds), strict=True)
+        if piece.weight > 0 and piece.role == "assistant"
+    ]
+    answers = [index for index, turn in enumerate(group.turns) if turn.role == "assistant"]
+    found: dict[int, TrainedTurn] = {}
+    latest = -1
+    for run in _adjacent(trained):
+        following = next((index for index in answers if index > latest), -1)
+        latest = next((message for _, _, message in run if message >= 0), following)
+        for start, end, message in run:
+            latest = message if message >= 0 else latest
+            known = found.get(latest)
+            found[latest] = TrainedTurn(latest, known.start if known else start, end)
+    return sorted((turn for turn in found.values() if turn.message >= 0), key=lambda turn: turn.message)
+
+
+def _is_same(chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None) -> bool:
+    """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
+
+    Args:
+        own: the outline of the conversation up to the turn, as the template writes it; None if it refuses that.
+    """
+    text = layout.text[: turn.end]
+    if own is None:
+        return True  # no other text can train it or be compared with it
+    ends_in_content = text.rstrip().endswith(MARK_CLOSE)
+    if own.startswith(text) and not own[turn.end :].strip() and not ends_in_content:
+        return True
+    if not own.startswith(text) and layout.stopped == layout.pieces:
+        return False
+    try:
+        alone = chat.laid_out(start_of(group, turn.message + 1))
+    except TemplateError:
+        return True
+    (*_, last) = trained_turns(alone, group) or [turn]
+    numbers = _values_until(group, turn.message + 1)
+    slots = [replace(slot, value=numbers[slot.value]) if slot.value >= 0 else slot for slot in alone.slots]
+    return replace(alone, slots=slots).text[: last.end] == text
+
+
+def _part(piece: Piece, slots: Mapping[int, Slot]) -> str:
+    """Return the outline of a piece; values have white space around them."""
+    return slots[piece.column].padded if piece.text is None else piece.text
+
+
+def _adjacent(parts: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Group parts of a text, each with start, end and message, into runs without a gap."""
+    runs: list[list[tuple[int, int, int]]] = []
+    for part in parts:
+        if runs and runs[-1][-1][1] == part[0]:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _values_until(group: Conversations, count: int) -> list[int]:
+    """Return the indices of the values of the first `count` messages."""
+    return [value for value, owner in enumerate(group.owners) if owner < count]
+
+
+def start_of(group: Conversations, count: int) -> Conversations:
+    """Return the first `count` messages of conversations."""
+    kept = _values_until(group, count)
+    values, empty = ([column[value] for value in kept] for column in (group.values, group.empty))
+    return replace(group, turns=group.turns[:count], values=values, empty=empty)
