@@ -50,9 +50,9 @@ def _starts_with_the_chunk(table: pa.Table) -> bool:
     if not len(depth) or depth[0]:
         return False
     columns = table.filter(pa.array(depth == 1))
-    places = pa.table({"column": pc.list_element(one_array(columns["steps"]), 0), "rows": columns["rows"]})
-    totals = places.group_by("column").aggregate([("rows", "sum")])["rows_sum"]
-    return bool(pc.all(pc.equal(totals, table["rows"][0])).as_py() in (True, None))
+    names = pc.list_element(one_array(columns["steps"]), 0).dictionary_encode()
+    totals = np.bincount(names.indices.to_numpy(), columns["rows"].to_numpy())
+    return bool((totals == table["rows"][0].as_py()).all())
 
 
 _DESCRIPTIONS = {

@@ -30,7 +30,7 @@ from tokenloom.assets.schema.column_statistics import (
 )
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.json_text import is_json, json_texts
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
     FLOAT,
@@ -39,6 +39,7 @@ from tokenloom.resources.tables.json_values import (
     NULL,
     OBJECT,
     TEXT,
+    arrow_values,
     items_of,
     kinds_of,
     members_of,
@@ -121,7 +122,7 @@ def _row(steps: Steps, declared: str, kind: str) -> dict[str, Any]:
 def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     """Yield the sketch of a path, then of all paths inside it."""
     if is_json(array.type):
-        yield from _describe_json(steps, json_texts(array))
+        yield from _describe_json(steps, array)
         return
     declared, array = str(array.type), _decoded(array)
     kind = kind_of(array.type)
@@ -142,12 +143,8 @@ def _measured(steps: Steps, declared: str, kind: str, array: pa.Array, lengths: 
     row = _row(steps, declared, kind)
     row["rows"], row["nulls"] = len(array), len(array) if kind == "null" else array.null_count
     array = array.drop_null() if row["nulls"] else array
-    filled = np.arange(min(len(array), EXAMPLES))
-    if lengths is not None:
-        filled = np.flatnonzero(lengths)
-        row["empty"] = len(lengths) - len(filled)
-        row["longest"], row["lengths"] = int(lengths.max(initial=0)), length_buckets(lengths)
-    row["examples"] = examples(array, filled)
+    row |= _counted(row["rows"], lengths)
+    row["examples"] = examples(array, np.arange(min(len(array), EXAMPLES)) if lengths is None else np.flatnonzero(lengths))
     if kind == "text":
         row["letters"] = count_letters(text_parts(array)[1])
         texts = array if not row["empty"] else array.filter(pc.not_equal(array, ""))
@@ -161,51 +158,95 @@ def _measured(steps: Steps, declared: str, kind: str, array: pa.Array, lengths: 
     return row
 
 
-def _describe_json(column: Steps, texts: pa.Array) -> Iterator[dict[str, Any]]:
+def _counted(rows: int, lengths: Ints | None) -> dict[str, Any]:
+    """Return the number of values, and the empty ones, the longest and the histogram of lengths where measured."""
+    if lengths is None:
+        return {"rows": rows}
+    empty, longest = len(lengths) - int(np.count_nonzero(lengths)), int(lengths.max(initial=0))
+    return {"rows": rows, "empty": empty, "longest": longest, "lengths": length_buckets(lengths)}
+
+
+def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
     """Yield the sketches of a JSON column and of the paths inside it, breadth first, up to `MAX_PATHS` of them.
 
-    A path with values of several kinds has one row for each, as if they were in different chunks.
+    A path with values of several kinds has one row for each, as if they were in different chunks. Lists and objects
+    inside the column have no examples.
     """
-    waiting, known = deque([(column, texts, 0)]), 1
+    texts = json_texts(array)
+    values = arrow_values(texts)
+    waiting, known = deque([(column, array if values is None else values, 0)]), 1
     while waiting:
-        steps, texts, missing = waiting.popleft()
+        steps, array, missing = waiting.popleft()
+        parts, nulls = _parts(array)
         rows, inside = [], []
-        kinds = kinds_of(texts)
-        for kind, codes in _KINDS_OF_JSON.items():
-            members = np.isin(kinds, codes)
-            if members.any():
-                row, inner = _json_part(steps, kind, texts.filter(pa.array(members)))
-                if inner and (len(steps) >= MAX_DEPTH or known + len(inner) > MAX_PATHS):
-                    row["type"], inner = UNKNOWN_TYPE, []
-                known += len(inner)
-                rows.append(row)
-                inside += inner
+        for kind, part in parts.items():
+            row, inner = _json_part(steps, kind, part, texts)
+            if inner and (len(steps) >= MAX_DEPTH or known + len(inner) > MAX_PATHS):
+                row["type"], inner = UNKNOWN_TYPE, []
+            known += len(inner)
+            rows.append(row)
+            inside += inner
         rows = rows or [_row(steps, "null", "null")]
         for name in ("rows", "nulls"):
-            rows[0][name] += missing + int((kinds == NULL).sum())
+            rows[0][name] += missing + nulls
         yield from rows
         waiting.extend(inside)
 
 
-def _json_part(steps: Steps, kind: str, texts: pa.Array) -> tuple[dict[str, Any], list[tuple[Steps, pa.Array, int]]]:
+def _parts(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
+    """Return the values of each kind, without nulls, and the number of nulls."""
+    if not is_json(array.type):
+        values = array.drop_null() if array.null_count else array
+        return {kind_of(array.type): values} if len(values) else {}, len(array) - len(values)
+    kinds = kinds_of(json_texts(array))
+    members = {kind: np.isin(kinds, codes) for kind, codes in _KINDS_OF_JSON.items()}
+    parts = {kind: array.filter(pa.array(flags)) for kind, flags in members.items() if flags.any()}
+    return parts, int((kinds == NULL).sum())
+
+
+def _json_part(
+    steps: Steps, kind: str, values: pa.Array, column: pa.Array
+) -> tuple[dict[str, Any], list[tuple[Steps, pa.Array, int]]]:
     """Return the sketch of JSON values of one kind, and the paths inside them.
 
-    Each path inside has the texts that it leads to, and the number of objects that do not have it.
+    Each path inside has the values that it leads to, and the number of objects that do not have it.
+
+    Args:
+        values: JSON texts, or the Arrow values of JSON texts that they hold exactly.
+        column: the texts of the whole column.
     """
     if kind == "list":
-        lengths, items = items_of(texts)
-        return _measured(steps, kind, kind, texts, lengths), [((*steps, None), items, 0)] if len(items) else []
-    if kind == "struct":
-        members = members_of(texts)
-        inside = [
-            ((*steps, name), members.values.take(pa.array(places)), len(texts) - len(places))
-            for name, places in members.places().items()
-        ]
-        return _measured(steps, kind, kind, texts, None), inside
-    values = typed(texts)
-    declared = "double" if is_json(values.type) else str(values.type)
-    array = texts if is_json(values.type) else values
-    return _measured(steps, declared, kind, array, _lengths(values) if kind == "text" else None), []
+        lengths, inside = _items(steps, values)
+    elif kind == "struct":
+        lengths, inside = None, _members(steps, values)
+    else:
+        array = typed(json_texts(values)) if is_json(values.type) else values
+        if is_json(array.type):  # numbers that no type holds exactly
+            return _measured(steps, "double", kind, json_texts(array), None), []
+        return _measured(steps, str(array.type), kind, array, _lengths(array) if kind == "text" else None), []
+    if len(steps) > 1:
+        return _row(steps, kind, kind) | _counted(len(values), lengths), inside
+    written = json_texts(values) if is_json(values.type) else column.drop_null()
+    return _measured(steps, kind, kind, written, lengths), inside
+
+
+def _items(steps: Steps, lists: pa.Array) -> tuple[Ints, list[tuple[Steps, pa.Array, int]]]:
+    if is_json(lists.type):
+        lengths, texts = items_of(json_texts(lists))
+        items = json_column(texts)
+    else:
+        lengths, items = _lengths(lists), lists.flatten()
+    return lengths, [((*steps, None), items, 0)] if len(items) else []
+
+
+def _members(steps: Steps, objects: pa.Array) -> list[tuple[Steps, pa.Array, int]]:
+    if not is_json(objects.type):
+        return [((*steps, name), values, 0) for name, values in _within(objects, "struct")]
+    members = members_of(json_texts(objects))
+    return [
+        ((*steps, name), json_column(members.values.take(pa.array(places))), len(objects) - len(places))
+        for name, places in members.places().items()
+    ]
 
 
 def _decoded(array: pa.Array) -> pa.Array:

@@ -84,6 +84,6 @@ def _script_of() -> npt.NDArray[np.uint8]:
     for index, blocks in enumerate(_BLOCKS.values()):
         for first, last in blocks:
             scripts[first : last + 1] = index
-    letters = [unicodedata.category(chr(point))[0] == "L" for point in range(end)]
-    scripts[~np.array(letters)] = _NO_LETTER
+    is_letter = np.fromiter(map(str.isalpha, map(chr, range(end))), bool, end)
+    scripts[~is_letter] = _NO_LETTER
     return scripts

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import Flags
-from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json, without_dates
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
 
 Kinds = npt.NDArray[np.uint8]
@@ -86,6 +86,42 @@ def typed(texts: pa.Array) -> pa.Array:
             except pa.ArrowInvalid:
                 pass
     return json_column(texts)
+
+
+def arrow_values(texts: pa.Array) -> pa.Array | None:
+    """Return JSON values as Arrow lists, structs and scalars if these hold all of them exactly, else None.
+
+    There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits. A field that
+    an object lacks is null; a path with nothing but nulls has the type null or string.
+    """
+    lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
+    data = pa.py_buffer(text_parts(lines)[1])
+    try:
+        table = read_json(data, multi_line=True)
+        inferred = table.schema.field("v").type
+        kind = without_dates(inferred, null_items=pa.string())
+        if kind != inferred or not _is_valid(table):
+            table = read_json(data, multi_line=True, schema=pa.schema([("v", kind)]))
+            table.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return one_array(table["v"]) if len(table) == len(texts) and _is_exact(kind) else None
+
+
+def _is_valid(table: pa.Table) -> bool:
+    """Return whether a table is valid: pyarrow loses nulls at the start of lists whose type it infers."""
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Return whether pyarrow's JSON reader converts values to this type without loss."""
+    if pa.types.is_list(kind) or pa.types.is_struct(kind):
+        return all(_is_exact(kind.field(index).type) for index in range(kind.num_fields))
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_int64, pa.types.is_boolean, pa.types.is_null))
 
 
 def _strings(texts: pa.Array) -> pa.Array:

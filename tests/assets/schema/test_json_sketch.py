@@ -1,0 +1,92 @@
+"""Sketches of JSON columns: with and without pyarrow's types they are the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenloom.assets.schema import sketch as module
+from tokenloom.assets.schema.sketch import sketch
+from tokenloom.resources.tables.json_text import json_column
+from tokenloom.resources.tables.json_values import arrow_values
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=5) | st.sampled_from(["2024-01-01", "2024-01-01T10:00:00Z"])
+SCALARS = {
+    "text": TEXT,
+    "boolean": st.booleans(),
+    "integer": st.integers(-(2**65), 2**65) | st.integers(-9, 9),
+    "float": st.floats(allow_nan=False) | st.sampled_from([-0.0, 1.0]),
+    "null": st.none(),
+}
+
+
+@st.composite
+def shapes(draw: st.DrawFn, depth: int = 0) -> st.SearchStrategy[Any]:
+    """Draw a strategy of values of one shape, in which fields can be absent and any value null."""
+    kind = draw(st.sampled_from(["text", "text", *SCALARS, "list", "object", "mixed"]))
+    if kind == "mixed":
+        return st.one_of(*SCALARS.values())
+    if kind in SCALARS or depth == 3:
+        return SCALARS.get(kind, TEXT) | st.none()
+    if kind == "list":
+        return st.lists(draw(shapes(depth=depth + 1)), max_size=3) | st.none()
+    fields = {name: draw(shapes(depth=depth + 1)) for name in draw(st.sets(st.sampled_from(["a", "b", "", "a.b", "é"])))}
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> list[Any]:
+    return draw(st.lists(draw(shapes()), min_size=1, max_size=6))
+
+
+def both_ways(texts: list[str | None]) -> tuple[list[Any], list[Any]]:
+    table = pa.table({"c": json_column(texts)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "arrow_values", lambda texts: None)
+        by_texts = sketch(table).to_pylist()
+    return sketch(table).to_pylist(), by_texts
+
+
+@given(columns(), st.sampled_from([None, 1]))
+def test_types_of_arrow_change_nothing(values: list[Any], indent: int | None) -> None:
+    texts = [None if value is None else json.dumps(value, indent=indent) for value in values]
+    by_arrow, by_texts = both_ways(texts)
+    assert by_arrow == by_texts
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ['{"a": 1, "a": "x"}', '{"a": 2}'],
+        ['{"a": {"b": 1}}', '{"a": {"b": 1.0}}'],
+        ['{"a": [1, null]}', '{"a": []}', '{"a": null}', "{}"],
+        ['[{"a": -0}]', "[]", "[null]"],
+        ['{"a": NaN}'],
+        ['{"a": "\\ud83d\\ude00\\u0000"}'],
+        ['{"at": "2024-01-01"}', '{"at": "soon"}'],
+        ['[["2024-01-01 00:00:00"]]'],
+        ["{}", "{}"],
+        ["[null, null]", "[]"],
+        ['[null, "a"]', '["b", "c"]'],
+        ['[null, {"a": [null, [null, 1]]}]', '[{"a": [[2]]}]'],
+        ['{"a": [[], []], "b": [{}, null], "c": [null]}'],
+        ['{"a": {}}', '{"a": {}}'],
+        ['{"a": 99999999999999999999}'],
+    ],
+)
+def test_values_that_the_ways_could_read_differently(texts: list[str]) -> None:
+    by_arrow, by_texts = both_ways(texts)
+    assert by_arrow == by_texts
+
+
+def test_conversations_are_read_by_arrow() -> None:
+    texts = pa.array(['[{"role": "user", "content": "2024-01-01"}]', "[]", None, '[{"role": "tool", "id": 3}]'])
+    values = arrow_values(texts)
+    assert values is not None
+    assert [field.name for field in values.type.value_type] == ["role", "content", "id"]
+    assert values.to_pylist()[0] == [{"role": "user", "content": "2024-01-01", "id": None}]
