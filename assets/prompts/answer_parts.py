@@ -65,7 +65,7 @@ def call_range(outline: Outline, index: int) -> Range | None:
             without = _written(outline, [*before, {**bare, "content": ""}, *rest])
         if whole is None or without is None:
             continue
-        start, end = _inserted(whole, without, outline.control)
+        start, end = _before_stop(outline, whole, *_inserted(whole, without, outline.control))
         if outline.text.startswith(whole[:end]) and _holds_calls(outline, index, whole[start:end]):
             return start, end
     return None
@@ -105,6 +105,19 @@ def _inserted(whole: str, without: str, control: tuple[str, ...]) -> Range:
     start = _common(*both)
     backwards = ([atom[::-1] for atom in reversed(atoms)] for atoms in both)
     return start, len(whole) - min(_common(*backwards), len(without) - start, len(whole) - start)
+
+
+def _before_stop(outline: Outline, whole: str, start: int, end: int) -> Range:
+    """Return a part of a text, moved left until a turn's stop follows it, if the text without it stays the same.
+
+    Without this, `<` at the start of the stop could be the one at the start of a call.
+    """
+    for moved in range(start + 1):
+        if outline.closing and whole.startswith(outline.closing, end - moved):
+            return start - moved, end - moved
+        if whole[start - moved - 1 : start - moved] != whole[end - moved - 1 : end - moved]:
+            break
+    return start, end
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:

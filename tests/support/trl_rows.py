@@ -61,7 +61,7 @@ def real_texts(data: Path, count: int = COUNT) -> Texts:
         [line for line in lines if line.strip()][:count],
         [(row["question"], row["answer"]) for row in map(json.loads, solved[:count])],
         [[said(ROLES[turn["from"]], turn["value"]) for turn in talk["conversations"]] for talk in talks[:count]],
-        list(islice(_calls(called), count)),
+        list(islice(called_rows(called), count)),
         pairs,
     )
 
@@ -91,7 +91,7 @@ def sample_texts(count: int = COUNT) -> Texts:
     return Texts(answers, list(zip(questions, answers, strict=True)), chats, calls, pairs)
 
 
-def _calls(rows: list[Row]) -> Iterator[tuple[Messages, list[Row]]]:
+def called_rows(rows: list[Row]) -> Iterator[tuple[Messages, list[Row]]]:
     """Yield Glaive's conversations, with calls in OpenAI's form, and their tools."""
     for row in rows:
         messages = []

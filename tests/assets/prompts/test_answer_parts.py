@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.built_prompts import built
 from support.canonical_rows import as_json, canonical
 from support.small_tokenizers import byte_level
+from support.trl_rows import called_rows
 from support.trl_templates import NAMES, Message, Twins
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.chat_certificate import certificate
@@ -157,6 +161,35 @@ def test_tokens_are_counted_as_in_the_texts_of_transformers(name: str, tmp_path:
     assert sum(found.values()) < manifest.counters["trained_tokens.assistant"] == manifest.counters["tokens_trained"]
 
 
+def test_tokens_of_calls_in_glaive_are_counted_as_in_the_texts_of_transformers(real_data: Path, tmp_path: Path) -> None:
+    """phi-2 has no token for what Qwen's template writes, so that tokens cross the bounds of calls."""
+    file = real_data / "chat" / "glaive_toolcall_en_demo.json"
+    template = real_data / "chat_templates" / "qwen2.5-instruct.jinja"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(real_data / "tokenizers" / "phi-2" / "tokenizer.json"))
+    known = []
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    for row, (talk, _) in zip(rows, called_rows(rows), strict=True):
+        tools = json.loads(row["tools"]) if row["tools"] else None
+        (text,), _ = render_jinja_template([talk], tools=tools, chat_template=template.read_text(encoding="utf-8"))
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        called = [
+            found.span() for found in re.finditer(r"(?<=assistant\n)<tool_call>\n.*?\n</tool_call>", text, re.DOTALL)
+        ]
+        starts = [start for start, _ in encoded["offset_mapping"]]
+        known.append((encoded["input_ids"], [any(a <= start < b for a, b in called) for start in starts]))
+    named = {"name_or_path": str(real_data / "tokenizers" / "phi-2"), "chat_template": str(template)}
+    for longest in (256, 512, 2048):
+        length = {"strategy": "truncate_right", "packing": "best_fit"}
+        tokenizing = {**named, "max_length": longest}
+        build = built(file, tmp_path / "store", "sequences", tokenizer=tokenizing, length=length)
+        manifest = build.manifest("sequences")
+        expected = 0
+        for index, ids, _ in documents(build.store.objects.get(manifest.chunks[0].output)):
+            assert ids == known[index][0][: len(ids)]
+            expected += sum(known[index][1][: len(ids)])
+        assert manifest.counters["trained_tokens.tool_call"] == expected > 0
+
+
 def documents(sequences: pa.Table) -> list[tuple[int, list[int], list[int]]]:
     """Return the row, the ids and the flags of each document."""
     found = []
@@ -232,3 +265,12 @@ def test_calls_whose_position_is_unknown_stay_part_of_the_answer() -> None:
         spans = spans_of(chat, [Q1, answer("", "Rome")])
         assert [part for part, role, _ in spans if role == "tool_call"] == parts
         assert next(each["found"] for each in certificate(chat) if each["name"] == "tool calls") == found
+
+
+def test_bounds_of_calls_do_not_depend_on_control_tokens() -> None:
+    """The call and the stop after it both begin with `<`."""
+    twins, chat = Twins("qwen3"), format_of("qwen3")
+    talk = [Q1, answer("", "Rome"), RESULT, answer("A")]
+    for control in ((), twins.control):
+        spans = spans_of(replace(chat, control=control), talk)
+        assert "".join(part for part, role, _ in spans if role == "tool_call") == qwen_3("", ("Rome",))

@@ -48,13 +48,12 @@ def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
     yield f"{counters[ANSWERS]:,} answers; {cut:,} cut, {unstopped:,} without their stop, {emptied:,} prompts emptied"
     counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
     turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
-    parts = {name: counts.pop(name) for name in (REASONING, TOOL_CALL) if name in counts}
-    roles, parts, turns = (
-        ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.items())
-        for found in (counts, parts, turns)
+    roles, turns = (
+        {name: f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()} for found in (counts, turns)
     )
-    within = f" (of the assistant's {parts})" if parts else ""
-    yield f"trained tokens: {roles}{within}{'; ' if turns else ''}{turns}"
+    if parts := [roles.pop(part) for part in (REASONING, TOOL_CALL) if part in roles]:
+        roles["assistant"] += f" ({', '.join(parts)})"
+    yield f"trained tokens: {'; '.join(', '.join(found.values()) for found in (roles, turns) if found)}"
 
 
 def _turn_number(name: str) -> int:
