@@ -14,7 +14,8 @@ from functools import lru_cache
 from itertools import pairwise, takewhile
 
 from tokenloom.assets.prompts.conversations import Message
-from tokenloom.assets.prompts.outline import Outline, mark
+from tokenloom.assets.prompts.outline import mark
+from tokenloom.assets.prompts.stops import StopFinder
 from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL, Piece
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
@@ -24,7 +25,7 @@ _MARK = f"{MARK_OPEN}[0-9]+{MARK_CLOSE}"
 Range = tuple[int, int]
 
 
-def answer_parts(pieces: Sequence[Piece], outline: Outline, contents: int) -> list[list[Piece]]:
+def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) -> list[list[Piece]]:
     """Return each piece of an outline, divided at the bounds of tool calls, with the part of the answer that it is.
 
     Args:
@@ -50,7 +51,7 @@ def answer_parts(pieces: Sequence[Piece], outline: Outline, contents: int) -> li
     return parts
 
 
-def call_range(outline: Outline, index: int) -> Range | None:
+def call_range(outline: StopFinder, index: int) -> Range | None:
     """Return the character positions of the text that a template writes for a message's calls; None if unknown.
 
     The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
@@ -75,7 +76,7 @@ def _is_trained(piece: Piece) -> bool:
     return piece.weight > 0 and piece.role == "assistant"
 
 
-def _holds_calls(outline: Outline, index: int, text: str) -> bool:
+def _holds_calls(outline: StopFinder, index: int, text: str) -> bool:
     """Return whether a text has all calls of a message, and nothing of other messages."""
     names = [call["function"]["name"] for call in outline.messages[index]["tool_calls"]]
     others = {outline.owners[int(found[1:-1])] for found in re.findall(_MARK, text)} - {index}
@@ -107,7 +108,7 @@ def _inserted(whole: str, without: str, control: tuple[str, ...]) -> Range:
     return start, len(whole) - min(_common(*backwards), len(without) - start, len(whole) - start)
 
 
-def _before_stop(outline: Outline, whole: str, start: int, end: int) -> Range:
+def _before_stop(outline: StopFinder, whole: str, start: int, end: int) -> Range:
     """Return a part of a text, moved left until a turn's stop follows it, if the text without it stays the same.
 
     Without this, `<` at the start of the stop could be the one at the start of a call.
@@ -144,7 +145,7 @@ def _atoms(control: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join([_MARK, *map(re.escape, longest_first)])})")
 
 
-def _written(outline: Outline, messages: Sequence[Message]) -> str | None:
+def _written(outline: StopFinder, messages: Sequence[Message]) -> str | None:
     """Render messages; None if the template refuses them."""
     try:
         return outline.write(messages, True, False)
