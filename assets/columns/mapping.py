@@ -19,9 +19,11 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
-from tokenloom.assets.schema.format_candidates import UNASKED, FormatCandidate, format_candidates
-from tokenloom.assets.schema.profiles import Profile, Steps, profiles
-from tokenloom.assets.schema.unused_columns import is_spoken, unused_columns
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.evidence.unused_columns import is_spoken, unused_columns
+from tokenloom.assets.schema.format_candidates import format_candidates
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.formats.prompts import UNASKED
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenloom.assets.schema.name_similarity import ALIASES, role_likeness
-from tokenloom.assets.schema.profiles import (
+from tokenloom.assets.schema.evidence.name_similarity import ALIASES, role_likeness
+from tokenloom.assets.schema.evidence.profiles import (
     Profile,
     fits_answer,
     fits_context,

@@ -18,7 +18,7 @@ import yaml
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.engines.compute import ComputeEngine

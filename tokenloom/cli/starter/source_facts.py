@@ -12,7 +12,7 @@ from typing import Any
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.mapping import plain_roles, resolve, unused_by
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig

@@ -10,9 +10,9 @@ import yaml
 from tokenloom.assets.columns.forms import PROMPTED, REASONING_FIELDS
 from tokenloom.assets.columns.mapping import ROLES, unused_notice
 from tokenloom.assets.schema.choose_format import Ambiguity
-from tokenloom.assets.schema.format_candidates import FormatCandidate
-from tokenloom.assets.schema.profiles import Profile, message_fields, profiles
-from tokenloom.assets.schema.speakers import CALL_ROLES, role_of
+from tokenloom.assets.schema.evidence.profiles import Profile, message_fields, profiles
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, role_of
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
 from tokenloom.resources.templates.chatml import IM_END, IM_START, chatml
 

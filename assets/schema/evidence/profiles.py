@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenloom.assets.schema.speakers import SAID, SPEAKERS, role_of
+from tokenloom.assets.schema.evidence.speakers import SAID, SPEAKERS, role_of
 from tokenloom.resources.tables.nested_paths import quoted
 
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")

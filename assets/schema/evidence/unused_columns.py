@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tokenloom.assets.schema.name_similarity import likeness, names_metadata, role_likeness, words
-from tokenloom.assets.schema.profiles import Profile, Steps, fits_flag, fits_messages, is_message
+from tokenloom.assets.schema.evidence.name_similarity import likeness, names_metadata, role_likeness, words
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, fits_messages, is_message
 
 FLAGS = (
     *("label", "kto_tag", "desirable", "accepted", "preferred", "correct", "good", "feedback", "vote", "liked"),
