@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
-from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages, with_system
+from tokenloom.assets.columns.history import with_earlier
+from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, values_of
@@ -49,7 +50,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
         empty_answer(chosen, "chosen", "chosen has no answer after the common prompt", shown),
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
-    prompt, unfit = with_system(prompt, table, sources)
+    prompt, unfit = with_earlier(prompt, table, sources)
     shared, more = shared_columns(table, sources)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]
 

@@ -57,7 +57,8 @@ def renderer(
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
     if form == "messages":
-        message = "the rows are conversations, but the tokenizer has no chat template; set one"
+        omit = ", or omit history with dataset.columns" if "history" in mapping["roles"] else ""
+        message = f"the rows are conversations, but the tokenizer has no chat template; set one{omit}"
         raise config.fault("tokenizer.chat_template", message)
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)

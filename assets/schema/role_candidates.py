@@ -11,6 +11,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     fits_answer,
     fits_context,
     fits_flag,
+    fits_history,
     fits_label,
     fits_messages,
     fits_text,
@@ -74,6 +75,7 @@ def _fit(role: str, profile: Profile) -> float:
     if role == "choices":
         return float(profile.kind == "list")
     fits = {"completion": fits_answer, "context": fits_context, "system": fits_context, "tools": fits_tools}
+    fits["history"] = fits_history
     return fits.get(role, fits_text)(profile)
 
 

@@ -129,6 +129,11 @@ READ: dict[str, tuple[str, Make, Make]] = {
         },
         lambda n: {"prompt": with_input(n), "completion": right(n), "system": "Count."},
     ),
+    "LLaMA-Factory alpaca with history": (
+        "messages",
+        lambda n: {"instruction": ask(n), "output": right(n), "history": [["Why?", "So."]] * (n % 2)},
+        lambda n: {"messages": [*[user("Why?"), assistant("So.")] * (n % 2), user(ask(n)), assistant(right(n))]},
+    ),
     "LLaMA-Factory alpaca, preference": (
         "preference",
         lambda n: {
@@ -302,8 +307,8 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"prompt": ask(n), "completions": [right(n), wrong(n)], "labels": [True, False]},
         "the rows are stepwise supervision, which cannot be read",
     ),
-    "LLaMA-Factory alpaca with history": (
-        lambda n: {"instruction": ask(n), "output": right(n), "history": [["Why?", "So."]] * (n % 2)},
+    "alpaca with a history as text": (
+        lambda n: {"instruction": ask(n), "output": right(n), "history": some(n, "Why? So.")},
         "does not use 'history', which could hold earlier turns",
     ),
     "axolotl input_output": (
@@ -432,7 +437,7 @@ def test_unused_columns_are_named_by_a_build(tmp_path: Path, make: Make, unused:
 
 
 SUGGESTED: dict[str, tuple[Row, list[str]]] = {
-    "LLaMA-Factory alpaca with history": ({"prompt": "instruction", "completion": "output"}, ["history"]),
+    "alpaca with a history as text": ({"prompt": "instruction", "completion": "output"}, ["history"]),
     "axolotl zephyr.nectar": ({"prompt": "prompt", "completion": "answers[0].answer"}, []),
     "a prompt beside messages": ({"messages": "messages"}, ["prompt"]),
     "a flag beside an answer": ({"prompt": "question", "completion": "answer", "label": "is_correct"}, []),

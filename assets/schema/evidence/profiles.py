@@ -151,6 +151,14 @@ def fits_tools(profile: Profile) -> float:
     return fits_context(profile)
 
 
+def fits_history(profile: Profile) -> float:
+    """Return how well values fit earlier turns: lists of pairs of texts, or conversations."""
+    pair = profile.items
+    if pair is None or pair.items is None:
+        return fits_messages(profile)
+    return float(pair.items.kind == "text" and pair.typical_length == 2)
+
+
 def fits_settings(profile: Profile) -> float:
     """Return how well values fit settings of a chat template: structs or JSON text."""
     return 1.0 if profile.kind in ("struct", "other") else profile.trait("json") * float(profile.kind == "text")

@@ -16,7 +16,6 @@ FLAGS = (
 
 PROMPTS = ("prompt", "instruction", "question", "query")
 PASSAGES = ("context", "passage", "background", "paragraph", "document", "evidence")
-HISTORY = ("history", "chat_history", "conversation_history", "dialogue_history", "previous_turns", "past_messages")
 MEDIA = {"image", "images", "audio", "audios", "video", "videos"}
 REQUEST_SETTINGS = {"parallel_tool_calls"}
 """Settings of a request to a model, which are not part of the conversation."""
@@ -111,7 +110,7 @@ def _is_context(profile: Profile) -> bool:
 _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
     "label": (rates_answers, "which could say whether the answer is wanted"),
     "rejected": (_named("rejected", 0.7), "which could hold unwanted answers"),
-    "history": (lambda profile: likeness(profile.name, HISTORY).score >= 0.87, "which could hold earlier turns"),
+    "history": (_named("history", 0.85), "which could hold earlier turns"),
     "messages": (lambda profile: bool(fits_messages(profile)) or is_message_text(profile), "which holds messages"),
     "prompt": (_is_prompt, "which could belong to the prompt"),
     "completion": (_is_answer, "which could be the answer"),

@@ -12,6 +12,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     Profile,
     Steps,
     fits_context,
+    fits_history,
     fits_messages,
     fits_settings,
     fits_text,
@@ -35,7 +36,7 @@ FILLED = {
 }
 """For each form, the roles that must not be empty: rows without them are rejected."""
 
-OPTIONAL = ("system", "tools", "template_kwargs", "context")
+OPTIONAL = ("system", "tools", "template_kwargs", "context", "history")
 """Roles that do not affect the confidence."""
 
 
@@ -82,8 +83,11 @@ class Match:
 Profiles = Mapping[Steps, Profile]
 Fit = Callable[[Profile], float]
 
-SETTINGS: Mapping[str, Fit] = {"system": fits_context, "tools": fits_tools, "template_kwargs": fits_settings}
+SETTINGS: dict[str, Fit] = {"system": fits_context, "tools": fits_tools, "template_kwargs": fits_settings}
 """The optional roles of conversations."""
+
+AROUND_TEXT: dict[str, Fit] = {"context": fits_context, "history": fits_history}
+"""The optional roles of prompts of text."""
 
 
 def candidate(

@@ -8,10 +8,18 @@ from itertools import islice
 
 from tokenloom.assets.schema.evidence import doubts as doubt
 from tokenloom.assets.schema.evidence.name_similarity import likeness, role_likeness
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_answer, fits_context, fits_key, fits_text
+from tokenloom.assets.schema.evidence.profiles import (
+    Profile,
+    fits_answer,
+    fits_context,
+    fits_history,
+    fits_key,
+    fits_text,
+)
 from tokenloom.assets.schema.evidence.unused_columns import is_spoken
 from tokenloom.assets.schema.formats.candidate import (
     MIN_SCORE,
+    Fit,
     FormatCandidate,
     Match,
     Profiles,
@@ -32,13 +40,14 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     listed = [match for match in listed if match.profile.kind == "list"]
     lettered = {"a", "b"} <= {profile.name.lower() for profile in columns}
     choices = lettered or any(ranked(columns, "choices", lambda profile: 1.0))
+    around: dict[str, Fit] = {"context": fits_context, "system": fits_context, "history": fits_history}
     for completion in _answers(paths):
         taken: list[Match] = []
         for prompt in ranked(columns, "prompt", fits_text)[:3]:
             if prompt.source == completion.source or any(prompt.source == match.source for match in taken):
                 continue
             others = [*siblings(paths, completion.profile), *columns]
-            extra = optional(others, [prompt, completion], context=fits_context, system=fits_context)
+            extra = optional(others, [prompt, completion], **around)
             taken += extra.values()
             if listed and "context" not in extra and completion.profile.is_column:
                 choice = listed[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.profiles import fits_context, fits_messages
+from tokenloom.assets.schema.evidence.profiles import fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import is_spoken
 from tokenloom.assets.schema.formats.candidate import (
+    AROUND_TEXT,
     SETTINGS,
     FormatCandidate,
     Profiles,
@@ -32,7 +33,7 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
             if prompt.source == completion.source or not (talks or {"tools", "template_kwargs"} & extra.keys()):
                 continue
             if not is_spoken(prompt.profile):
-                extra |= optional(columns, [*taken, *extra.values()], context=fits_context)
+                extra |= optional(columns, [*taken, *extra.values()], **AROUND_TEXT)
             answered = None if prompt in asked or asks(prompt.profile) else "it may end with an answer of its own"
             doubts = {
                 "prompt": doubt.unknown_roles(prompt.profile) or answered,

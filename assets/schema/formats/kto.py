@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from tokenloom.assets.schema.evidence import doubts as doubt
 from tokenloom.assets.schema.evidence.name_similarity import likeness
-from tokenloom.assets.schema.evidence.profiles import fits_context, fits_flag, fits_messages
+from tokenloom.assets.schema.evidence.profiles import fits_flag, fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import FLAGS, is_spoken
 from tokenloom.assets.schema.formats.candidate import (
+    AROUND_TEXT,
     SETTINGS,
     FormatCandidate,
     Profiles,
@@ -31,7 +32,7 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
         for prompt in asked:
             for completion in ranked(columns, "completion", fits_reply)[:2]:
                 roles = {"prompt": prompt, "completion": completion, "label": label}
-                beside = SETTINGS if is_spoken(prompt.profile) else {**SETTINGS, "context": fits_context}
+                beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
                 extra = optional(columns, list(roles.values()), **beside)
                 yield candidate(paths, "KTO", "kto", roles | extra, doubts=doubts)
         talks = [*ranked(columns, "messages", fits_messages), *ranked(columns, "completion", fits_messages)]

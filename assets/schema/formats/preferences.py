@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from tokenloom.assets.schema.evidence import doubts as doubt
 from tokenloom.assets.schema.evidence.name_similarity import role_likeness
-from tokenloom.assets.schema.evidence.profiles import fits_context, fits_messages
+from tokenloom.assets.schema.evidence.profiles import fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import is_spoken
 from tokenloom.assets.schema.formats.candidate import (
+    AROUND_TEXT,
     SETTINGS,
     FormatCandidate,
     Match,
@@ -33,7 +34,7 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
             first = {"prompt": prompts[0]} if prompts else {}
             others = SETTINGS
             if first and not is_spoken(prompts[0].profile):
-                others = {**SETTINGS, "context": fits_context}
+                others = SETTINGS | AROUND_TEXT
             beside = siblings(paths, prompts[0].profile) if first else []
             extra = optional([*beside, *columns], [*pair.values(), *first.values()], **others)
             doubts = {

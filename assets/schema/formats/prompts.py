@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.profiles import fits_context, fits_messages
+from tokenloom.assets.schema.evidence.profiles import fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import is_spoken
 from tokenloom.assets.schema.formats.candidate import (
+    AROUND_TEXT,
     SETTINGS,
     FormatCandidate,
     Profiles,
@@ -29,7 +30,7 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = columns_of(paths)
     spoken = [match for match in ranked(columns, "messages", fits_messages) if asks(match.profile)]
     for prompt in (*ranked(columns, "prompt", fits_reply, 0.85), *spoken)[:1]:
-        beside = SETTINGS if is_spoken(prompt.profile) else {**SETTINGS, "context": fits_context}
+        beside = SETTINGS if is_spoken(prompt.profile) else SETTINGS | AROUND_TEXT
         roles = {"prompt": prompt, **optional(columns, [prompt], **beside)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
         found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)

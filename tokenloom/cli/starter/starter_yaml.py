@@ -64,7 +64,8 @@ def starter_yaml(
     mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, choice)
     lines = [*(_comment(line)[2:] for line in comments), "dataset:", *_settings(rows), *mapping]
     form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
-    chat = form in CHATS or (isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles)
+    roles = choice.roles if isinstance(choice, FormatCandidate) and form == "completion" else ()
+    chat = form in CHATS or bool({"system", "history"} & {*roles})
     if "format_type" in prompt:
         chat = prompt["format_type"] in ("chat", *CHATS)
     lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
