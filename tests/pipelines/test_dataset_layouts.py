@@ -408,6 +408,15 @@ def test_prompts_without_answers_are_read_on_request(tmp_path: Path, name: str) 
     assert [row["prompt"] for row in canonical(build)] == [[user(ask(n))] for n in range(COUNT)]
 
 
+def test_steps_with_labels_are_trained_only_if_mapped(tmp_path: Path) -> None:
+    make, roles = ASKED["TRL stepwise supervision"][0], {"prompt": "prompt", "completion": "{completions}"}
+    with pytest.raises(ConfigError, match="labels rates a step in completions.*map completion to '{completions}'"):
+        columns_of(tmp_path, make)
+    build = columns_of(tmp_path, make, dataset={"column_mapping": roles})
+    assert [row["completion"] for row in canonical(build)] == [f"{right(n)}\n{wrong(n)}" for n in range(COUNT)]
+    assert build.manifest("columns").notes["unused_columns"] == ["labels"]
+
+
 def test_weights_tools_and_settings_of_the_template_are_kept(tmp_path: Path) -> None:
     def make(n: int) -> Row:
         said = [user(ask(n)), {**assistant(wrong(n)), "weight": 0}, user("Sure?"), {**assistant("Yes."), "weight": 1}]

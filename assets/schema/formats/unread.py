@@ -19,7 +19,10 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     name = found = ""
     if kinds("completions") == ("list", "text") and kinds("labels") in (("list", "boolean"), ("list", "number")):
         name = "stepwise supervision"
-        found = "completions holds steps and labels rates each of them, which no form can hold"
+        found = (
+            "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
+            "the wrong ones too, map completion to '{completions}' besides the prompt"
+        )
     elif segments is not None and {"label", "text"} <= {*segments.fields}:
         name = "segments"
         found = "each of the segments has its own label; convert them to messages, with train: false for those to mask"
