@@ -129,6 +129,11 @@ READ: dict[str, tuple[str, Make, Make]] = {
         },
         lambda n: {"prompt": with_input(n), "completion": right(n), "system": "Count."},
     ),
+    "a prompt that repeats the first message": (
+        "messages",
+        lambda n: {"prompt": ask(n), "messages": [user(ask(n)), assistant(right(n))]},
+        lambda n: {"messages": [user(ask(n)), assistant(right(n))]},
+    ),
     "LLaMA-Factory alpaca with history": (
         "messages",
         lambda n: {"instruction": ask(n), "output": right(n), "history": [["Why?", "So."]] * (n % 2)},
@@ -437,6 +442,7 @@ def test_weights_tools_and_settings_of_the_template_are_kept(tmp_path: Path) -> 
     [
         (lambda n: {"messages": [user(ask(n)), assistant(right(n))], "score": n / 7, "notes": right(n)}, ["notes"]),
         (lambda n: {"instruction": ask(n), "output": right(n), "text": ask(n) + right(n), "source": "x"}, ["text"]),
+        (lambda n: {"prompt": ask(n), "messages": [user(ask(n)), assistant(right(n))]}, ["prompt"]),
         (lambda n: {"question": ask(n), "answer": right(n), "url": "http://x.org", "lang": "en"}, []),
         (lambda n: {"title": f"{n}", "text": right(n)}, ["title"]),
     ],

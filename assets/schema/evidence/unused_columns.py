@@ -44,6 +44,11 @@ def _within(one: Steps, other: Steps) -> bool:
     return all(a == b for a, b in zip(one, other, strict=False))
 
 
+def repeated_in(profile: Profile, used: Collection[Steps]) -> str | None:
+    """Return the used column whose conversations start with the prompts of an unused one in every row, if any."""
+    return next((name for name in profile.facts.get("repeats") or () if (name,) in used), None)
+
+
 def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -> dict[str, str]:
     """Return why unused columns could change the text or its sign: one reason per role that they resemble.
 

@@ -19,7 +19,7 @@ from tokenloom.assets.schema.evidence.profiles import (
     fits_tools,
     is_message,
 )
-from tokenloom.assets.schema.evidence.unused_columns import could_change, unused_columns
+from tokenloom.assets.schema.evidence.unused_columns import could_change, repeated_in, unused_columns
 from tokenloom.resources.tables.nested_paths import quoted
 
 MAX_CONFIDENCE, MIN_SCORE, DOUBT_FACTOR = 0.95, 0.3, 0.6
@@ -109,13 +109,19 @@ def candidate(
     """
     scores = [match.score for role, match in matches.items() if role not in OPTIONAL]
     filled = {role: matches[role].profile for role in FILLED[form] if role in matches}
-    unused = unused_columns(paths, {used.steps for match in matches.values() for used in (match.profile, *match.also)})
-    against = could_change(form, matches.keys(), unused)
+    used = {part.steps for match in matches.values() for part in (match.profile, *match.also)}
+    unused = unused_columns(paths, used)
+    repeated = {profile.source: name for profile in unused if (name := repeated_in(profile, used))}
+    against = could_change(form, matches.keys(), [profile for profile in unused if profile.source not in repeated])
     against |= {role: reason for role, profile in filled.items() if (reason := doubt.emptiness(profile))}
     against |= {role: reason for role, reason in (doubts or {}).items() if reason}
     mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
     roles = {role: match.source for role, match in matches.items()}
     evidence = (*(f"{role}: {match.reason}" for role, match in matches.items()), *notes)
+    evidence = (
+        *evidence,
+        *(f"unused {column!r} repeats the start of {talk!r} in every row" for column, talk in repeated.items()),
+    )
     confidence, names = round(MAX_CONFIDENCE * mean * factor, 3), tuple(profile.source for profile in unused)
     return FormatCandidate(format, form, roles, confidence, evidence, against, names)
 
