@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
 from tokenloom.assets.columns.history import continued_form
+from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
@@ -116,6 +117,7 @@ def _messages(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, 
 _CONVERTERS: Mapping[str, Convert] = {
     "text": _text,
     "completion": _completion,
+    "segments": segments_form,
     "messages": _messages,
     "dialogue": dialogue_form,
     "prompt_only": prompt_only_form,

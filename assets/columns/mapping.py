@@ -40,6 +40,7 @@ ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "completion": (("prompt", "completion"), ("context", "system", "history")),
     "dialogue": (("prompt", "completion"), ("context", "system", "history", "tools", "template_kwargs")),
     "text": (("text",), ()),
+    "segments": (("segments",), ()),
     "preference": (("chosen", "rejected"), ("prompt", "context", "system", "history", "tools", "template_kwargs")),
     "kto": (("completion", "label"), ("prompt", "context", "system", "history", "tools", "template_kwargs")),
     "prompt_only": (("prompt",), ("context", "system", "history", "tools", "template_kwargs")),
@@ -49,7 +50,7 @@ ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
 ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "chat": ("messages", "completion", "dialogue"),
     "completion": ("completion",),
-    "text": ("text",),
+    "text": ("text", "segments"),
     "preference": ("preference",),
     "kto": ("kto",),
     "prompt_only": ("prompt_only",),
@@ -390,6 +391,8 @@ def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tupl
         return []
     if role in ("tools", "template_kwargs") and form != "fields":
         return []
+    if role == "segments" and form == "segments":
+        return [(source, "a list of {text, label}")] if isinstance(source, Path) else []
     if role == "history" and form != "fields" and isinstance(source, Path):
         return [(source, "a list of [question, answer]")]
     if isinstance(source, Template):
@@ -412,6 +415,8 @@ def _fits(kind: Kind, expected: str) -> bool:
         if expected.endswith("a list of texts"):
             return item.is_text
         is_messages = item.name in ("", "null", "struct")
+        if expected == "a list of {text, label}":
+            return is_messages
         if expected == "a list of [question, answer]":
             return is_messages or item.name == "list"
         return expected == "a list" or (expected == "text or a list of messages" and is_messages)

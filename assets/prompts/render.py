@@ -12,6 +12,7 @@ from tokenloom.assets.columns.forms import PROMPTED
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.labelled_segments import SegmentedTexts
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import Piece, assemble
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
@@ -62,7 +63,7 @@ def renderer(
         raise config.fault("tokenizer.chat_template", message)
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)
-    if form == "text":
+    if form in ("text", "segments"):
         message = "plain text has no prompts to add examples to; set count: 0"
         raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.plain_text import PlainTextFewShot
@@ -208,6 +209,11 @@ def _text_renderer(
         if prompt.format_type == "custom":
             return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos)), tuple(fields))
         return _jinja_renderer(config, fields, spec, bos, eos)
+    if form == "segments":
+        if prompt.add_bos is True:
+            message = "segments hold the whole text; write the BOS token in the first segment"
+            raise config.fault("prompt_template.add_bos", message)
+        return SegmentedTexts(spec.control, prompt.train_on == "all")
     if form == "text":
         pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
     else:

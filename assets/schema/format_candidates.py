@@ -20,6 +20,7 @@ from tokenloom.assets.schema.formats import (
     plain_text,
     preferences,
     prompts,
+    segments,
     summaries,
     table,
     unnamed,
@@ -29,6 +30,7 @@ from tokenloom.assets.schema.formats.candidate import FormatCandidate
 
 FORMATS = (
     unread,
+    segments,
     conversations,
     dialogues,
     prompts,

@@ -129,6 +129,11 @@ READ: dict[str, tuple[str, Make, Make]] = {
         },
         lambda n: {"prompt": with_input(n), "completion": right(n), "system": "Count."},
     ),
+    "axolotl input_output": (
+        "segments",
+        lambda n: {"segments": [{"label": False, "text": ask(n)}, {"label": True, "text": right(n)}]},
+        lambda n: {"segments": [{"text": ask(n), "weight": 0.0}, {"text": right(n), "weight": 1.0}]},
+    ),
     "a prompt that repeats the first message": (
         "messages",
         lambda n: {"prompt": ask(n), "messages": [user(ask(n)), assistant(right(n))]},
@@ -316,10 +321,6 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"instruction": ask(n), "output": right(n), "history": some(n, "Why? So.")},
         "does not use 'history', which could hold earlier turns",
     ),
-    "axolotl input_output": (
-        lambda n: {"segments": [{"label": False, "text": ask(n)}, {"label": True, "text": right(n)}]},
-        "the rows are segments, which cannot be read",
-    ),
     "axolotl tokenized": (
         lambda n: {"input_ids": [1, n], "attention_mask": [1, 1], "labels": [-100, n]},
         "already tokenized",
@@ -379,7 +380,7 @@ def canonical(build: Build) -> list[Row]:
 
 
 def _said(value: Any) -> Any:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or "role" not in value[0]:
         return value
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
@@ -415,7 +416,7 @@ def test_prompts_without_answers_are_read_on_request(tmp_path: Path, name: str) 
 
 def test_steps_with_labels_are_trained_only_if_mapped(tmp_path: Path) -> None:
     make, roles = ASKED["TRL stepwise supervision"][0], {"prompt": "prompt", "completion": "{completions}"}
-    with pytest.raises(ConfigError, match="labels rates a step in completions.*map completion to '{completions}'"):
+    with pytest.raises(ConfigError, match=r"labels rates a step in completions.*map completion to '{completions}'"):
         columns_of(tmp_path, make)
     build = columns_of(tmp_path, make, dataset={"column_mapping": roles})
     assert [row["completion"] for row in canonical(build)] == [f"{right(n)}\n{wrong(n)}" for n in range(COUNT)]

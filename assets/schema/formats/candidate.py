@@ -29,6 +29,7 @@ FILLED = {
     "completion": ("completion",),
     "dialogue": ("prompt", "completion"),
     "text": ("text",),
+    "segments": ("segments",),
     "messages": ("messages",),
     "preference": ("chosen", "rejected"),
     "kto": ("prompt", "completion", "label"),

@@ -15,7 +15,6 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
         items = columns[name].items if name in columns else None
         return (columns[name].kind, items.kind if items else "") if name in columns else ("", "")
 
-    segments = columns["segments"].items if "segments" in columns else None
     name = found = ""
     if kinds("completions") == ("list", "text") and kinds("labels") in (("list", "boolean"), ("list", "number")):
         name = "stepwise supervision"
@@ -23,9 +22,6 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
             "each item of labels rates a step in completions, and no form has a label per step; to train on all steps, "
             "the wrong ones too, map completion to '{completions}' besides the prompt"
         )
-    elif segments is not None and {"label", "text"} <= {*segments.fields}:
-        name = "segments"
-        found = "each of the segments has its own label; convert them to messages, with train: false for those to mask"
     elif kinds("input_ids") == ("list", "number") and not any(column.kind == "text" for column in columns.values()):
         name, found = "token ids", "the rows are already tokenized (input_ids); tokenloom.loaders reads such datasets"
     if found:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILL_IN = "<fill in>"
 """Placeholder for a source that the user must choose. No column has this name, so a build reports it."""
 
-FORMATS = {"messages": "chat", "dialogue": "chat"}
+FORMATS = {"messages": "chat", "dialogue": "chat", "segments": "text"}
 """Names of forms in `prompt_template.format_type`, where they differ."""
 
 CHATS = ("messages", *PROMPTED)
