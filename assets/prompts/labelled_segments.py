@@ -27,6 +27,8 @@ from tokenloom.resources.tables.ragged import (
 class SegmentedTexts:
     """Joins the segments of each row; segments with a weight are answers, the others input.
 
+    Each text between control tokens is a message of its own, with the control tokens after it in its segment.
+
     Args:
         control: the tokenizer's control tokens.
         all_trained: whether to train all segments.
@@ -44,16 +46,18 @@ class SegmentedTexts:
         row = row_of(np.diff(offsets))[segment]
         end = np.cumsum(size)
         start = end - size
-        base = np.append(0, end)[offsets_of(counts)[offsets[:-1]]]
-        solid = size > 0
+        solid, first = size > 0, offsets_of(counts)
+        base = np.append(0, end)[first[offsets[:-1]]]
         trained = weight.to_numpy()[segment]
-        within = segment - offsets[row]
+        seen = np.append(0, np.cumsum(solid & ~control))  # content parts before each part
+        own = seen[1:] > seen[first[segment]]  # control tokens before the content of a segment belong to no message
+        message = np.where(own, seen[1:] - 1 - seen[first[offsets[:-1]]][row], -1)
         spans = span_lists(
-            sum_rows(solid.astype(np.int64), offsets_of(counts)[offsets]),
+            sum_rows(solid.astype(np.int64), first[offsets]),
             (start - base[row])[solid],
             (end - base[row])[solid],
             np.where(trained > 0, ROLES.index("answer"), ROLES.index("input")).astype(np.uint8)[solid],
-            within[solid].astype(np.int32),
+            message[solid].astype(np.int32),
             (np.ones_like(trained) if self.all_trained else trained)[solid],
             control[solid],
         )
