@@ -283,7 +283,7 @@ def _detected(
         message = f"the rows are prompts without answers ({chosen.roles['prompt']}); set format_type: prompt_only"
         raise config.fault("prompt_template.format_type", f"{message}, or map the columns to train on")
     if chosen.unread:
-        raise config.fault("dataset.column_mapping", f"{chosen}; or map the columns to train on")
+        raise config.fault("dataset.column_mapping", str(chosen))
     if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
         fullest = min(close, key=lambda candidate: len(candidate.unused))
         remedy = "map the columns to use, or list only those to keep in dataset.columns"

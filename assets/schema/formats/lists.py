@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tokenloom.assets.schema.evidence.profiles import fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import unused_columns
 from tokenloom.assets.schema.formats.candidate import FormatCandidate, Match, Profiles, candidate
 from tokenloom.resources.tables.nested_paths import quoted
@@ -15,7 +14,8 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = unused_columns(paths, ())
     for profile in columns if len(columns) == 1 else ():
         pair = (profile.facts.get("lengths") or {}).get("longest") == 2 == profile.typical_length
-        if pair and profile.kind == "list" and not fits_messages(profile):
+        is_flat = profile.kind == "list" and (profile.items is None or profile.items.kind != "struct")
+        if pair and is_flat:
             name = quoted(profile.name)
             roles = {
                 role: Match(f"{name}[{index}]", 1.0, f"item {index} of each list", profile)
