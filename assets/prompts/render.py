@@ -64,7 +64,9 @@ def renderer(
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)
     if form in ("text", "segments"):
-        message = "plain text has no prompts to add examples to; set count: 0"
+        message = (
+            f"{'plain text' if form == 'text' else 'text in segments'} has no prompts to add examples to; set count: 0"
+        )
         raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.plain_text import PlainTextFewShot
 
@@ -89,6 +91,9 @@ def conversation_renderer(
     render = Pairs(render) if form in ("preference", "kto") else Joined(render) if whole else render
     if not config.prompt_template.few_shot.count:
         return render
+    if form == "prompt_only":
+        message = "prompts without answers cannot be examples; set count: 0"
+        raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 
     examples = examples if examples is not None else fixed_examples(config, mapping)
