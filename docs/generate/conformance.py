@@ -358,8 +358,9 @@ def reading(build: Build) -> str:
     best = choose([FormatCandidate(**candidate) for candidate in formats])
     mapping = build.manifest("columns").facts["mapping"]
     roles = ", ".join(f"{role} ← `{source}`" for role, source in mapping["roles"].items())
-    same = isinstance(best, FormatCandidate) and {*best.roles.items()} == {*mapping["roles"].items()}
-    detected = f"Read as {best.format}. " if same else ""
+    detected = ""
+    if isinstance(best, FormatCandidate) and best.roles == mapping["roles"]:
+        detected = f"Read as {best.format}. "
     return f"{detected}Form `{mapping['form']}`: {roles}."
 
 
