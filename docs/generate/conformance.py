@@ -99,14 +99,14 @@ PROMPTS = {"prompt_template": {"format_type": "prompt_only"}}
 HISTORY_RULE = (
     "LLaMA-Factory makes a user and an assistant message of each pair and trains all answers, only the last one with "
     "`mask_history: true` (`AlpacaDatasetConverter` in `src/llamafactory/data/converter.py`, "
-    "`SupervisedDatasetProcessor` in `src/llamafactory/data/processor/supervised.py`). It joins `instruction` and `input` "
-    "by one line break, tokenloom by a blank line."
+    "`SupervisedDatasetProcessor` in `src/llamafactory/data/processor/supervised.py`). It joins `instruction` and "
+    "`input` by one line break, tokenloom by a blank line."
 )
 SEGMENTS_RULE = (
     "axolotl tokenizes each segment alone, adds no token, and trains the segments with a true label "
-    "(`RawInputOutputStrategy` in `src/axolotl/prompt_strategies/input_output.py`). tokenloom tokenizes the text between "
-    "control tokens as one: ids differ only where a token spans two segments. Such a token is trained if one of them is, "
-    "and the build counts it."
+    "(`RawInputOutputStrategy` in `src/axolotl/prompt_strategies/input_output.py`). tokenloom tokenizes the text "
+    "between control tokens as one: ids differ only where a token spans two segments. Such a token is trained if one "
+    "of them is, and the build counts it."
 )
 
 FAMILIES: dict[str, list[Shape]] = {
