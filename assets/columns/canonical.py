@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
+from tokenloom.assets.columns.history import continued_form
+from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
@@ -107,10 +109,16 @@ def _completion(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns
     return {"prompt": prompt, "completion": texts["completion"], "system": system}, problems
 
 
+def _messages(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
+    """Return the form `messages`."""
+    return (messages_form if "messages" in sources else continued_form)(table, sources)
+
+
 _CONVERTERS: Mapping[str, Convert] = {
     "text": _text,
     "completion": _completion,
-    "messages": messages_form,
+    "segments": segments_form,
+    "messages": _messages,
     "dialogue": dialogue_form,
     "prompt_only": prompt_only_form,
     "preference": preference_form,

@@ -38,6 +38,7 @@ _SHARED = {
 }
 _DESCRIPTIONS = {
     "text": {"text": "The text to train on."},
+    "segments": {"segments": "The parts of a text, in order, each with the loss weight of its tokens."},
     "completion": {
         "prompt": "The prompt.",
         "completion": "The answer.",

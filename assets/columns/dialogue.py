@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import has_calls
-from tokenloom.assets.columns.messages import no_messages, shared_columns, slice_messages, to_messages, with_system
+from tokenloom.assets.columns.history import with_earlier
+from tokenloom.assets.columns.messages import no_messages, shared_columns, slice_messages, to_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import values_of
@@ -32,7 +33,7 @@ def prompt_only_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Co
     prompt, problems = prompt_of(table, sources)
     shown, _ = values_of(table, sources["prompt"], "prompt")
     problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
-    prompt, unfit = with_system(prompt, table, sources)
+    prompt, unfit = with_earlier(prompt, table, sources)
     shared, more = shared_columns(table, sources)
     return {"prompt": prompt, **shared}, [*problems, *unfit, *more]
 
@@ -47,7 +48,7 @@ def prompt_and_completion(table: pa.Table, sources: Mapping[str, Source]) -> tup
         prompt, completion = _before_last_answer(completion)
     problems.append(empty_prompt(prompt, "empty_prompt", "the prompt is empty", shown))
     problems.append(empty_answer(completion, "completion", "completion has no answer", shown))
-    prompt, unfit = with_system(prompt, table, sources)
+    prompt, unfit = with_earlier(prompt, table, sources)
     return prompt, completion, [*problems, *unfit]
 
 

@@ -40,10 +40,14 @@ MESSAGE = pa.struct(
 
 MESSAGES = pa.list_(MESSAGE)
 
+SEGMENT = pa.struct([("text", pa.string()), ("weight", pa.float32())])
+"""A part of a text, with its loss weight; neither is null."""
+
 _SHARED = {"tools": pa.string(), "template_kwargs": pa.string()}
 
 FORMS: Mapping[str, Mapping[str, pa.DataType]] = {
     "text": {"text": pa.string()},
+    "segments": {"segments": pa.list_(SEGMENT)},
     "completion": {"prompt": pa.string(), "completion": pa.string(), "system": pa.string()},
     "messages": {"messages": MESSAGES, **_SHARED},
     "dialogue": {"prompt": MESSAGES, "completion": MESSAGES, **_SHARED},

@@ -19,9 +19,11 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
-from tokenloom.assets.schema.format_candidates import UNASKED, FormatCandidate, format_candidates
-from tokenloom.assets.schema.profiles import Profile, Steps, profiles
-from tokenloom.assets.schema.unused_columns import is_spoken, unused_columns
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.evidence.unused_columns import is_spoken, unused_columns
+from tokenloom.assets.schema.format_candidates import format_candidates
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.formats.prompts import UNASKED
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 from tokenloom.resources.tables.nested_paths import Path, parse_path
@@ -35,19 +37,20 @@ Profiles = Mapping[Steps, Profile]
 
 ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ("system", "tools", "template_kwargs")),
-    "completion": (("prompt", "completion"), ("context", "system")),
-    "dialogue": (("prompt", "completion"), ("context", "system", "tools", "template_kwargs")),
+    "completion": (("prompt", "completion"), ("context", "system", "history")),
+    "dialogue": (("prompt", "completion"), ("context", "system", "history", "tools", "template_kwargs")),
     "text": (("text",), ()),
-    "preference": (("chosen", "rejected"), ("prompt", "context", "system", "tools", "template_kwargs")),
-    "kto": (("completion", "label"), ("prompt", "context", "system", "tools", "template_kwargs")),
-    "prompt_only": (("prompt",), ("context", "system", "tools", "template_kwargs")),
+    "segments": (("segments",), ()),
+    "preference": (("chosen", "rejected"), ("prompt", "context", "system", "history", "tools", "template_kwargs")),
+    "kto": (("completion", "label"), ("prompt", "context", "system", "history", "tools", "template_kwargs")),
+    "prompt_only": (("prompt",), ("context", "system", "history", "tools", "template_kwargs")),
 }
 """For each form, the required roles and the optional ones."""
 
 ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "chat": ("messages", "completion", "dialogue"),
     "completion": ("completion",),
-    "text": ("text",),
+    "text": ("text", "segments"),
     "preference": ("preference",),
     "kto": ("kto",),
     "prompt_only": ("prompt_only",),
@@ -89,6 +92,13 @@ class ColumnMapping:
     roles: dict[str, str | Constant]
     answer: str | None = None
     objects: bool = False
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The roles or fields that every row needs."""
+        if self.form == "messages" and "messages" not in self.roles:
+            return ROLES["dialogue"][0]
+        return ROLES[self.form][0] if self.form in ROLES else tuple(self.roles)
 
     def sources(self) -> dict[str, Source]:
         """Return the parsed source of each role."""
@@ -149,15 +159,32 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         raise ConfigError(faults)
     form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
     faults = [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
-    if "context" in sources and form != "fields" and _is_spoken(paths, sources.get("prompt")):
-        message = "context is added to a prompt of text, but prompt holds messages; map one of them"
-        faults.append(_fault(config, "dataset.column_mapping.context", message))
+    if form != "fields":
+        faults += _only_beside_text(config, paths, form, sources)
     if faults:
         raise ConfigError(faults)
     roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
     if form == "fields":
         return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja")
     return ColumnMapping(form, roles)
+
+
+def _only_beside_text(
+    config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, Source]
+) -> list[Fault]:
+    """Return faults for a context or earlier turns beside a prompt or an answer that they cannot be added to."""
+    spoken = [role for role in ("prompt", "completion") if _is_spoken(paths, sources.get(role))]
+    faults = []
+    if "context" in sources and "prompt" in spoken:
+        message = "context is added to a prompt of text, but prompt holds messages; map one of them"
+        faults.append(_fault(config, "dataset.column_mapping.context", message))
+    if "history" in sources and form == "completion":
+        message = "history holds earlier turns, which need a chat template; set format_type: chat, or omit its column"
+        faults.append(_fault(config, "dataset.column_mapping.history", f"{message} with dataset.columns"))
+    if "history" in sources and form == "messages" and spoken:
+        message = f"history is added to texts, but {spoken[0]} holds messages; map one of them"
+        faults.append(_fault(config, "dataset.column_mapping.history", message))
+    return faults
 
 
 def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
@@ -198,8 +225,9 @@ def _by_form(config: PipelineConfig, columns: Columns, given: Mapping[str, Sourc
     if form in ("completion", "dialogue") and "dialogue" in allowed:
         beyond_text = {"tools", "template_kwargs"} & sources.keys()
         spoken = any(_is_spoken(paths, sources[role]) for role in ("prompt", "completion"))
-        form = "dialogue" if beyond_text or spoken else "completion"
-    return form, {role: sources[role] for role in sum(ROLES[form], ()) if role in sources}
+        form = "messages" if "history" in sources else "dialogue" if beyond_text or spoken else "completion"
+    roles = ROLES["dialogue" if "history" in sources and form == "messages" else form]
+    return form, {role: sources[role] for role in sum(roles, ()) if role in sources}
 
 
 def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bool:
@@ -255,7 +283,7 @@ def _detected(
         message = f"the rows are prompts without answers ({chosen.roles['prompt']}); set format_type: prompt_only"
         raise config.fault("prompt_template.format_type", f"{message}, or map the columns to train on")
     if chosen.unread:
-        raise config.fault("dataset.column_mapping", f"{chosen}; or map the columns to train on")
+        raise config.fault("dataset.column_mapping", str(chosen))
     if close := tuple(candidate for candidate in chosen.close if candidate.form in forms):
         fullest = min(close, key=lambda candidate: len(candidate.unused))
         remedy = "map the columns to use, or list only those to keep in dataset.columns"
@@ -363,6 +391,10 @@ def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tupl
         return []
     if role in ("tools", "template_kwargs") and form != "fields":
         return []
+    if role == "segments" and form == "segments":
+        return [(source, "a list of {text, label}")] if isinstance(source, Path) else []
+    if role == "history" and form != "fields" and isinstance(source, Path):
+        return [(source, "a list of [question, answer]")]
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
@@ -383,6 +415,10 @@ def _fits(kind: Kind, expected: str) -> bool:
         if expected.endswith("a list of texts"):
             return item.is_text
         is_messages = item.name in ("", "null", "struct")
+        if expected == "a list of {text, label}":
+            return is_messages
+        if expected == "a list of [question, answer]":
+            return is_messages or item.name == "list"
         return expected == "a list" or (expected == "text or a list of messages" and is_messages)
     return not expected.startswith("a list") and kind.is_text
 

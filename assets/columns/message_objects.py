@@ -16,7 +16,7 @@ from tokenloom.assets.columns.content_parts import (
 )
 from tokenloom.assets.columns.forms import REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.tool_calls import EMPTY, calls_of
-from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES, role_of
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, role_of
 from tokenloom.resources.tables.json_text import to_json_text
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")

@@ -18,7 +18,7 @@ from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
 from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
-from tokenloom.assets.schema.speakers import CALL_ROLES, ROLE_NAMES
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, typed

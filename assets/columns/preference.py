@@ -6,19 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
-from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages, with_system
+from tokenloom.assets.columns.history import with_earlier
+from tokenloom.assets.columns.labels import FALSE_LABELS, TRUE_LABELS, as_labels
+from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
-from tokenloom.assets.columns.text_values import as_text, values_of
+from tokenloom.assets.columns.text_values import values_of
 from tokenloom.resources.tables.flags import Flags, flags_of
-from tokenloom.resources.tables.nested_paths import list_values, plain
+from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, sum_rows
-
-TRUE_LABELS = ("true", "yes", "1", "desirable", "good", "chosen")
-FALSE_LABELS = ("false", "no", "0", "undesirable", "bad", "rejected")
 
 
 def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
@@ -49,7 +47,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
         empty_answer(chosen, "chosen", "chosen has no answer after the common prompt", shown),
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
-    prompt, unfit = with_system(prompt, table, sources)
+    prompt, unfit = with_earlier(prompt, table, sources)
     shared, more = shared_columns(table, sources)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]
 
@@ -61,26 +59,12 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     """
     prompt, completion, problems = prompt_and_completion(table, sources)
     values, unfit = values_of(table, sources["label"], "label")
-    label = _labels(values)
+    label = as_labels(values)
     message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
     problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
     shared, unfit = shared_columns(table, sources)
     columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}
     return columns, [*problems, *unfit]
-
-
-def _labels(values: pa.Array) -> pa.Array:
-    """Return values as booleans; null if a value is not a label."""
-    values = plain(values)
-    if pa.types.is_boolean(values.type):
-        return values
-    if pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type):
-        number = values.cast(pa.float64(), safe=False)
-        zero_or_one = pc.is_in(number, pa.array([0.0, 1.0]))
-        return pc.if_else(zero_or_one, pc.equal(number, 1.0), pa.scalar(None, pa.bool_()))
-    text = pc.utf8_lower(pc.utf8_trim_whitespace(as_text(values)[0]))
-    known = pa.array([True] * len(TRUE_LABELS) + [False] * len(FALSE_LABELS))
-    return known.take(pc.index_in(text, pa.array([*TRUE_LABELS, *FALSE_LABELS])))
 
 
 Identities = tuple[Ints, Ints]

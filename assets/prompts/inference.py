@@ -69,6 +69,9 @@ def prompt_renderer(
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)
     render = renderer(config, mapping, spec)
     marks = prompt.format_type == "jinja" and JinjaTemplate(prompt.template or "").marks_generation
+    if form == "segments":
+        message = "segments have no one answer, so where the prompt ends is unknown"
+        raise config.fault("dataset.column_mapping.segments", message)
     if form == "text" or (form == "fields" and not (prompt.label_column or marks)):
         message = "without it the answer's position is unknown, and so is where the prompt ends; set label_column"
         raise config.fault("prompt_template.label_column", message)

@@ -12,6 +12,7 @@ from tokenloom.assets.columns.forms import PROMPTED
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.labelled_segments import SegmentedTexts
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import Piece, assemble
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
@@ -57,12 +58,15 @@ def renderer(
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
     if form == "messages":
-        message = "the rows are conversations, but the tokenizer has no chat template; set one"
+        omit = ", or omit history with dataset.columns" if "history" in mapping["roles"] else ""
+        message = f"the rows are conversations, but the tokenizer has no chat template; set one{omit}"
         raise config.fault("tokenizer.chat_template", message)
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)
-    if form == "text":
-        message = "plain text has no prompts to add examples to; set count: 0"
+    if form in ("text", "segments"):
+        message = (
+            f"{'plain text' if form == 'text' else 'text in segments'} has no prompts to add examples to; set count: 0"
+        )
         raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.plain_text import PlainTextFewShot
 
@@ -87,6 +91,9 @@ def conversation_renderer(
     render = Pairs(render) if form in ("preference", "kto") else Joined(render) if whole else render
     if not config.prompt_template.few_shot.count:
         return render
+    if form == "prompt_only":
+        message = "prompts without answers cannot be examples; set count: 0"
+        raise config.fault("prompt_template.few_shot.count", message)
     from tokenloom.assets.prompts.few_shot.chat_turns import ChatFewShot
 
     examples = examples if examples is not None else fixed_examples(config, mapping)
@@ -207,6 +214,11 @@ def _text_renderer(
         if prompt.format_type == "custom":
             return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos)), tuple(fields))
         return _jinja_renderer(config, fields, spec, bos, eos)
+    if form == "segments":
+        if prompt.add_bos is True:
+            message = "segments hold the whole text; write the BOS token in the first segment"
+            raise config.fault("prompt_template.add_bos", message)
+        return SegmentedTexts(spec.control, prompt.train_on == "all")
     if form == "text":
         pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
     else:

@@ -83,7 +83,7 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
         return {"special_tokens": spec.tokens(), "control": list(spec.control), **adds}
     bos, eos = added_tokens(config, spec)
     tokens = {"bos_token": spec.bos if prompt.few_shot.count else bos, "eos_token": eos}
-    control = {"control": list(spec.control)} if mapping["form"] == "fields" else {}
+    control = {"control": list(spec.control)} if mapping["form"] in ("fields", "segments") else {}
     return {"special_tokens": tokens, **control, **adds}
 
 

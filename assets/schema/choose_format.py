@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 
 MIN_CONFIDENCE, MIN_LEAD = 0.6, 0.1
 

@@ -72,6 +72,7 @@ _DESCRIPTIONS = {
     "sampled": "Number of texts sampled for traits.",
     "traits": "Number of sampled texts that have each trait.",
     "examples": "The first values, as text.",
+    "repeats": "For prompts as text: columns whose conversations start with them in every row.",
 }
 
 CONTRACT = contract(

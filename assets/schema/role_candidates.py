@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenloom.assets.schema.name_similarity import ALIASES, role_likeness
-from tokenloom.assets.schema.profiles import (
+from tokenloom.assets.schema.evidence.name_similarity import ALIASES, role_likeness
+from tokenloom.assets.schema.evidence.profiles import (
     Profile,
     fits_answer,
     fits_context,
     fits_flag,
+    fits_history,
     fits_label,
     fits_messages,
     fits_text,
@@ -74,6 +75,7 @@ def _fit(role: str, profile: Profile) -> float:
     if role == "choices":
         return float(profile.kind == "list")
     fits = {"completion": fits_answer, "context": fits_context, "system": fits_context, "tools": fits_tools}
+    fits["history"] = fits_history
     return fits.get(role, fits_text)(profile)
 
 

@@ -28,6 +28,7 @@ from tokenloom.assets.schema.column_statistics import (
     smallest_hashes,
     text_traits,
 )
+from tokenloom.assets.schema.repeated_prompts import repeated_conversations
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
@@ -81,6 +82,7 @@ SKETCH = pa.schema(
         ("sampled", pa.int64()),
         ("traits", pa.list_(pa.int64())),
         ("examples", pa.list_(pa.string())),
+        ("repeats", pa.list_(pa.string())),
     ]
 )
 """The columns of a sketch, one row per path and, in JSON columns, kind of value.
@@ -95,6 +97,7 @@ SKETCH = pa.schema(
 - few, values, counts: whether there are few distinct values; if so, all of them and how often each occurs.
 - sampled, traits: the number of sampled texts, and for each trait the number of texts that have it.
 - examples: the first values.
+- repeats: for prompts as text, the columns whose conversations start with them in every row.
 """
 
 Steps = tuple[str | None, ...]
@@ -107,15 +110,19 @@ def sketch(table: pa.Table) -> pa.Table:
         A table with the schema `SKETCH`: the chunk itself, then all paths, each after the path that contains it.
     """
     described = [{**_row((), str(pa.struct([])), "struct"), "rows": table.num_rows}]
+    repeats = repeated_conversations(table)
     for index, name in enumerate(table.column_names):
         if name != ROW and name not in table.column_names[:index]:
-            described += _describe((name,), one_array(table.column(index)))
+            column, *inside = _describe((name,), one_array(table.column(index)))
+            described += [{**column, "repeats": repeats.get(name, [])}, *inside]
     return pa.Table.from_pylist(described, SKETCH)
 
 
 def _row(steps: Steps, declared: str, kind: str) -> dict[str, Any]:
     counts = dict.fromkeys(("rows", "nulls", "empty", "longest", "sampled"), 0)
-    lists: dict[str, Any] = {name: [] for name in ("lengths", "letters", "values", "counts", "traits", "examples")}
+    lists: dict[str, Any] = {
+        name: [] for name in ("lengths", "letters", "values", "counts", "traits", "examples", "repeats")
+    }
     return {"steps": list(steps), "type": declared, "kind": kind, **counts, **lists, "hashes": b"", "few": True}
 
 
@@ -319,6 +326,7 @@ class _Merged:
     hashes: list[bytes] = field(default_factory=list)
     values: Counter[str] | None = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    repeats: set[str] | None = None
     structs: int = 0
     fields: list[str | None] = field(default_factory=list)
 
@@ -338,6 +346,8 @@ class _Merged:
             self.values = self.values + counts if row["few"] else None
             self.values = None if self.values and len(self.values) > FEW_VALUES else self.values
         self.examples = (self.examples + row["examples"])[:EXAMPLES]
+        if row["kind"] != "null":
+            self.repeats = {*row["repeats"]} & ({*row["repeats"]} if self.repeats is None else self.repeats)
         if row["kind"] == "struct":
             self.structs += row["rows"] - row["nulls"]
 
@@ -360,6 +370,7 @@ class _Merged:
         }
         values = dict(sorted(self.values.items())) if self.values and kind in COUNTABLE else None
         measured = [name for name in self.kinds if name in MEASURED]
+        repeats = {"repeats": sorted(self.repeats)} if self.repeats else {}
         return {
             "column": steps[0],
             "path": path_text(steps),
@@ -378,6 +389,7 @@ class _Merged:
                 name: round(int(count) / sampled, 4) for name, count in zip(TRAITS, self.traits, strict=False) if count
             },
             "examples": self.examples,
+            **repeats,
         }
 
     def _lengths(self) -> dict[str, int]:
@@ -421,6 +433,7 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
         - values, counts: all values and how often each occurs, if there are few and they are short.
         - traits: fraction of a sample of the texts that has each trait.
         - examples.
+        - repeats: for prompts as text, the columns whose conversations start with them in every row, if there are any.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
     inside: Counter[str | None] = Counter()

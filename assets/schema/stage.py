@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 4
+    version = 5
     upstream = ("raw",)
     libraries = ("pyarrow", "numpy", "msgspec")
 

@@ -18,7 +18,7 @@ import yaml
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.engines.compute import ComputeEngine
@@ -63,11 +63,13 @@ class Shape:
         name: what its documentation calls it.
         row: a row from a question, its better and its worse answer.
         settings: sections of the YAML that it needs; without any, rows are read as they are.
+        rule: what the project that documents the type trains, with the source, where it is not run here.
     """
 
     name: str
     row: Callable[[str, str, str], Any]
     settings: Row = field(default_factory=dict)
+    rule: str = ""
 
 
 def user(text: str, **more: Any) -> Row:
@@ -91,13 +93,30 @@ def called(text: str, arguments: Any) -> list[Row]:
     ]
 
 
-TEXT = {"prompt_template": {"format_type": "text"}}
+LAST = {"prompt_template": {"train_on": "last"}}
 PROMPTS = {"prompt_template": {"format_type": "prompt_only"}}
+
+HISTORY_RULE = (
+    "LLaMA-Factory makes a user and an assistant message of each pair and trains all answers, only the last one with "
+    "`mask_history: true` (`AlpacaDatasetConverter` in `src/llamafactory/data/converter.py`, "
+    "`SupervisedDatasetProcessor` in `src/llamafactory/data/processor/supervised.py`). It joins `instruction` and "
+    "`input` by one line break, tokenloom by a blank line."
+)
+SEGMENTS_RULE = (
+    "axolotl tokenizes each segment alone, adds no token, and trains the segments with a true label "
+    "(`RawInputOutputStrategy` in `src/axolotl/prompt_strategies/input_output.py`). tokenloom tokenizes the text "
+    "between control tokens as one: ids differ only where a token spans two segments. Such a token is trained if one "
+    "of them is, and the build counts it."
+)
 
 FAMILIES: dict[str, list[Shape]] = {
     "TRL": [
         Shape("Language modeling, standard", lambda q, a, b: {"text": f"{q} {a}"}),
         Shape("Language modeling, conversational", lambda q, a, b: {"messages": [user(q), answer(a)]}),
+        Shape(
+            "Language modeling, conversational, with the prompt repeated",
+            lambda q, a, b: {"prompt": q, "messages": [user(q), answer(a)]},
+        ),
         Shape(
             "Language modeling, with tools",
             lambda q, a, b: {"messages": [user(q), *called(a, {"text": q}), answer(a)], "tools": [TOOL]},
@@ -130,6 +149,12 @@ FAMILIES: dict[str, list[Shape]] = {
         Shape(
             "alpaca, earlier turns",
             lambda q, a, b: {"instruction": q, "input": "", "output": a, "history": [["Hello", "Hi"]]},
+            rule=HISTORY_RULE,
+        ),
+        Shape(
+            "alpaca, earlier turns, `mask_history`",
+            lambda q, a, b: {"instruction": q, "input": "", "output": a, "history": [["Hello", "Hi"]]},
+            LAST,
         ),
         Shape("alpaca, pre-training", lambda q, a, b: {"text": f"{q} {a}"}),
         Shape("alpaca, preference", lambda q, a, b: {"instruction": q, "input": "", "chosen": a, "rejected": b}),
@@ -170,7 +195,8 @@ FAMILIES: dict[str, list[Shape]] = {
         ),
         Shape(
             "input_output",
-            lambda q, a, b: {"segments": [{"label": False, "text": f"{q} "}, {"label": True, "text": a}]},
+            lambda q, a, b: {"segments": [{"label": False, "text": f"{q}\n"}, {"label": True, "text": f"{a}</s>"}]},
+            rule=SEGMENTS_RULE,
         ),
         Shape(
             "chat_template.default, preference",
@@ -275,7 +301,8 @@ def section(shape: Shape, folder: Path) -> str:
     verdict, texts = outcome(shape, rows, folder)
     settings = f" Settings: {inline(shape.settings)}." if shape.settings else ""
     example = "\n".join([json.dumps(rows[0], ensure_ascii=False), *texts])
-    return f"\n### {shape.name}\n\n{verdict}{settings}\n\n```text\n{example}\n```\n"
+    rule = f"\n\n{shape.rule}" if shape.rule else ""
+    return f"\n### {shape.name}\n\n{verdict}{settings}{rule}\n\n```text\n{example}\n```\n"
 
 
 def inline(settings: Row) -> str:
@@ -331,7 +358,9 @@ def reading(build: Build) -> str:
     best = choose([FormatCandidate(**candidate) for candidate in formats])
     mapping = build.manifest("columns").facts["mapping"]
     roles = ", ".join(f"{role} ← `{source}`" for role, source in mapping["roles"].items())
-    detected = f"Read as {best.format}. " if isinstance(best, FormatCandidate) and best.form == mapping["form"] else ""
+    detected = ""
+    if isinstance(best, FormatCandidate) and best.roles == mapping["roles"]:
+        detected = f"Read as {best.format}. "
     return f"{detected}Form `{mapping['form']}`: {roles}."
 
 

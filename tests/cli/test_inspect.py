@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support.datasets_on_disk import rows
 from tokenloom.assets.schema.choose_format import Ambiguity
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.sketch import merge, sketch
 from tokenloom.cli import main
 from tokenloom.cli.starter.source_facts import dataset_name
@@ -106,6 +106,40 @@ def test_close_readings_keep_what_they_agree_on(folder: Path, capsys: pytest.Cap
     assert mapping == {"prompt": "prompt", "completion": "<fill in>"}
     (folder / "two.yaml").write_text((folder / "two.yaml").read_text().replace("<fill in>", "response_b"))
     assert built("two.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+LAYOUTS: dict[str, Any] = {
+    "history": lambda n: {"instruction": f"Ask {n}?", "output": f"Say {n}.", "history": [["Hello", "Hi."]] * (n % 2)},
+    "segments": lambda n: {"segments": [{"label": False, "text": f"{n}? "}, {"label": True, "text": f"Yes {n}."}]},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_yaml_of_a_layout_builds(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(LAYOUTS[name](n)) + "\n" for n in range(30)))
+    assert main(["inspect", "rows.jsonl"]) == 0
+    assert name in yaml.safe_load((folder / "rows.yaml").read_text())["dataset"]["column_mapping"]
+    capsys.readouterr()
+    assert built("rows.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+def test_a_format_type_without_a_mapping_decides_how_rows_are_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"What is {n}?", "ground_truth": f"It is {n}, I think."} for n in range(30)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for format_type, said in (
+        ("prompt_only", "Read as prompts."),
+        ("kto", "The YAML's format_type does not fit the data: dataset.column_mapping: no column found for"),
+    ):
+        (folder / "own.yaml").write_text(
+            f"dataset: {{name: rows.jsonl}}\nprompt_template: {{format_type: {format_type}}}\n"
+        )
+        main(["inspect", "own.yaml", "--out", f"{format_type}.yaml"])
+        assert said in capsys.readouterr().out
+    settings = yaml.safe_load((folder / "prompt_only.yaml").read_text())
+    assert settings["prompt_template"] == {"format_type": "prompt_only"}
+    assert settings["dataset"]["column_mapping"] == {"prompt": "prompt"}
 
 
 def test_conversations_are_trained_on_answers_and_their_end(

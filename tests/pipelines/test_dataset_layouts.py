@@ -129,6 +129,21 @@ READ: dict[str, tuple[str, Make, Make]] = {
         },
         lambda n: {"prompt": with_input(n), "completion": right(n), "system": "Count."},
     ),
+    "axolotl input_output": (
+        "segments",
+        lambda n: {"segments": [{"label": False, "text": ask(n)}, {"label": True, "text": right(n)}]},
+        lambda n: {"segments": [{"text": ask(n), "weight": 0.0}, {"text": right(n), "weight": 1.0}]},
+    ),
+    "a prompt that repeats the first message": (
+        "messages",
+        lambda n: {"prompt": ask(n), "messages": [user(ask(n)), assistant(right(n))]},
+        lambda n: {"messages": [user(ask(n)), assistant(right(n))]},
+    ),
+    "LLaMA-Factory alpaca with history": (
+        "messages",
+        lambda n: {"instruction": ask(n), "output": right(n), "history": [["Why?", "So."]] * (n % 2)},
+        lambda n: {"messages": [*[user("Why?"), assistant("So.")] * (n % 2), user(ask(n)), assistant(right(n))]},
+    ),
     "LLaMA-Factory alpaca, preference": (
         "preference",
         lambda n: {
@@ -302,13 +317,9 @@ ASKED: dict[str, tuple[Make, str]] = {
         lambda n: {"prompt": ask(n), "completions": [right(n), wrong(n)], "labels": [True, False]},
         "the rows are stepwise supervision, which cannot be read",
     ),
-    "LLaMA-Factory alpaca with history": (
-        lambda n: {"instruction": ask(n), "output": right(n), "history": [["Why?", "So."]] * (n % 2)},
+    "alpaca with a history as text": (
+        lambda n: {"instruction": ask(n), "output": right(n), "history": some(n, "Why? So.")},
         "does not use 'history', which could hold earlier turns",
-    ),
-    "axolotl input_output": (
-        lambda n: {"segments": [{"label": False, "text": ask(n)}, {"label": True, "text": right(n)}]},
-        "the rows are segments, which cannot be read",
     ),
     "axolotl tokenized": (
         lambda n: {"input_ids": [1, n], "attention_mask": [1, 1], "labels": [-100, n]},
@@ -369,7 +380,7 @@ def canonical(build: Build) -> list[Row]:
 
 
 def _said(value: Any) -> Any:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or "role" not in value[0]:
         return value
     return [{"role": message["role"], "content": message["content"]} for message in value]
 
@@ -403,6 +414,15 @@ def test_prompts_without_answers_are_read_on_request(tmp_path: Path, name: str) 
     assert [row["prompt"] for row in canonical(build)] == [[user(ask(n))] for n in range(COUNT)]
 
 
+def test_steps_with_labels_are_trained_only_if_mapped(tmp_path: Path) -> None:
+    make, roles = ASKED["TRL stepwise supervision"][0], {"prompt": "prompt", "completion": "{completions}"}
+    with pytest.raises(ConfigError, match=r"labels rates a step in completions.*map completion to '{completions}'"):
+        columns_of(tmp_path, make)
+    build = columns_of(tmp_path, make, dataset={"column_mapping": roles})
+    assert [row["completion"] for row in canonical(build)] == [f"{right(n)}\n{wrong(n)}" for n in range(COUNT)]
+    assert build.manifest("columns").notes["unused_columns"] == ["labels"]
+
+
 def test_weights_tools_and_settings_of_the_template_are_kept(tmp_path: Path) -> None:
     def make(n: int) -> Row:
         said = [user(ask(n)), {**assistant(wrong(n)), "weight": 0}, user("Sure?"), {**assistant("Yes."), "weight": 1}]
@@ -423,6 +443,7 @@ def test_weights_tools_and_settings_of_the_template_are_kept(tmp_path: Path) -> 
     [
         (lambda n: {"messages": [user(ask(n)), assistant(right(n))], "score": n / 7, "notes": right(n)}, ["notes"]),
         (lambda n: {"instruction": ask(n), "output": right(n), "text": ask(n) + right(n), "source": "x"}, ["text"]),
+        (lambda n: {"prompt": ask(n), "messages": [user(ask(n)), assistant(right(n))]}, ["prompt"]),
         (lambda n: {"question": ask(n), "answer": right(n), "url": "http://x.org", "lang": "en"}, []),
         (lambda n: {"title": f"{n}", "text": right(n)}, ["title"]),
     ],
@@ -432,7 +453,7 @@ def test_unused_columns_are_named_by_a_build(tmp_path: Path, make: Make, unused:
 
 
 SUGGESTED: dict[str, tuple[Row, list[str]]] = {
-    "LLaMA-Factory alpaca with history": ({"prompt": "instruction", "completion": "output"}, ["history"]),
+    "alpaca with a history as text": ({"prompt": "instruction", "completion": "output"}, ["history"]),
     "axolotl zephyr.nectar": ({"prompt": "prompt", "completion": "answers[0].answer"}, []),
     "a prompt beside messages": ({"messages": "messages"}, ["prompt"]),
     "a flag beside an answer": ({"prompt": "question", "completion": "answer", "label": "is_correct"}, []),

@@ -15,7 +15,7 @@ from support.raw_rows import Row, read
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.schema.choose_format import choose
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig

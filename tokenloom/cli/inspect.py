@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.assets.columns.mapping import unused_notice
-    from tokenloom.assets.schema.format_candidates import FormatCandidate
+    from tokenloom.assets.schema.formats.candidate import FormatCandidate
     from tokenloom.cli.output.targets import check_file, write_file
     from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
     from tokenloom.cli.terminal.console import open_console, say

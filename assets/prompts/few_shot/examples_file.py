@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import ROLES, ColumnMapping, resolve
+from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.source_expressions import paths_of
 from tokenloom.assets.prompts.few_shot.draw import SETTING
 from tokenloom.assets.raw.chunks import source_chunks
@@ -42,9 +42,8 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
 
     tables = _read(config, name, fault)
     resolved = _mapping(config, mapping, tables, fault)
-    needed = ROLES[resolved.form][0] if resolved.form in ROLES else tuple(resolved.roles)
     columns = list(dict.fromkeys(column for table in tables for column in table.column_names if column != ROW))
-    for role in needed:
+    for role in resolved.required:
         for path in paths_of(resolved.sources()[role]):
             if path.column not in columns:
                 listed = ", ".join(columns)

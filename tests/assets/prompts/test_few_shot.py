@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from support.canonical_tables import CHATML, TOOLS, Row, chatml, config_of, prompts_of, said, table_of, weighted_parts
 from support.rendered_prompts import Render, assert_partition, renders, trained_parts
 from tokenloom.assets.prompts.few_shot.draw import draw_examples
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import ConfigError
+from tokenloom.resources.tokenizers import resolve_tokenizer
 
 hashes = st.lists(st.integers(0, 12), max_size=20).map(lambda found: np.array(found, np.uint64))
 
@@ -247,6 +249,14 @@ def test_a_row_that_cannot_be_rendered_is_not_an_example(tokenizer_folder: Path)
     out = prompts_of("messages", table_of("messages", rows), config_of(tokenizer_folder, {"few_shot": {"count": 3}}))
     assert out.table[ROW].to_pylist() == [0, 2, 4, 6]
     assert set(out.rejects["code"].to_pylist()) == {"private_use"}
+
+
+@pytest.mark.parametrize("source", [None, "examples.jsonl"])
+def test_prompts_without_answers_take_no_examples(tokenizer_folder: Path, source: str | None) -> None:
+    few_shot = {"count": 1, **({"source": source} if source else {})}
+    config = config_of(tokenizer_folder, {"format_type": "prompt_only", "few_shot": few_shot})
+    with pytest.raises(ConfigError, match=r"few_shot\.count: prompts without answers cannot be examples"):
+        renderer(config, {"form": "prompt_only", "roles": {"prompt": "prompt"}}, resolve_tokenizer(config))
 
 
 def test_plain_text_takes_no_examples(tokenizer_folder: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.assets.building.build import Build, StageReport
-from tokenloom.assets.columns.mapping import plain_roles, resolve, unused_by
+from tokenloom.assets.columns.mapping import ALLOWED, plain_roles, resolve, unused_by
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
-from tokenloom.assets.schema.format_candidates import FormatCandidate
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
@@ -35,7 +35,7 @@ class Inspection:
         reports: what these stages did.
         facts: splits, columns, roles and formats, as in the schema stage's manifest.
         choice: the format that the data was read as, or close candidates; if the YAML maps columns itself, its mapping.
-        refused: why the YAML's own mapping does not fit the rows; None if it fits, or if the YAML has no mapping.
+        refused: why the YAML's own mapping or format type does not fit the rows; None if it does, or if it has neither.
         tokenizer: name and facts of the requested tokenizer, or None.
     """
 
@@ -88,7 +88,8 @@ class Inspection:
     def verdict(self) -> str:
         """Return how the data was read, or why it is not clear."""
         if self.refused is not None:
-            return f"The YAML's own mapping does not fit the data: {self.refused}"
+            declared = "own mapping" if self.config.dataset.column_mapping else "format_type"
+            return f"The YAML's {declared} does not fit the data: {self.refused}"
         if isinstance(self.choice, Ambiguity):
             return f"Not clear which columns to train on: {self.choice}."
         if self.config.dataset.column_mapping:
@@ -129,13 +130,16 @@ def inspect_source(
         reports.append(build.run(stage))
         progress.stage_done(reports[-1])
     facts = build.manifest("schema").facts
-    choice, refused = choose([FormatCandidate(**candidate) for candidate in facts["formats"]]), None
-    if config.dataset.column_mapping:
+    candidates, refused = [FormatCandidate(**candidate) for candidate in facts["formats"]], None
+    choice = choose(candidates)
+    if _declares_form(config):
         try:
             mapping = resolve(config, facts["columns"])
             roles = {role: str(text) for role, text in plain_roles(mapping.roles).items()}
             unused = tuple(unused_by(mapping, facts["columns"], config.dataset.keep_columns))
-            choice = FormatCandidate("own", mapping.form, roles, 1.0, (), unused=unused)
+            own = FormatCandidate("own", mapping.form, roles, 1.0, (), unused=unused)
+            detected = () if config.dataset.column_mapping else candidates
+            choice = next((found for found in detected if found.roles == roles), own)
         except ConfigError as error:
             refused = str(error)
     return Inspection(config, build, reports, facts, choice, refused, resolved)
@@ -160,13 +164,18 @@ def _config(source: str, dataset: Mapping[str, Any], tokenizer: str | None) -> P
         settings = {"name": declared.dataset_name, "keep": declared.keep}
         settings["dataset"] = declared.dataset.model_dump(mode="json", exclude_defaults=True)
         settings["dataset"]["name"] = _as_seen_from(Path(), declared)
-        if declared.dataset.column_mapping:
+        if _declares_form(declared):
             settings["prompt_template"] = declared.prompt_template.model_dump(mode="json", exclude_defaults=True)
     settings["dataset"] |= dataset
     settings["validation"] = {"max_reject_fraction": 1.0}
     if tokenizer:
         settings["tokenizer"] = {"name_or_path": tokenizer}
     return PipelineConfig.from_mapping(settings)
+
+
+def _declares_form(config: PipelineConfig) -> bool:
+    """Return whether a YAML decides how rows are read: by a mapping, or by a format type that allows few forms."""
+    return bool(config.dataset.column_mapping) or config.prompt_template.format_type in ALLOWED
 
 
 def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:

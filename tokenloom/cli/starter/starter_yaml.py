@@ -10,9 +10,9 @@ import yaml
 from tokenloom.assets.columns.forms import PROMPTED, REASONING_FIELDS
 from tokenloom.assets.columns.mapping import ROLES, unused_notice
 from tokenloom.assets.schema.choose_format import Ambiguity
-from tokenloom.assets.schema.format_candidates import FormatCandidate
-from tokenloom.assets.schema.profiles import Profile, message_fields, profiles
-from tokenloom.assets.schema.speakers import CALL_ROLES, role_of
+from tokenloom.assets.schema.evidence.profiles import Profile, message_fields, profiles
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, role_of
+from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.config import DEFAULT_SPECIAL_TOKENS, TokenizerConfig, TrainConfig
 from tokenloom.resources.templates.chatml import IM_END, IM_START, chatml
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FILL_IN = "<fill in>"
 """Placeholder for a source that the user must choose. No column has this name, so a build reports it."""
 
-FORMATS = {"messages": "chat", "dialogue": "chat"}
+FORMATS = {"messages": "chat", "dialogue": "chat", "segments": "text"}
 """Names of forms in `prompt_template.format_type`, where they differ."""
 
 CHATS = ("messages", *PROMPTED)
@@ -64,7 +64,8 @@ def starter_yaml(
     mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, choice)
     lines = [*(_comment(line)[2:] for line in comments), "dataset:", *_settings(rows), *mapping]
     form = choice.form if isinstance(choice, FormatCandidate) else _form(choice)
-    chat = form in CHATS or (isinstance(choice, FormatCandidate) and form == "completion" and "system" in choice.roles)
+    roles = choice.roles if isinstance(choice, FormatCandidate) and form == "completion" else ()
+    chat = form in CHATS or bool({"system", "history"} & {*roles})
     if "format_type" in prompt:
         chat = prompt["format_type"] in ("chat", *CHATS)
     lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]

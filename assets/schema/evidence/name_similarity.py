@@ -22,6 +22,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "choices": ("choices", "options", "endings"),
     "tools": ("tools", "functions"),
     "template_kwargs": ("chat_template_kwargs", "template_kwargs"),
+    "history": ("history", "previous_turns", "past_messages"),
 }
 """For each role, its usual column names, the most specific first."""
 

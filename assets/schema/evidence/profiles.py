@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenloom.assets.schema.speakers import SAID, SPEAKERS, role_of
+from tokenloom.assets.schema.evidence.speakers import SAID, SPEAKERS, role_of
 from tokenloom.resources.tables.nested_paths import quoted
 
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
@@ -149,6 +149,14 @@ def fits_tools(profile: Profile) -> float:
     if profile.kind == "list":
         return float(profile.items is None or profile.items.kind == "struct" or profile.items.trait("json") >= 0.5)
     return fits_context(profile)
+
+
+def fits_history(profile: Profile) -> float:
+    """Return how well values fit earlier turns: lists of pairs of texts, or conversations."""
+    pair = profile.items
+    if pair is None or pair.items is None:
+        return fits_messages(profile)
+    return float(pair.items.kind == "text" and pair.typical_length == 2)
 
 
 def fits_settings(profile: Profile) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tokenloom.assets.schema.name_similarity import likeness, names_metadata, role_likeness, words
-from tokenloom.assets.schema.profiles import Profile, Steps, fits_flag, fits_messages, is_message
+from tokenloom.assets.schema.evidence.name_similarity import likeness, names_metadata, role_likeness, words
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, fits_messages, is_message
 
 FLAGS = (
     *("label", "kto_tag", "desirable", "accepted", "preferred", "correct", "good", "feedback", "vote", "liked"),
@@ -16,7 +16,6 @@ FLAGS = (
 
 PROMPTS = ("prompt", "instruction", "question", "query")
 PASSAGES = ("context", "passage", "background", "paragraph", "document", "evidence")
-HISTORY = ("history", "chat_history", "conversation_history", "dialogue_history", "previous_turns", "past_messages")
 MEDIA = {"image", "images", "audio", "audios", "video", "videos"}
 REQUEST_SETTINGS = {"parallel_tool_calls"}
 """Settings of a request to a model, which are not part of the conversation."""
@@ -43,6 +42,11 @@ def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> l
 def _within(one: Steps, other: Steps) -> bool:
     """Return whether one path leads into what the other leads to, or the other way round."""
     return all(a == b for a, b in zip(one, other, strict=False))
+
+
+def repeated_in(profile: Profile, used: Collection[Steps]) -> str | None:
+    """Return the used column whose conversations start with the prompts of an unused one in every row, if any."""
+    return next((name for name in profile.facts.get("repeats") or () if (name,) in used), None)
 
 
 def could_change(form: str, roles: Collection[str], unused: Sequence[Profile]) -> dict[str, str]:
@@ -111,7 +115,7 @@ def _is_context(profile: Profile) -> bool:
 _SIGNS: Mapping[str, tuple[Callable[[Profile], bool], str]] = {
     "label": (rates_answers, "which could say whether the answer is wanted"),
     "rejected": (_named("rejected", 0.7), "which could hold unwanted answers"),
-    "history": (lambda profile: likeness(profile.name, HISTORY).score >= 0.87, "which could hold earlier turns"),
+    "history": (_named("history", 0.85), "which could hold earlier turns"),
     "messages": (lambda profile: bool(fits_messages(profile)) or is_message_text(profile), "which holds messages"),
     "prompt": (_is_prompt, "which could belong to the prompt"),
     "completion": (_is_answer, "which could be the answer"),

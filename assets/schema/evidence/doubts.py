@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tokenloom.assets.schema.name_similarity import role_likeness, words
-from tokenloom.assets.schema.profiles import Profile, fits_few, message_fields, unknown_speakers
-from tokenloom.assets.schema.speakers import SPEAKERS, role_of
+from tokenloom.assets.schema.evidence.name_similarity import role_likeness, words
+from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, message_fields, unknown_speakers
+from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
 
 REJECTED = float(ValidationConfig.model_fields["max_reject_fraction"].default)

@@ -1,0 +1,184 @@
+"""A format that a dataset could have, and how columns are matched with its roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from tokenloom.assets.schema.evidence import doubts as doubt
+from tokenloom.assets.schema.evidence.name_similarity import likeness, role_likeness
+from tokenloom.assets.schema.evidence.profiles import (
+    Profile,
+    Steps,
+    fits_context,
+    fits_history,
+    fits_messages,
+    fits_settings,
+    fits_text,
+    fits_tools,
+    is_message,
+)
+from tokenloom.assets.schema.evidence.unused_columns import could_change, repeated_in, unused_columns
+from tokenloom.resources.tables.nested_paths import quoted
+
+MAX_CONFIDENCE, MIN_SCORE, DOUBT_FACTOR = 0.95, 0.3, 0.6
+"""The highest confidence; the lowest score of a source for a role; the factor for candidates with doubts."""
+
+FILLED = {
+    "completion": ("completion",),
+    "dialogue": ("prompt", "completion"),
+    "text": ("text",),
+    "segments": ("segments",),
+    "messages": ("messages",),
+    "preference": ("chosen", "rejected"),
+    "kto": ("prompt", "completion", "label"),
+    "prompt_only": ("prompt",),
+}
+"""For each form, the roles that must not be empty: rows without them are rejected."""
+
+OPTIONAL = ("system", "tools", "template_kwargs", "context", "history")
+"""Roles that do not affect the confidence."""
+
+
+@dataclass(frozen=True)
+class FormatCandidate:
+    """A format that a dataset could have.
+
+    Args:
+        format: the name of the format.
+        form: its canonical form, a key of `FILLED`; empty for a table, and for a format that cannot be trained on.
+        roles: the source expression of each role.
+        confidence: from 0 to 1.
+        evidence: reasons for it, in words.
+        doubts: reasons against it, by role; a candidate with doubts is never certain.
+        unused: columns and fields with content that no role uses, except metadata.
+    """
+
+    format: str
+    form: str
+    roles: dict[str, str]
+    confidence: float
+    evidence: tuple[str, ...]
+    doubts: dict[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+    @property
+    def plausible(self) -> float:
+        """The confidence without the doubts."""
+        return self.confidence / DOUBT_FACTOR if self.doubts else self.confidence
+
+
+@dataclass(frozen=True)
+class Match:
+    """A source for a role, with its score from 0 to 1 and the reason in words."""
+
+    source: str
+    score: float
+    reason: str
+    profile: Profile
+    also: tuple[Profile, ...] = ()
+    """Other paths that the source reads."""
+
+
+Profiles = Mapping[Steps, Profile]
+Fit = Callable[[Profile], float]
+
+SETTINGS: dict[str, Fit] = {"system": fits_context, "tools": fits_tools, "template_kwargs": fits_settings}
+"""The optional roles of conversations."""
+
+AROUND_TEXT: dict[str, Fit] = {"context": fits_context, "history": fits_history}
+"""The optional roles of prompts of text."""
+
+
+def candidate(
+    paths: Profiles,
+    format: str,
+    form: str,
+    matches: Mapping[str, Match],
+    factor: float = 1.0,
+    notes: Sequence[str] = (),
+    doubts: Mapping[str, str | None] | None = None,
+) -> FormatCandidate:
+    """Return a candidate with a match for each role; optional roles do not affect its confidence.
+
+    Args:
+        factor: multiplied with the confidence.
+        notes: further evidence.
+        doubts: reasons against it, by role. Roles that are null or empty too often are added, and unused columns that
+            could change the text or its sign.
+    """
+    scores = [match.score for role, match in matches.items() if role not in OPTIONAL]
+    filled = {role: matches[role].profile for role in FILLED[form] if role in matches}
+    used = {part.steps for match in matches.values() for part in (match.profile, *match.also)}
+    unused = unused_columns(paths, used)
+    repeated = {profile.source: name for profile in unused if (name := repeated_in(profile, used))}
+    against = could_change(form, matches.keys(), [profile for profile in unused if profile.source not in repeated])
+    against |= {role: reason for role, profile in filled.items() if (reason := doubt.emptiness(profile))}
+    against |= {role: reason for role, reason in (doubts or {}).items() if reason}
+    mean = prod(scores) ** (1 / len(scores)) * (DOUBT_FACTOR if against else 1.0)
+    roles = {role: match.source for role, match in matches.items()}
+    evidence = (*(f"{role}: {match.reason}" for role, match in matches.items()), *notes)
+    evidence = (
+        *evidence,
+        *(f"unused {column!r} repeats the start of {talk!r} in every row" for column, talk in repeated.items()),
+    )
+    confidence, names = round(MAX_CONFIDENCE * mean * factor, 3), tuple(profile.source for profile in unused)
+    return FormatCandidate(format, form, roles, confidence, evidence, against, names)
+
+
+def columns_of(paths: Profiles) -> list[Profile]:
+    """Return the profiles of the columns, without those of paths inside them."""
+    return [profile for profile in paths.values() if profile.is_column]
+
+
+def ranked(
+    candidates: Sequence[Profile], role: str | tuple[str, ...], fit: Fit, min_score: float = MIN_SCORE
+) -> list[Match]:
+    """Return the matches for a role among some paths, the best first.
+
+    Args:
+        role: a role, or the names that its column usually has.
+    """
+    matches = []
+    for profile in candidates:
+        name = role_likeness(profile.name, role) if isinstance(role, str) else likeness(profile.name, role)
+        score = name.score * fit(profile) if name.score else 0.0
+        if score >= min_score:
+            matches.append(Match(profile.source, score, f"{name.reason}, {profile.shape()}", profile))
+    return sorted(matches, key=lambda match: -match.score)
+
+
+def optional(candidates: Sequence[Profile], taken: Sequence[Match], **fits: Fit) -> dict[str, Match]:
+    """Return the best matches for optional roles, among columns that are not taken."""
+    matches: dict[str, Match] = {}
+    for role, fit in fits.items():
+        used = {match.source for match in (*taken, *matches.values())}
+        best = next((match for match in ranked(candidates, role, fit, 0.7) if match.source not in used), None)
+        if best is not None:
+            matches[role] = best
+    return matches
+
+
+def siblings(paths: Profiles, profile: Profile) -> list[Profile]:
+    """Return the other fields of the struct that contains a nested path."""
+    struct = profile.steps[:-1]
+    if not struct:
+        return []
+    return [field for name in paths[struct].fields if (field := paths[(*struct, name)]) is not profile]
+
+
+def column_name(match: Match) -> str:
+    """Return a column's name as written inside an expression."""
+    return quoted(match.profile.name)
+
+
+def fits_reply(profile: Profile) -> float:
+    """Return how well values fit a prompt or an answer: text, a conversation, or one message."""
+    return max(fits_text(profile), fits_messages(profile), float(is_message(profile)))
+
+
+def asks(profile: Profile) -> bool:
+    """Return whether values are conversations without an answer, by speakers that are all known."""
+    known = fits_messages(profile) and not doubt.unknown_roles(profile)
+    return bool(known and doubt.unanswered(profile))
