@@ -75,7 +75,7 @@ def _unread(group: Conversations, write: Write) -> set[Kind] | None:
             continue
         if turn.is_constant:
             emptied = [*messages[:index], {**messages[index], "content": ""}, *messages[index + 1 :]]
-            omitted = bool(messages[index]["content"]) and _text(emptied, write) == text
+            omitted = _text(emptied, write) == text
         else:
             omitted = marks[index] not in text
         if omitted:
