@@ -78,7 +78,7 @@ REASONS = {
     "generation prompt": "the generation prompt writes it, with or without thinking, so the model never generates it",
     "other generation prompt": "the generation prompt begins with it and then continues differently, with <think>",
     "thinks in earlier turns": "the twin writes thinking where the template itself, and so inference, does not",
-    "space for thinking": "the template drops inline thinking and keeps the line breaks after it, which inference lacks",
+    "space for thinking": "the template drops inline thinking and keeps the line breaks after it; inference does not",
     "next role": "the template ends with no stop: here EOS is added, the twin writes the next role's token",
     "opens the result": "the template ends a call with the token that opens its result, where generation stops",
 }
