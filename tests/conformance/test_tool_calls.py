@@ -114,17 +114,21 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _emptied(value: Any) -> str:
-    return ""
+def _emptied(value: Any) -> Any:
+    """Return a content without its text: parts without texts, "" for other values."""
+    return [{**part, "text": ""} for part in value] if value and _are_parts(value) else ""
 
 
 def _parsed(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+def _are_parts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value)
+
+
 def _as_text(value: Any) -> str:
-    parts = isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value)
-    if parts:
+    if _are_parts(value):
         return "".join(part["text"] for part in value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

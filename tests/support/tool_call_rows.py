@@ -287,6 +287,13 @@ def _(draw: random.Random, number: int) -> Row:
     return row({"": f"@@{written[number % len(written)]}@@", "a.b": {"": None}, "line": "\u2028\u0085\u0000"})
 
 
+@add("questions as text parts")
+def _(draw: random.Random, number: int) -> Row:
+    made = row({"city": "Köln"})
+    made["messages"][0]["content"] = [{"type": "text", "text": text} for text in ("How is", " the weather?")]
+    return made if number % 2 else {"messages": [made["messages"][0], made["messages"][3]]}
+
+
 @add("parallel calls")
 def _(draw: random.Random, number: int) -> Row:
     made = with_call(row({}), tool_calls=[call({"city": city}) for city in draw.sample(CITIES, 2)])
