@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.assets.building.build import StageReport
 from tokenloom.assets.building.members import find_members
 from tokenloom.assets.building.target import BuildTarget, open_target
+from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import Config, check_config, load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from tokenloom.assets.building.prompt_engine import PromptEngine
     from tokenloom.loaders import MixedDataset, TokenDataset
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class DataPipeline:
@@ -57,6 +62,8 @@ class DataPipeline:
     def build(self, limit: int | None = None) -> Result[list[StageReport], TokenloomError]:
         """Run every stage, computing only what is not in the store yet.
 
+        Logs a warning that names columns with content that nothing uses.
+
         Args:
             limit: build only the first `limit` rows of each split, published as `<name>@<limit>`.
         """
@@ -66,6 +73,9 @@ class DataPipeline:
         target = open_target(self.config, self.store, limit=limit)
         reports = list(target.run_all())
         target.publish()
+        for build in target.builds.values():
+            if unused := build.manifest("columns").notes.get("unused_columns"):
+                _LOG.warning("%s: %s", build.name, unused_notice(unused))
         return target, reports
 
     def versions(self) -> list[Version]:

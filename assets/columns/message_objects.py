@@ -162,6 +162,8 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
     """
     if isinstance(value, str):
         return value, None
+    if role == "tool" and _is_plain_result(value):
+        return to_json_text(value), value
     if isinstance(value, bool | int | float):
         return str(value), None
     blank = blank_parts(value) if isinstance(value, list) else None
@@ -174,6 +176,13 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
     kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in value}
     named = f", but has parts of type {', '.join(sorted(kinds))}" if isinstance(value, list) else ""
     raise Unfit("not_text", f"the content of a message is not text{named}")
+
+
+def _is_plain_result(value: Any) -> bool:
+    """Return whether a tool's result is a number, a truth value or a list of texts, which are no content parts."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, str) for item in value)
+    return isinstance(value, bool | int | float)
 
 
 def _has_media(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,11 +11,13 @@ import pyarrow as pa
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
 from tokenloom.assets.columns.history import with_earlier
 from tokenloom.assets.columns.labels import FALSE_LABELS, TRUE_LABELS, as_labels
+from tokenloom.assets.columns.message_objects import WEIGHT_FIELDS
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import values_of
 from tokenloom.resources.tables.flags import Flags, flags_of
+from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, sum_rows
 
@@ -75,13 +78,27 @@ def _identities(*conversations: pa.Array) -> list[Identities]:
     """Number the messages of several arrays of conversations so that equal messages have equal numbers."""
     split = [list_values(part) for part in conversations]
     role, content, reasoning, _, fields = pa.concat_arrays([flat for _, flat in split]).flatten()
-    keys = [role, content, reasoning, fields]
+    keys = [role, content, reasoning, _without_weights(fields)]
     codes = [key.dictionary_encode(null_encoding="encode").indices.to_numpy() for key in keys]
     identity = np.zeros(len(role), np.int64)
     for code in codes:
         identity = np.unique(identity * (int(code.max(initial=0)) + 1) + code, return_inverse=True)[1]
     ends = np.cumsum([len(flat) for _, flat in split])[:-1]
     return [(length, ids) for (length, _), ids in zip(split, np.split(identity, ends), strict=True)]
+
+
+def _without_weights(fields: pa.Array) -> pa.Array:
+    """Return messages' fields without those that declare a weight; null if no other field is left."""
+    encoded = fields.dictionary_encode()
+    texts = [_without_weight(text) for text in encoded.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(encoded.indices)
+
+
+def _without_weight(text: str) -> str | None:
+    if not any(f'"{name}"' in text for name in WEIGHT_FIELDS):
+        return text
+    rest = {name: value for name, value in json.loads(text).items() if name not in WEIGHT_FIELDS}
+    return None if rest == {"role": None, "content": None} else to_json_text(rest)
 
 
 def _shared(first: Identities, second: Identities) -> Ints:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 4
+    version = 5
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True

@@ -15,8 +15,8 @@ from itertools import pairwise, takewhile
 
 from tokenloom.assets.prompts.conversations import Message
 from tokenloom.assets.prompts.outline import mark
-from tokenloom.assets.prompts.stops import StopFinder
 from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL, Piece
+from tokenloom.assets.prompts.stops import StopFinder
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
 

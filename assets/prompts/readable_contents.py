@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -74,13 +75,26 @@ def _unread(group: Conversations, write: Write) -> set[Kind] | None:
         if turn.as_text or turn.content_kind in (None, "nothing"):
             continue
         if turn.is_constant:
-            emptied = [*messages[:index], {**messages[index], "content": ""}, *messages[index + 1 :]]
-            omitted = bool(messages[index]["content"]) and _text(emptied, write) == text
+            content = messages[index]["content"]
+            others = ["", *([_altered(content)] if _altered(content) != content else [])]
+            omitted = any(
+                _text([*messages[:index], {**messages[index], "content": other}, *messages[index + 1 :]], write) == text
+                for other in others
+            )
         else:
             omitted = marks[index] not in text
         if omitted:
             found.add((turn.role, turn.content_kind))
     return found
+
+
+def _altered(value: Any) -> Any:
+    """Return a value with other texts in it; the types of content parts stay."""
+    if isinstance(value, dict):
+        return {name: inner if name == "type" else _altered(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_altered(inner) for inner in value]
+    return f"{value}\ue0d2" if isinstance(value, str) else value
 
 
 def _concatenated(group: Conversations, write: Write) -> Conversations:

@@ -151,7 +151,9 @@ def _measured(steps: Steps, declared: str, kind: str, array: pa.Array, lengths: 
     row["rows"], row["nulls"] = len(array), len(array) if kind == "null" else array.null_count
     array = array.drop_null() if row["nulls"] else array
     row |= _counted(row["rows"], lengths)
-    row["examples"] = examples(array, np.arange(min(len(array), EXAMPLES)) if lengths is None else np.flatnonzero(lengths))
+    row["examples"] = examples(
+        array, np.arange(min(len(array), EXAMPLES)) if lengths is None else np.flatnonzero(lengths)
+    )
     if kind == "text":
         row["letters"] = count_letters(text_parts(array)[1])
         texts = array if not row["empty"] else array.filter(pc.not_equal(array, ""))

@@ -91,8 +91,8 @@ def typed(texts: pa.Array) -> pa.Array:
 def arrow_values(texts: pa.Array) -> pa.Array | None:
     """Return JSON values as Arrow lists, structs and scalars if these hold all of them exactly, else None.
 
-    There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits. A field that
-    an object lacks is null; a path with nothing but nulls has the type null or string.
+    There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits. A field
+    that an object lacks is null; a path with nothing but nulls has the type null or string.
     """
     lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
     data = pa.py_buffer(text_parts(lines)[1])

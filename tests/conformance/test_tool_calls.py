@@ -6,6 +6,7 @@ Templates are those that TRL ships for models that call tools. What a template r
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import trl
@@ -33,6 +35,8 @@ EVERY = (
     *("nemotron_3_nano", "gemma4", "gemma4_v5", "muse_glimmer", "deepseekv3"),
 )
 TEMPLATES = EVERY if SOAK else ("qwen2_5", "qwen3_5_think", "gptoss")
+PACKED = TEMPLATES if SOAK else TEMPLATES[:1]
+TYPED = EVERY if SOAK else ("qwen3", "llama3_1")
 COUNT = 10 if SOAK else 3
 LLAMA = {"reasoning beside a call": "reasoning_ignored", "text beside a call": "content_dropped"}
 OMITTED: dict[str, dict[str, str]] = {
@@ -110,17 +114,21 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _emptied(value: Any) -> str:
-    return ""
+def _emptied(value: Any) -> Any:
+    """Return a content without its text: parts without texts, "" for other values."""
+    return [{**part, "text": ""} for part in value] if value and _are_parts(value) else ""
 
 
 def _parsed(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+def _are_parts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value)
+
+
 def _as_text(value: Any) -> str:
-    parts = isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value)
-    if parts:
+    if _are_parts(value):
         return "".join(part["text"] for part in value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -160,6 +168,10 @@ def test_rows_of_all_classes_in_one_file(name: str, tmp_path: Path, tokenizer: P
     paths = [write(tmp_path / f"rows{suffix}", [line for _, line in rows]) for suffix in (".jsonl", ".json")]
     texts, others = [built_texts(path, tmp_path / "store", **settings(name, tokenizer)) for path in paths]
     assert texts == others
+    for path in paths if name in PACKED else ():
+        packed = path.with_name(f"{path.name}.gz")
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        assert rendered_texts(packed, **settings(name, tokenizer)) == texts
     assert faults(texts, parsed, name, tokenizer) == {}
 
 
@@ -185,7 +197,7 @@ def read_rows(kinds: Iterable[str], count: int = COUNT) -> list[tuple[str, Row]]
     return [(kind, json.loads(line)) for kind in kinds for line in lines(kind, count)]
 
 
-@pytest.mark.parametrize("name", EVERY if SOAK else ("qwen3",))
+@pytest.mark.parametrize("name", TYPED)
 def test_typed_tables_reach_the_template_as_to_pylist_reads_them(
     name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -194,10 +206,15 @@ def test_typed_tables_reach_the_template_as_to_pylist_reads_them(
     for kind in CLASSES:
         together += [kind] * written_as_parquet(path, [row for _, row in read_rows([*together, kind], 1)])
     compared, found = 0, dict[str, str]()
-    for rows in [read_rows(together, 1), *(read_rows([kind]) for kind in CLASSES)]:
+    alone = CLASSES if SOAK or name == TYPED[0] else ()
+    for rows in [read_rows(together, 1), *(read_rows([kind]) for kind in alone)]:
         if written_as_parquet(path, [row for _, row in rows]):
             read = [(kind, row) for (kind, _), row in zip(rows, pq.read_table(path).to_pylist(), strict=True)]
-            found |= faults(rendered_texts(path, **settings(name, tokenizer)), read, name, tokenizer)
+            texts = rendered_texts(path, **settings(name, tokenizer))
+            found |= faults(texts, read, name, tokenizer)
             compared += 1
+            if SOAK or compared == 1:
+                feather.write_feather(pq.read_table(path), path.with_suffix(".arrow"), compression="uncompressed")
+                assert rendered_texts(path.with_suffix(".arrow"), **settings(name, tokenizer)) == texts
     assert found == {}
-    assert compared > 30
+    assert compared > (30 if alone else 0)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from support.datasets_on_disk import write_dataset
+from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
@@ -580,3 +582,12 @@ def test_only_the_completion_is_trained(
         assert text.startswith(f"<|im_start|>user\n{ask(n)}<|im_end|>\n<|im_start|>assistant\n")
         assert text.removesuffix("\n").endswith(trained(n) or "assistant")
         assert "".join(run.text for run in runs if run.trained) == trained(n)
+
+
+def test_a_pipeline_in_python_logs_unused_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prompt = {"template": "{instruction}\n{output}", "label_column": "output"}
+    config = write_dataset(tmp_path, 20, prompt_template=prompt)
+    DataPipeline.from_config(config, tmp_path / "store").unwrap().build().unwrap()
+    (logged,) = [record for record in caplog.records if record.name == "tokenloom.pipeline"]
+    assert logged.levelname == "WARNING"
+    assert logged.message.startswith("small: unused columns: input; map them, or ")

@@ -275,6 +275,25 @@ def _(draw: random.Random, number: int) -> Row:
     return row({"city": "Köln"}, result=[{"type": "text", "text": "sunny"}, {"type": "text", "text": ", 20 °C"}])
 
 
+@add("results as plain values")
+def _(draw: random.Random, number: int) -> Row:
+    results = [["clear", "rain"], {}, 3, 0, 2.50, True, False, 2**70, ["clear"], [1, "a", None]]
+    return row({"city": "Köln"}, result=results[number % len(results)])
+
+
+@add("keys and numbers at the edge")
+def _(draw: random.Random, number: int) -> Row:
+    written = ["NaN", "-Infinity", "1e400", "1e-400", "0.1000000000000000055511151231257827", "7" * 500, "-0.0", "1.0"]
+    return row({"": f"@@{written[number % len(written)]}@@", "a.b": {"": None}, "line": "\u2028\u0085\u0000"})
+
+
+@add("questions as text parts")
+def _(draw: random.Random, number: int) -> Row:
+    made = row({"city": "Köln"})
+    made["messages"][0]["content"] = [{"type": "text", "text": text} for text in ("How is", " the weather?")]
+    return made if number % 2 else {"messages": [made["messages"][0], made["messages"][3]]}
+
+
 @add("parallel calls")
 def _(draw: random.Random, number: int) -> Row:
     made = with_call(row({}), tool_calls=[call({"city": city}) for city in draw.sample(CITIES, 2)])

@@ -129,6 +129,23 @@ def test_messages_with_different_tool_calls_differ() -> None:
     assert codes(out) == {3: "same_answers"}
 
 
+@pytest.mark.parametrize("weight", [{"train": False}, {"weight": 0.0}, {"loss": False, "training": False}])
+@pytest.mark.parametrize("other", [{}, {"name": "bob"}])
+def test_prompts_that_differ_only_in_weights_are_one_prompt(weight: Row, other: Row) -> None:
+    question = {"role": "user", "content": "q", **other}
+    turn = {"role": "assistant", "content": "x"}
+    answers = [{"role": "assistant", "content": text} for text in "ab"]
+    rows = [
+        {"chosen": [question, {**turn, **weight}, answers[0]], "rejected": [{**question, **weight}, turn, answers[1]]},
+        {"chosen": [question, answers[0]], "rejected": [question, {**answers[0], **weight}]},
+    ]
+    out = canonical(rows, **mapped({"chosen": "chosen", "rejected": "rejected"}))
+    (row,) = kept(out)
+    assert [said["content"] for said in row["prompt"]] == ["q", "x"]
+    assert [said["content"] for said in (*row["chosen"], *row["rejected"])] == ["a", "b"]
+    assert codes(out) == {3: "same_answers"}
+
+
 KTO = {"prompt": "prompt", "completion": "completion", "label": "label"}
 LABELS: list[tuple[Any, bool | None]] = [
     (True, True), (False, False), (None, None), (1, True), (0, False), (2, None), (1.0, True), (0.5, None),

@@ -78,6 +78,7 @@ REASONS = {
     "generation prompt": "the generation prompt writes it, with or without thinking, so the model never generates it",
     "other generation prompt": "the generation prompt begins with it and then continues differently, with <think>",
     "thinks in earlier turns": "the twin writes thinking where the template itself, and so inference, does not",
+    "space for thinking": "the template drops inline thinking and keeps the line breaks after it; inference does not",
     "next role": "the template ends with no stop: here EOS is added, the twin writes the next role's token",
     "opens the result": "the template ends a call with the token that opens its result, where generation stops",
 }
@@ -94,6 +95,12 @@ DIFFERENT = {
     "opens the result": "diffusion_gemma",
 }
 """The templates in which each class occurs."""
+
+MORE_DIFFERENT = {
+    "space for thinking": "deepseekv3",
+    "thinks in earlier turns": f"{DIFFERENT['thinks in earlier turns']} deepseek_r1_distill",
+}
+"""The templates of classes that occur in the longer conversations of a soak."""
 
 
 def coded(code: str, *cases: str) -> dict[str, str]:
@@ -162,9 +169,12 @@ def difference(ours: str, theirs: str, prompts: list[str], eos: str) -> str:
             return "generation prompt"
         if any(prompt.removesuffix("<think>\n").endswith(before) for prompt in prompts):
             return "other generation prompt"
-        if re.fullmatch(r"<think>\n.*\n</think>\n\n", before, re.DOTALL):
+        if re.fullmatch(r"<｜Assistant｜>\s+", before):
+            return "space for thinking"
+        if re.fullmatch(r"(<｜Assistant｜>)?<think>\n.*\n</think>\n\n", before, re.DOTALL):
             return "thinks in earlier turns"
-    if ours.endswith(eos) and re.fullmatch(re.escape(ours.removesuffix(eos)) + r"<\|(user|observation)\|>", theirs):
+    roles = r"<\|(user|observation)\|>"
+    if re.fullmatch(re.escape(re.sub(rf"{re.escape(eos)}$|{roles}$", "", ours)) + roles, theirs):
         return "next role"
     return "opens the result" if ours == theirs + "<|tool_response>" else "?"
 
@@ -257,6 +267,7 @@ def test_trained_text_is_what_the_twin_marks(name: str) -> None:
         assert (text.replace(twins.eos, "") if added else text) == plain, case
         for kind in differences(twins, talk, tools, ours):
             kinds.setdefault(kind, []).append(case)
-    assert set(kinds) == {kind for kind, names in DIFFERENT.items() if name in names.split()}, kinds
+    different = DIFFERENT | MORE_DIFFERENT if SOAK else DIFFERENT
+    assert set(kinds) == {kind for kind in REASONS if name in different.get(kind, "").split()}, kinds
     if not SOAK:
         assert refused == REFUSED.get(name, {})

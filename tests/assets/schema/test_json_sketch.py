@@ -35,7 +35,9 @@ def shapes(draw: st.DrawFn, depth: int = 0) -> st.SearchStrategy[Any]:
         return SCALARS.get(kind, TEXT) | st.none()
     if kind == "list":
         return st.lists(draw(shapes(depth=depth + 1)), max_size=3) | st.none()
-    fields = {name: draw(shapes(depth=depth + 1)) for name in draw(st.sets(st.sampled_from(["a", "b", "", "a.b", "é"])))}
+    fields = {
+        name: draw(shapes(depth=depth + 1)) for name in draw(st.sets(st.sampled_from(["a", "b", "", "a.b", "é"])))
+    }
     return st.fixed_dictionaries({}, optional=fields)
 
 
