@@ -23,6 +23,7 @@ from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, trim
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.json_depth import MAX_DEPTH, PARSED_DEPTH, TOO_DEEP, which_deeper
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json, without_dates
 from tokenloom.resources.tables.json_values import (
     has_long_integer,
@@ -35,8 +36,6 @@ from tokenloom.resources.tables.json_values import (
 from tokenloom.resources.tables.ragged import Ints, text_array
 
 OPEN, CLOSE = ord("{"), ord("}")
-MAX_DEPTH = 64
-"""The levels of lists and objects that a value can have."""
 KEY, ITEMS = "key", "items"
 """Columns: an entry's key; the items of a record that is a list."""
 
@@ -70,7 +69,7 @@ def parse_json(
     rows, rejects = solid, []
     wrapped = layout.lists or keys is not None
     table = None
-    if wrapped or _are_objects(part, bounds, solid):
+    if (wrapped or _are_objects(part, bounds, solid)) and not which_deeper(part, bounds, PARSED_DEPTH).any():
         table = _read_whole(data, layout.kind != "lines", len(solid))
     if table is None:
         table, keys, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
@@ -276,7 +275,7 @@ def _texts(values: Sequence[bytes | None]) -> pa.Array:
 _UNREADABLE = {
     "invalid_utf8": NOT_UTF8,
     "lone_surrogate": "a string contains a lone surrogate",
-    "nested_too_deeply": f"lists and objects are nested more than {MAX_DEPTH} levels deep",
+    "nested_too_deeply": TOO_DEEP,
 }
 
 
