@@ -19,7 +19,7 @@ from tokenloom.assets.raw.formats.explode import explode
 from tokenloom.assets.raw.formats.json_boundaries import split_entries
 from tokenloom.assets.raw.formats.json_layout import JsonLayout
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
-from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, trimmed
+from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, only, trimmed
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
@@ -98,7 +98,7 @@ def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> t
     """
     if layout.kind != "entries" and not layout.lists:
         return part.tobytes(), None
-    data, limits = _only(part, bounds, solid)
+    data, limits = only(part, bounds, solid)
     if layout.kind != "entries":
         joined = pc.binary_join_element_wise(b'{"items":', _slices(data, limits[:-1], limits[1:]), b"}\n", b"")
         return joined.buffers()[2].to_pybytes(), None
@@ -106,15 +106,6 @@ def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> t
     keys = _slices(data, key_start, key_end).cast(pa.string(), safe=False)
     values = pc.binary_join_element_wise(_slices(data, value_start, limits[1:]), b"\n", b"")
     return values.buffers()[2].to_pybytes(), keys
-
-
-def _only(part: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
-    """Return the bytes and bounds of some of the records."""
-    if len(records) == len(bounds) - 1:
-        return part, bounds
-    kept = text_array(bounds, part).view(pa.binary()).take(pa.array(records))
-    limits = np.concatenate([[0], np.cumsum(np.diff(bounds)[records])])
-    return np.frombuffer(kept.buffers()[2], np.uint8)[: limits[-1]], limits
 
 
 def _slices(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
