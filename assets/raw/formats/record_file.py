@@ -190,7 +190,7 @@ def _detect_layout(
     while True:
         block = next(blocks, None)
         head += block or b""
-        if len(head) < needed and block is not None:
+        if len(head) < min(needed, limit + 1) and block is not None:
             continue
         text = head.decode(errors="surrogateescape")
         if layout := json_layout(text, block is None, file.format == "jsonl", root, file.name):

@@ -1,0 +1,117 @@
+"""Reads files in processes of their own, each with limits on memory and time, and reports how each process ended.
+
+Run as a script: cases as JSON on stdin, outcomes as JSON on stdout. Processes are forked, so that libraries load once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+STAGES = ("raw", "schema")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How reading a file ended.
+
+    Args:
+        signal: the number of the signal that ended the process, or 0.
+        rows: the number of rows.
+        rejects: the number of rejected rows by code.
+        error: the type and message of a `TokenloomError`, or "".
+        traceback: the type and message of any other exception, or "".
+        seconds: elapsed.
+        peak: the largest resident memory in bytes.
+    """
+
+    signal: int
+    rows: int
+    rejects: dict[str, int]
+    error: str
+    traceback: str
+    seconds: float
+    peak: int
+
+
+def read_in_children(
+    datasets: list[dict[str, Any]], memory: int = 4 << 30, seconds: float = 60.0, last_stage: str = "raw"
+) -> list[Outcome]:
+    """Build the first stages of each dataset in its own process.
+
+    Args:
+        datasets: the settings of `dataset`.
+        memory: the largest address space of a process in bytes.
+        seconds: after which a process is killed.
+        last_stage: the last stage that is built.
+    """
+    given = json.dumps([datasets, memory, seconds, last_stage])
+    ran = subprocess.run([sys.executable, __file__], input=given, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return [Outcome(**outcome) for outcome in json.loads(ran.stdout)]
+
+
+def _build(dataset: dict[str, Any], last_stage: str) -> dict[str, Any]:
+    import tempfile
+
+    from tokenloom.assets.building.build import Build
+    from tokenloom.config import PipelineConfig
+    from tokenloom.errors import TokenloomError
+    from tokenloom.resources.store import ArtifactStore
+
+    found: dict[str, Any] = {"rows": 0, "rejects": {}, "error": "", "traceback": ""}
+    try:
+        config = PipelineConfig.from_mapping({"dataset": dataset, "validation": {"max_reject_fraction": 1.0}})
+        with tempfile.TemporaryDirectory() as store:
+            build = Build(config, ArtifactStore(Path(store)))
+            build.run(last_stage)
+            codes: Counter[str] = Counter()
+            for chunk in build.manifest("raw").chunks:
+                found["rows"] += build.store.objects.get(chunk.output).num_rows
+                if chunk.rejects:
+                    codes.update(build.store.objects.get(chunk.rejects)["code"].to_pylist())
+            found["rejects"] = dict(codes)
+    except TokenloomError as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        found["traceback"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _in_child(dataset: dict[str, Any], memory: int, seconds: float, last_stage: str) -> Outcome:
+    reading, writing = os.pipe()
+    start, child = time.monotonic(), os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        signal.alarm(int(seconds) + 1)
+        os.write(writing, json.dumps(_build(dataset, last_stage)).encode()[:60_000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    _, status, usage = os.wait4(child, 0)
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    found = json.loads(text) if text else {"rows": 0, "rejects": {}, "error": "", "traceback": ""}
+    return Outcome(killed, seconds=time.monotonic() - start, peak=usage.ru_maxrss * 1024, **found)
+
+
+def _main() -> None:
+    import tokenloom.assets.building.build
+    import tokenloom.assets.raw.chunks  # noqa: F401  # loaded once, before the forks
+
+    datasets, memory, seconds, last_stage = json.load(sys.stdin)
+    outcomes = [asdict(_in_child(dataset, memory, seconds, last_stage)) for dataset in datasets]
+    json.dump(outcomes, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()
