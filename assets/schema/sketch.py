@@ -106,8 +106,11 @@ def sketch(table: pa.Table) -> pa.Table:
         A table with the schema `SKETCH`: the chunk itself, then all paths, each after the path that contains it.
     """
     described = [{**_row((), str(pa.struct([])), "struct"), "rows": table.num_rows}]
+    first: dict[str, int] = {}
     for index, name in enumerate(table.column_names):
-        if name != ROW and name not in table.column_names[:index]:
+        first.setdefault(name, index)
+    for name, index in first.items():
+        if name != ROW:
             described += _describe((name,), one_array(table.column(index)))
     return pa.Table.from_pylist(described, SKETCH)
 

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from support.reading_child import Outcome
+
 GOOD = b'{"q": "first"}\n', b'{"q": "last"}\n'
 MIB = 1 << 20
 
@@ -25,7 +27,7 @@ class HostileFile:
     Args:
         name: its name.
         write: writes it to a path.
-        rows: the number of rows; None for any.
+        rows: the number of rows; None if any outcome will do that is not a crash.
         rejects: the codes of rejected rows, each once.
         error: a part of the message of the error that refuses the file; None for none.
         dataset: further settings of `dataset`.
@@ -37,6 +39,15 @@ class HostileFile:
     rejects: tuple[str, ...] = ()
     error: str | None = None
     dataset: dict[str, Any] = field(default_factory=dict)
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Return whether reading the file ended as expected."""
+        if outcome.signal or outcome.traceback:
+            return False
+        if self.error is not None:
+            return self.error in outcome.error
+        as_expected = (outcome.rows, tuple(outcome.rejects)) == (self.rows, self.rejects) and not outcome.error
+        return self.rows is None or as_expected
 
 
 def _of(name: str, content: bytes, **expected: Any) -> HostileFile:
@@ -53,7 +64,7 @@ def deep_files(depth: int = 100_000) -> Iterator[HostileFile]:
         row = b'{"q": ' + value + b"}\n"
         yield _of(f"deep{number}.jsonl", between[0] + row + between[1], rows=2, rejects=deep)
         yield _of(f"first{number}.jsonl", row + between[1], rows=1, rejects=deep)
-        yield _of(f"only{number}.jsonl", row, error="no rows left")
+        yield _of(f"only{number}.jsonl", row, rows=0, rejects=deep)
         yield _of(f"open{number}.jsonl", between[0] + b'{"q": ' + open_value + b"\n" + between[1], rows=2, rejects=deep)
         yield _of(f"bare{number}.jsonl", between[0] + value + b"\n" + between[1], rows=2, rejects=deep)
         yield _of(f"bare_first{number}.jsonl", value + b"\n" + between[1], **first)
@@ -71,9 +82,16 @@ def deep_files(depth: int = 100_000) -> Iterator[HostileFile]:
             dataset={"reader": {"root": "data[]"}},
         )
         yield _of(f"text{number}.csv", b'a,b\n"' + value.replace(b'"', b'""') + b'",1\n', rows=1)
-    yield _of("unclosed_string.jsonl", GOOD[0] + b'{"q": "' + b'\\"' * depth + b"\n" + GOOD[1], rows=2, rejects=("invalid_json",))
+    yield _of(
+        "unclosed_string.jsonl",
+        GOOD[0] + b'{"q": "' + b'\\"' * depth + b"\n" + GOOD[1],
+        rows=2,
+        rejects=("invalid_json",),
+    )
     yield _of("brackets_in_text.jsonl", b'{"q": "' + b"[{" * depth + b'"}\n' + GOOD[1], rows=2)
-    yield _of("long_number.jsonl", GOOD[0] + b'{"q": ' + b"7" * depth + b"}\n" + GOOD[1], rejects=("invalid_json",), rows=2)
+    yield _of(
+        "long_number.jsonl", GOOD[0] + b'{"q": ' + b"7" * depth + b"}\n" + GOOD[1], rejects=("invalid_json",), rows=2
+    )
 
 
 def endless_files(size: int = 100 * MIB, limit: int = 64 * MIB) -> Iterator[HostileFile]:
@@ -84,7 +102,9 @@ def endless_files(size: int = 100 * MIB, limit: int = 64 * MIB) -> Iterator[Host
     large: dict[str, Any] = {"rows": 2, "rejects": ("too_large",)}
     settings = {"reader": {"max_record_bytes": limit}}
 
-    def written(name: str, *parts: bytes | str, opened: Callable[[Path, str], Any] = Path.open, **expected: Any) -> HostileFile:
+    def written(
+        name: str, *parts: bytes | str, opened: Callable[[Path, str], Any] = Path.open, **expected: Any
+    ) -> HostileFile:
         dataset = {"reader": {**settings["reader"], **expected.pop("reader", {})}}
 
         def write(path: Path) -> None:
@@ -108,7 +128,7 @@ def endless_files(size: int = 100 * MIB, limit: int = 64 * MIB) -> Iterator[Host
     yield written("brackets.jsonl", first, "[", b"\n", last, **large)
     yield written("spaces.jsonl", first, " ", b"\n", last, **large)
     yield written("element.json", b"[", first, b',{"q": "', "x", b'"},', last, b"]", **large)
-    yield written("element_quotes.json", b"[", first, b',["', '"', b'"],', last, b"]", error="ends inside")
+    yield written("element_quotes.json", b"[", first, b',["', '"', b'"],', last, b"]", **large)
     yield written("element_brackets.json", b"[", first, b",", "[", error="nested more than")
     yield written("entry.json", b'{"a": ', first, b', "b": {"q": "', "x", b'"}, "c": ', last, b"}", **large)
     yield written("layout.json", b'{"a": "', "x", b'"}', error="max_record_bytes")
@@ -119,16 +139,17 @@ def endless_files(size: int = 100 * MIB, limit: int = 64 * MIB) -> Iterator[Host
     yield written("header.csv", "q", error="max_record_bytes")
     yield written("line.txt", b"a line\n", "x", b"\nanother\n", **large)
     yield written("paragraph.txt", b"one\n\n", "x", b"\n\ntwo\n", reader={"lines_per_row": "paragraph"}, **large)
-    yield written(
-        "file.txt", b"one\n", "x", reader={"lines_per_row": "file"}, error="too_large"
-    )
+    yield written("file.txt", b"one\n", "x", reader={"lines_per_row": "file"}, rows=0, rejects=("too_large",))
 
 
-def other_files(folder: Path) -> Iterator[HostileFile]:
+def other_files() -> Iterator[HostileFile]:
     """Yield files with many columns, large cells, or bytes that are not text."""
     keys = b"{" + b", ".join(b'"key%d": 1' % number for number in range(200_000)) + b"}\n"
-    yield _of("keys.jsonl", GOOD[0] + keys + GOOD[1])
-    yield _of("columns.csv", b",".join(b"c%d" % number for number in range(200_000)) + b"\n")
+    yield _of("keys.jsonl", GOOD[0] + keys + GOOD[1], rows=2, rejects=("too_many_fields",))
+    yield _of("colons.jsonl", GOOD[0] + b'{"q": "' + b":" * 200_000 + b'"}\n' + GOOD[1], rows=3)
+    rows = (b"{" + b", ".join(b'"key%d": 1' % key for key in range(at, at + 5000)) + b"}\n" for at in (0, 5000, 9000))
+    yield _of("many_keys.jsonl", b"".join(rows), error="columns")
+    yield _of("columns.csv", b",".join(b"c%d" % number for number in range(200_000)) + b"\n", error="200,000 columns")
     for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow", "rows.txt"):
         yield _of(f"zeros.{name}", b"\0" * 4096)
         yield _of(f"empty.{name}", b"")

@@ -11,13 +11,13 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-STAGES = ("raw", "schema")
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Outcome:
 
 
 def read_in_children(
-    datasets: list[dict[str, Any]], memory: int = 4 << 30, seconds: float = 60.0, last_stage: str = "raw"
+    datasets: list[dict[str, Any]], memory: int = 4 << 30, seconds: float = 60.0, last_stage: str = ""
 ) -> list[Outcome]:
-    """Build the first stages of each dataset in its own process.
+    """Read the rows of each dataset in its own process, or build it.
 
     Args:
         datasets: the settings of `dataset`.
         memory: the largest address space of a process in bytes.
         seconds: after which a process is killed.
-        last_stage: the last stage that is built.
+        last_stage: the last stage to build; "" only reads the rows.
     """
     given = json.dumps([datasets, memory, seconds, last_stage])
     ran = subprocess.run([sys.executable, __file__], input=given, capture_output=True, text=True, check=False)
@@ -60,31 +60,45 @@ def read_in_children(
     return [Outcome(**outcome) for outcome in json.loads(ran.stdout)]
 
 
-def _build(dataset: dict[str, Any], last_stage: str) -> dict[str, Any]:
-    import tempfile
+def _read(dataset: dict[str, Any], last_stage: str) -> dict[str, Any]:
+    import pyarrow as pa
 
-    from tokenloom.assets.building.build import Build
+    from tokenloom.assets.raw.chunks import source_chunks
     from tokenloom.config import PipelineConfig
     from tokenloom.errors import TokenloomError
-    from tokenloom.resources.store import ArtifactStore
 
     found: dict[str, Any] = {"rows": 0, "rejects": {}, "error": "", "traceback": ""}
+    codes: Counter[str] = Counter()
+
+    def add(rows: int, rejects: pa.Table | None) -> None:
+        found["rows"] += rows
+        codes.update(rejects["code"].to_pylist() if rejects is not None else ())
+
     try:
         config = PipelineConfig.from_mapping({"dataset": dataset, "validation": {"max_reject_fraction": 1.0}})
-        with tempfile.TemporaryDirectory() as store:
-            build = Build(config, ArtifactStore(Path(store)))
-            build.run(last_stage)
-            codes: Counter[str] = Counter()
-            for chunk in build.manifest("raw").chunks:
-                found["rows"] += build.store.objects.get(chunk.output).num_rows
-                if chunk.rejects:
-                    codes.update(build.store.objects.get(chunk.rejects)["code"].to_pylist())
-            found["rejects"] = dict(codes)
+        if last_stage:
+            _build(config, last_stage, add)
+        else:
+            for chunk in source_chunks(config):
+                output = chunk.load()
+                add(output.table.num_rows, output.rejects)
     except TokenloomError as error:
         found["error"] = f"{type(error).__name__}: {error}"
     except BaseException as error:
         found["traceback"] = f"{type(error).__name__}: {error}"
-    return found
+    return {**found, "rejects": dict(codes)}
+
+
+def _build(config: Any, last_stage: str, add: Callable[[int, Any], None]) -> None:
+    from tokenloom.assets.building.build import Build
+    from tokenloom.resources.store import ArtifactStore
+
+    with tempfile.TemporaryDirectory() as store:
+        build = Build(config, ArtifactStore(Path(store)))
+        build.run(last_stage)
+        for chunk in build.manifest("raw").chunks:
+            objects = build.store.objects
+            add(objects.get(chunk.output).num_rows, objects.get(chunk.rejects) if chunk.rejects else None)
 
 
 def _in_child(dataset: dict[str, Any], memory: int, seconds: float, last_stage: str) -> Outcome:
@@ -93,7 +107,7 @@ def _in_child(dataset: dict[str, Any], memory: int, seconds: float, last_stage: 
     if not child:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         signal.alarm(int(seconds) + 1)
-        os.write(writing, json.dumps(_build(dataset, last_stage)).encode()[:60_000])
+        os.write(writing, json.dumps(_read(dataset, last_stage)).encode()[:60_000])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:

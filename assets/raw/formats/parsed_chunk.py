@@ -12,6 +12,8 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 
+MAX_COLUMNS = 10_000
+
 
 @dataclass(frozen=True)
 class ParsedChunk:
@@ -73,3 +75,13 @@ def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Tabl
     """Return rejects for records that are larger than `dataset.reader.max_record_bytes`."""
     message = f"larger than dataset.reader.max_record_bytes, {limit:,} bytes"
     return reject_rows(rows, "raw", "too_large", "", message, excerpts)
+
+
+def check_columns(count: int, name: str) -> None:
+    """Refuse a file with more than `MAX_COLUMNS` columns.
+
+    Raises:
+        SourceError: it has more; the message names it.
+    """
+    if count > MAX_COLUMNS:
+        raise SourceError(f"{name}: found {count:,} columns, but at most {MAX_COLUMNS:,} are supported")

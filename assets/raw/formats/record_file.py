@@ -23,7 +23,7 @@ from tokenloom.assets.raw.formats.decode import utf8_blocks
 from tokenloom.assets.raw.formats.json import parse_json
 from tokenloom.assets.raw.formats.json_boundaries import JsonElements
 from tokenloom.assets.raw.formats.json_layout import JsonLayout, Root, json_layout
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, reject_too_large
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.record_boundaries import (
     NEWLINE,
     Bytes,
@@ -225,6 +225,7 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
 
     blank, first, rest = _first_record(_chained(head, blocks), finder, options.max_record_bytes, file.name)
     cells = csv_record(first, delimiter, file.name) if first else []
+    check_columns(len(cells), file.name)
     header = is_header(cells) if options.header == "auto" else options.header
     if options.header == "auto" and not header and cells:
         found["header"] = "none"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, reject_too_large
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
@@ -84,8 +86,10 @@ def _ordinary(table: pa.Table, name: str) -> pa.Table:
         SourceError: two columns have the same name.
         ArrowInvalid: the buffers are damaged. Whether text is UTF-8 is not checked here.
     """
-    if repeated := [column for column in table.column_names if table.column_names.count(column) > 1]:
-        raise SourceError(f"{name}: two columns are named {repeated[0]}")
+    check_columns(table.num_columns, name)
+    column, count = max(Counter(table.column_names).items(), key=itemgetter(1), default=("", 0))
+    if count > 1:
+        raise SourceError(f"{name}: two columns are named {column}")
     for column in table.columns:
         _of_type(column, _mapped(column.type, _as_bytes)).validate(full=_is_validatable(column.type))
     schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])

@@ -28,7 +28,6 @@ from tokenloom.assets.raw.formats.record_boundaries import (
 )
 from tokenloom.errors import SourceError
 
-
 Finders = Callable[[], Finder]
 
 
