@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 
+STAGES = ("raw", "schema", "columns")
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How reading a file ended.
@@ -95,7 +98,8 @@ def _build(config: Any, last_stage: str, add: Callable[[int, Any], None]) -> Non
 
     with tempfile.TemporaryDirectory() as store:
         build = Build(config, ArtifactStore(Path(store)))
-        build.run(last_stage)
+        for stage in STAGES[: STAGES.index(last_stage) + 1]:
+            build.run(stage)
         for chunk in build.manifest("raw").chunks:
             objects = build.store.objects
             add(objects.get(chunk.output).num_rows, objects.get(chunk.rejects) if chunk.rejects else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.hostile_files import MIB, HostileFile, deep_files, endless_files, other_files
-from support.raw_rows import chunks_of, read
+from support.raw_rows import chunks_of, places, read, write_table
 from support.reading_child import read_in_children
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
@@ -47,8 +48,6 @@ def test_other_hostile_files_are_read_or_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".txt", ".parquet"])
 def test_only_larger_rows_are_rejected_and_lines_are_still_counted(tmp_path: Path, suffix: str) -> None:
-    from support.raw_rows import places, write_table
-
     rows = [{"a": "xyz"[index % 3] * (10 + 90 * (index % 5 == 3)) + str(index)} for index in range(40)]
     path = tmp_path / f"rows{suffix}"
     if suffix == ".txt":
@@ -89,3 +88,16 @@ def test_names_that_are_not_utf8_are_read_and_shown_escaped(tmp_path: Path) -> N
     with pytest.raises(SourceError, match=r"caf\\xe9\.parquet: cannot be read"):
         (folder / os.fsdecode(b"caf\xe9.jsonl")).rename(folder / os.fsdecode(b"caf\xe9.parquet"))
         read(folder)
+
+
+def test_deep_json_in_a_text_column_ends_no_process(tmp_path: Path) -> None:
+    deep = "[" * 50_000 + "]" * 50_000
+    good = json.dumps([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])
+    rows = [{"messages": text, "tools": tools} for text, tools in ((good, "[]"), (deep, "[]"), (good, deep))]
+    datasets = []
+    for suffix in (".csv", ".parquet", ".jsonl") if SOAK else (".csv",):
+        write_table(tmp_path / f"rows{suffix}", rows)
+        mapping = {"messages": "messages", "tools": "tools"}
+        datasets.append({"name": str(tmp_path / f"rows{suffix}"), "column_mapping": mapping})
+    for outcome in read_in_children(datasets, last_stage="columns"):
+        assert (outcome.signal, outcome.error, outcome.traceback, outcome.rows) == (0, "", "", 3)
