@@ -23,6 +23,11 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def escaped(name: str) -> str:
+    r"""Return a file name or path with bytes that are not UTF-8, which Python holds as surrogates, as `\xe9`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 class TokenloomError(Exception):
     """Base class of all errors that tokenloom raises on purpose."""
 

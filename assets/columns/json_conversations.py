@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,9 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.message_objects import Unfit
 from tokenloom.resources.tables.flags import Flags, flags_of
+from tokenloom.resources.tables.json_depth import MAX_DEPTH, read_json_value
 from tokenloom.resources.tables.json_text import read_json
+from tokenloom.resources.tables.json_values import too_deep
 from tokenloom.resources.tables.ragged import list_array, one_array
 
 LAYOUTS = (("role", "content"), ("from", "value"))
@@ -38,6 +39,8 @@ def read_plain(text: pa.Array) -> pa.Array | None:
         The lists with texts or nulls as fields; None if a text is not a list of objects that have at most these fields,
         each once, with texts or nulls as values.
     """
+    if too_deep(text, MAX_DEPTH).any():
+        return None
     line = pc.binary_join_element_wise('{"m":', text, "}", "")
     data = pc.binary_join(list_array(np.array([0, len(line)]), line), "\n")[0].as_buffer()
     for layout in LAYOUTS:
@@ -59,6 +62,6 @@ def parse(texts: Sequence[str]) -> list[Any]:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return read_json_value(text)
+    except ValueError as error:
         return Unfit("invalid_json", f"not valid JSON: {error}")

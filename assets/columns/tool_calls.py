@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.rejected_rows import Problem
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import empty_texts, values_of
+from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.json_text import is_json, json_texts, to_json_text
 from tokenloom.resources.tables.nested_paths import plain
 
@@ -31,7 +32,7 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
         ValueError, TypeError, KeyError, RecursionError: the value is not a call.
     """
     if isinstance(value, str):
-        value = json.loads(value)
+        value = read_json_value(value)
     if isinstance(value, list):
         return [call for item in value for call in calls_of(item)]
     inner = value.get("function")
@@ -41,7 +42,7 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
         raise ValueError("a call must have a name")
     arguments = function.setdefault("arguments", {})
     if isinstance(arguments, str) and arguments.strip():
-        json.loads(arguments)
+        read_json_value(arguments)
     json.dumps(call, ensure_ascii=False).encode()  # raises for a lone surrogate
     return [call]
 
@@ -108,7 +109,7 @@ def _text(read: Callable[[Any], Any], text: str | None) -> str | None:
     if text is None or text.strip() in EMPTY:
         return ""
     try:
-        value = json.loads(text)
+        value = read_json_value(text)
         if isinstance(value, str):  # JSON text inside of JSON
             return _text(read, value)
         converted = read(value)
@@ -123,7 +124,7 @@ def _text(read: Callable[[Any], Any], text: str | None) -> str | None:
 def _tools(value: Any) -> Any:
     """Return a list of tools, in which each is an object; single tools and JSON texts of tools are converted."""
     tools = value if isinstance(value, list) else [value]
-    parsed = [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+    parsed = [read_json_value(tool) if isinstance(tool, str) else tool for tool in tools]
     if not all(isinstance(tool, dict) for tool in parsed):
         raise ValueError("a tool is not an object")
     return value if isinstance(value, list) and not any(isinstance(tool, str) for tool in tools) else parsed

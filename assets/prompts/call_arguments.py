@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenloom.assets.prompts.conversations import Message
 from tokenloom.errors import TemplateError
+from tokenloom.resources.tables.json_depth import read_json_value
 
 Write = Callable[[Sequence[Message]], str]
 """Renders messages; raises `TemplateError` if the template refuses them."""
@@ -28,7 +29,7 @@ def parsed(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments)
+        found = read_json_value(arguments)
     except ValueError:
         return arguments
     return found if isinstance(found, dict) else arguments

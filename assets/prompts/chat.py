@@ -7,7 +7,6 @@ the template writes after it; if the template writes none after the last answer,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
+from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
 from tokenloom.resources.templates.static_analysis import Kind
@@ -416,7 +416,7 @@ def _parsed_kwargs(text: str) -> dict[str, Any]:
         ShapeError: they are not a JSON object, or tokenloom itself sets one of them.
     """
     try:
-        parsed = json.loads(text) if text else {}
+        parsed = read_json_value(text) if text else {}
     except ValueError as error:
         raise ShapeError("template_kwargs", f"chat_template_kwargs is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):

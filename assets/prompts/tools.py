@@ -14,6 +14,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, TemplateError
 from tokenloom.resources.sources.resolve import local_path
+from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def declared_tools(config: PipelineConfig) -> str:
     if isinstance(given, str):
         inline = given.lstrip().startswith(("[", "{"))
         try:
-            tools = json.loads(given if inline else _read_file(config, given))
+            tools = read_json_value(given if inline else _read_file(config, given))
         except ValueError as error:
             raise _fault(config, f"{'the text' if inline else given} is not valid JSON: {error}") from error
     else:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.raw.cut import cut_blocks
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
 from tokenloom.assets.raw.formats.record_file import RecordFile, open_records
 from tokenloom.assets.raw.formats.tables import TableBlock, dataset_tables, parse_table, read_tables
 from tokenloom.assets.raw.unchanged_files import UnchangedFiles, known_chunk
@@ -164,28 +164,26 @@ def _record_chunks(
             position = known[rest.known * parts].offset
     start = rest.size
     for block in cut_blocks(prefetch(records.blocks(rest.text, position), attrgetter("hashes")), size, rest.before):
-        digest = _chunk_digest(records, digest_bytes(block.data.data))
-        lines = records.line_ends(block.data) if records.line_ends else None
+        digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped)
+        positions, count = records.positions(block)
 
-        def parse(
-            data: Any = block.data, bounds: Ints = block.bounds, start: int = start, lines: Any = lines
-        ) -> ParsedChunk:
-            positions = np.searchsorted(lines, bounds[:-1], side="right") if lines is not None else None
-            return records.parse(data, bounds, start).positioned(positions, file.name)
+        def parse(block: RecordBlock = block, start: int = start, positions: Ints | None = positions) -> ParsedChunk:
+            return records.parse_block(block, start).positioned(positions, file.name)
 
         offset, unit = _position(records, position)
         runs = (Run(file.name, offset=offset),)
         chunk = InputChunk(digest, TRAIN, runs, lambda: None, unit, size=len(block.data))
         yield from _parts(config, chunk, parse, None if records.facts.get("inner") else block.hashes)
-        position += len(lines) if lines is not None else len(block.bounds) - 1
-        start += len(block.data)
+        position += count
+        start += len(block.data) + sum(skipped.missing for skipped in block.skipped)
         if records.found:
             notes.files[file.name] = records.found
 
 
-def _chunk_digest(records: RecordFile, content: str) -> str:
-    """Return a chunk's digest, given the digest of its bytes."""
-    return digest_json([content, records.facts])
+def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = ()) -> str:
+    """Return a chunk's digest, given the digest of its bytes. It contains the size limit only if that had an effect."""
+    effect = [records.limit, [astuple(record) for record in skipped]] if skipped else []
+    return digest_json([content, records.facts, *effect])
 
 
 def _first_digest(config: PipelineConfig, records: RecordFile, content: str) -> str:
@@ -206,13 +204,16 @@ def _position(records: RecordFile, position: int) -> tuple[int, str]:
 def _table_chunks(
     config: PipelineConfig, tables: Iterator[pa.Table], size: ChunkSize, split: str, source: str
 ) -> Iterator[InputChunk]:
-    row = 0
+    row, limit = 0, config.dataset.reader.max_record_bytes
     for block in cut_blocks(map(TableBlock, tables), size):
         digest = digest_bytes(memoryview(encode_table(block.table, compressed=False)))
+        large = np.flatnonzero(block.sizes > limit)
+        if len(large):
+            digest = digest_json([digest, limit])
         chunk = InputChunk(digest, split, (Run(source, offset=row),), lambda: None)
 
-        def parse(table: pa.Table = block.table) -> ParsedChunk:
-            return parse_table(table, source).positioned(None, source)
+        def parse(table: pa.Table = block.table, large: Ints = large) -> ParsedChunk:
+            return parse_table(table, source, large, limit).positioned(None, source)
 
         yield from _parts(config, chunk, parse, block.hashes)
         row += block.table.num_rows

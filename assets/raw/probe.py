@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.raw.filters import Filter
@@ -63,7 +64,7 @@ def probe() -> list[pa.Table]:
         for block in opened.blocks():
             parsed = opened.parse(block.data, block.bounds, 0).positioned(None, name)
             tables += [parsed.table, parsed.rejects]
-    rows = parse_table(_typed(), "rows").positioned(None, "rows").table
+    rows = parse_table(_typed(), "rows", np.zeros(0, np.int64), 0).positioned(None, "rows").table
     for condition in _CONDITIONS:
         tables.append(rows.filter(pa.array(Filter.parse(condition).keep(rows))))
     return tables

@@ -111,8 +111,11 @@ def sketch(table: pa.Table) -> pa.Table:
     """
     described = [{**_row((), str(pa.struct([])), "struct"), "rows": table.num_rows}]
     repeats = repeated_conversations(table)
+    first: dict[str, int] = {}
     for index, name in enumerate(table.column_names):
-        if name != ROW and name not in table.column_names[:index]:
+        first.setdefault(name, index)
+    for name, index in first.items():
+        if name != ROW:
             column, *inside = _describe((name,), one_array(table.column(index)))
             described += [{**column, "repeats": repeats.get(name, [])}, *inside]
     return pa.Table.from_pylist(described, SKETCH)

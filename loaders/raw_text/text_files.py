@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from tokenloom.errors import SourceError
 from tokenloom.loaders.raw_text.encoding import TextEncoder, encode_texts
+from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.ragged import Ints
 
 JSONL = (".jsonl", ".ndjson", ".json")
@@ -71,7 +71,7 @@ def _texts(path: Path, jsonl: bool) -> Iterator[tuple[int, str]]:
 
 def _json_text(line: str, place: str) -> str:
     try:
-        row = json.loads(line)
+        row = read_json_value(line)
     except ValueError as error:
         remedy = "use the ending .txt for plain text, or pass is_jsonl=False to create_dataloaders"
         raise SourceError(f"{place}: not valid JSON: {error}; {remedy}") from error

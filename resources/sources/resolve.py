@@ -7,11 +7,12 @@ import glob
 import os
 import re
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, SourceUnavailableError, did_you_mean
+from tokenloom.errors import SourceError, SourceUnavailableError, did_you_mean, escaped
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.hub import HubDataset
 from tokenloom.resources.sources.source_file import COMPRESSIONS, SourceFile
@@ -30,6 +31,7 @@ FORMATS = {
     ".text": "text",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
 _DISK_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
@@ -85,8 +87,8 @@ def locate(config: PipelineConfig) -> Source:
 def _local(config: PipelineConfig, name: str) -> Source | None:
     """Resolve a local path or glob: to files, a `save_to_disk` folder or a prepared dataset; None if nothing exists
     there."""
-    for base in _bases(config):
-        path = base / _expanded(name)
+    for base, written in product(_bases(config), dict.fromkeys((name, _unescaped(name)))):
+        path = base / _expanded(written)
         if path.is_dir():
             if is_tfds_folder(path):
                 return TfdsDataset(name, path)
@@ -101,6 +103,11 @@ def _local(config: PipelineConfig, name: str) -> Source | None:
         if glob.has_magic(name) and (matches := _matches(path)):
             return [_file(config, str(match), match.name) for match in matches]
     return None
+
+
+def _unescaped(name: str) -> str:
+    r"""Return a name with the bytes that `escaped` writes as `\xe9`."""
+    return _ESCAPED.sub(lambda found: chr(0xDC00 + int(found[1], 16)), name)
 
 
 def _expanded(name: str) -> Path:
@@ -187,15 +194,17 @@ def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:
     kind = declared if declared != "auto" else _format_of(name)
     if kind is None:
         known = ", ".join(sorted(set(FORMATS.values())))
-        raise config.fault("dataset.name", f"{name}: unknown format; set dataset.format to one of {known}")
-    return SourceFile(path, name, kind)
+        raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")
+    return SourceFile(path, escaped(name), kind)
 
 
 def _hint(config: PipelineConfig, name: str) -> str:
     for base in _bases(config):
         folder = (base / _expanded(name)).parent
         if folder.is_dir():
-            if hint := did_you_mean(Path(name).name, (entry.name for entry in folder.iterdir() if entry.is_file())):
+            if hint := did_you_mean(
+                Path(name).name, (escaped(entry.name) for entry in folder.iterdir() if entry.is_file())
+            ):
                 return hint
         elif folder.parent.is_dir():
             return f"; the folder {Path(name).parent} does not exist"

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from tokenloom.errors import SourceError, SourceUnavailableError
+from tokenloom.errors import SourceError, SourceUnavailableError, escaped
 from tokenloom.resources.exceptions import causes, first_line
 
 BLOCK_BYTES = 4 << 20
@@ -27,7 +27,7 @@ class SourceFile:
 
     Args:
         path: path or URL, as fsspec opens it.
-        name: its name in messages and manifests.
+        name: its name in messages and manifests, as `escaped` returns it.
         format: name of its format, such as `jsonl`.
     """
 
@@ -93,7 +93,7 @@ class SourceFile:
         except SourceError:
             raise
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            reason = first_line(error).replace(self.path, self.name)
+            reason = escaped(first_line(error).replace(self.path, self.name))
             raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
 
 

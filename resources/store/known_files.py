@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenloom.errors import escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
 from tokenloom.resources.store.records import decode_record, encode_record
@@ -75,7 +76,7 @@ class KnownFiles:
         self._blobs.write(name, encode_record(name, {"stamp": before, "chunks": chunks, "found": found}))
 
     def _blob(self, path: str) -> str:
-        return f"{FILES}/{digest_json([str(Path(path).resolve()), self._reading])}.json"
+        return f"{FILES}/{digest_json([escaped(str(Path(path).resolve())), self._reading])}.json"
 
 
 def file_stamp(path: str) -> list[int] | None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import Flags
+from tokenloom.resources.tables.json_depth import which_deeper
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json, without_dates
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
 
@@ -38,7 +39,7 @@ _KIND = np.full(256, INTEGER, np.uint8)
 for _kind, _starts in ((TEXT, b'"'), (BOOLEAN, b"tf"), (NULL, b"n"), (LIST, b"["), (OBJECT, b"{")):
     _KIND[list(_starts)] = _kind
 _HAS_POINT = "[.eENI]"
-_STRING, _LONG = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+_LONG = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 
 def as_json(array: pa.Array | pa.ChunkedArray) -> pa.ExtensionArray:
@@ -357,13 +358,7 @@ def _skip(text: str, at: int) -> int:
 def too_deep(texts: pa.Array, levels: int) -> Flags:
     """Return bool [rows]: which JSON texts have more than `levels` levels of lists and objects."""
     offsets, data = text_parts(texts.fill_null("") if texts.null_count else texts)
-    opening = np.flatnonzero((data & 0xDF) == ord("["))  # `[` and `{`
-    deep = np.zeros(len(texts), bool)
-    for row in np.flatnonzero(np.diff(np.searchsorted(opening, offsets)) > levels):
-        bare = np.frombuffer(_STRING.sub(b"", data[offsets[row] : offsets[row + 1]].tobytes()), np.uint8)
-        change = ((bare & 0xDF) == ord("[")).astype(np.int64) - ((bare & 0xDF) == ord("]"))
-        deep[row] = np.cumsum(change).max(initial=0) > levels
-    return deep
+    return which_deeper(data, offsets, levels)
 
 
 def has_long_integer(texts: pa.Array) -> bool:

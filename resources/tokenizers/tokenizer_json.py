@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.exceptions import first_line
+from tokenloom.resources.tables.json_depth import read_json_value
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,8 +38,8 @@ def parse_json(name: str, content: bytes) -> dict[str, Any]:
         TokenizerError: the content is not a JSON object.
     """
     try:
-        parsed = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        parsed = read_json_value(content)
+    except ValueError as error:
         raise TokenizerError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise TokenizerError(f"{name} is not a JSON object")

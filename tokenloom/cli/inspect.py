@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.cli.options import add_command, add_json, add_limit, add_store
+from tokenloom.errors import escaped
 
 
 def add_parser(commands: Any) -> None:
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.resources.store import ArtifactStore
 
     target = args.out
+    args.source = escaped(args.source)
     if target is None and not args.json and not is_yaml(args.source):
         target = f"{dataset_name(args.source)}.yaml"
     if target is not None:

@@ -56,6 +56,8 @@ class ReaderConfig(Section):
     has none, whichever of `;`, tab, `|` and comma is most frequent in it."""
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: the unit of a row: a line, a paragraph, or a whole file."""
+    max_record_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 64 << 20
+    """Largest size of a row in bytes. A larger one is rejected, and skipped without being held in memory."""
     root: str | None = None
     """Nested JSON: the path to the rows, e.g. `data[].paragraphs[].qas[]`. Put keys with special characters in
     backticks. Fields around the rows are repeated in every row. Default: detected if an object holds one list of

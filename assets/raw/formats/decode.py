@@ -32,9 +32,10 @@ def utf8_blocks(
         blocks: the file's bytes; no block is empty.
         encoding: a codec, or "auto": given by the byte-order mark, else UTF-8 or a detected encoding.
         detect: whether `auto` can detect a legacy encoding in text that is not UTF-8. The first block that is not
-            ASCII decides.
+            ASCII decides. Text whose first block is UTF-8 is not taken for UTF-16 or UTF-32; JSON, which contains no
+            zeros, can be.
         name: the file, for messages.
-        found: called with the encoding if it is not UTF-8.
+        found: called with the encoding if it is not UTF-8 or could be another one.
 
     Raises:
         SourceError: UTF-16 or UTF-32 text is damaged; the message gives the byte.
@@ -43,7 +44,11 @@ def utf8_blocks(
     if encoding == "auto":
         mark, encoding = next(((mark, codec) for mark, codec in MARKS if first.startswith(mark)), (b"", ""))
         first = first.removeprefix(mark)
-        encoding = encoding or _wide(first)
+        wide = "" if encoding else _wide(first)
+        if wide and detect and _is_utf8(first):
+            found(f"UTF-8 with zero bytes like those of {wide}; set dataset.encoding if it is {wide}")
+        else:
+            encoding = encoding or wide
     rest = _chained(first, blocks)
     if encoding:
         if codecs.lookup(encoding).name != "utf-8":
@@ -91,6 +96,15 @@ def _wide(head: bytes) -> str:
 def _ends_lines(sample: bytes, codec: str) -> bool:
     """Return whether the decoded text has a line break if its bytes include one."""
     return b"\n" not in sample or "\n" in codecs.getincrementaldecoder(codec)("replace").decode(sample)
+
+
+def _is_utf8(block: bytes) -> bool:
+    """Return whether a block, which can end inside of a character, is UTF-8."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(block)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _is_narrow(sample: bytes) -> bool:

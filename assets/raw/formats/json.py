@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 from tokenloom.assets.raw.formats.explode import explode
 from tokenloom.assets.raw.formats.json_boundaries import split_entries
 from tokenloom.assets.raw.formats.json_layout import JsonLayout
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
-from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, trimmed
+from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS, ParsedChunk, check_columns
+from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, only, trimmed
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.json_depth import MAX_DEPTH, PARSED_DEPTH, TOO_DEEP, which_deeper
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json, without_dates
 from tokenloom.resources.tables.json_values import (
     has_long_integer,
@@ -35,8 +36,6 @@ from tokenloom.resources.tables.json_values import (
 from tokenloom.resources.tables.ragged import Ints, text_array
 
 OPEN, CLOSE = ord("{"), ord("}")
-MAX_DEPTH = 64
-"""The levels of lists and objects that a value can have."""
 KEY, ITEMS = "key", "items"
 """Columns: an entry's key; the items of a record that is a list."""
 
@@ -56,7 +55,7 @@ def parse_json(
         start: bytes of the file before the chunk, for messages.
 
     Raises:
-        SourceError: an element of an array or an entry of an object is not valid JSON.
+        SourceError: an element of an array or an entry of an object is not valid JSON, or there are too many columns.
     """
     solid = np.flatnonzero(is_solid(part, bounds))
     if not len(solid):
@@ -70,10 +69,11 @@ def parse_json(
     rows, rejects = solid, []
     wrapped = layout.lists or keys is not None
     table = None
-    if wrapped or _are_objects(part, bounds, solid):
+    if (wrapped or _are_objects(part, bounds, solid)) and not _is_hostile(part, bounds):
         table = _read_whole(data, layout.kind != "lines", len(solid))
     if table is None:
         table, keys, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
+    check_columns(table.num_columns, name)
     if keys is not None:
         table = table.add_column(0, KEY if KEY not in table.column_names else f"_{KEY}", typed(keys))
     if layout.inner:
@@ -92,6 +92,22 @@ def _are_objects(part: Bytes, bounds: Ints, solid: Ints) -> bool:
     return bool((part[starts[solid]] == OPEN).all() and (part[ends[solid] - 1] == CLOSE).all())
 
 
+def _is_hostile(part: Bytes, bounds: Ints) -> bool:
+    """Return whether a record could be nested too deeply for a parser, or have too many fields."""
+    if which_deeper(part, bounds, PARSED_DEPTH).any():
+        return True
+    large = np.flatnonzero(np.diff(bounds) > MAX_COLUMNS * len('"k":1'))
+    records = (part[bounds[record] : bounds[record + 1]].tobytes() for record in large.tolist())
+    return any(record.count(b":") > MAX_COLUMNS and _has_many_fields(record) for record in records)
+
+
+def _has_many_fields(record: bytes) -> bool:
+    try:
+        return len(members_of(record).names) > MAX_COLUMNS
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return True
+
+
 def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> tuple[bytes, pa.Array | None]:
     """Return the records as consecutive JSON objects, and the JSON texts of the keys of entries.
 
@@ -99,7 +115,7 @@ def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> t
     """
     if layout.kind != "entries" and not layout.lists:
         return part.tobytes(), None
-    data, limits = _only(part, bounds, solid)
+    data, limits = only(part, bounds, solid)
     if layout.kind != "entries":
         joined = pc.binary_join_element_wise(b'{"items":', _slices(data, limits[:-1], limits[1:]), b"}\n", b"")
         return joined.buffers()[2].to_pybytes(), None
@@ -107,15 +123,6 @@ def _as_objects(part: Bytes, bounds: Ints, solid: Ints, layout: JsonLayout) -> t
     keys = _slices(data, key_start, key_end).cast(pa.string(), safe=False)
     values = pc.binary_join_element_wise(_slices(data, value_start, limits[1:]), b"\n", b"")
     return values.buffers()[2].to_pybytes(), keys
-
-
-def _only(part: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
-    """Return the bytes and bounds of some of the records."""
-    if len(records) == len(bounds) - 1:
-        return part, bounds
-    kept = text_array(bounds, part).view(pa.binary()).take(pa.array(records))
-    limits = np.concatenate([[0], np.cumsum(np.diff(bounds)[records])])
-    return np.frombuffer(kept.buffers()[2], np.uint8)[: limits[-1]], limits
 
 
 def _slices(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
@@ -227,11 +234,14 @@ def _read_singly(
         elif not isinstance(value, dict):
             message = "expected an object" + (" under each key" if key else f", found {type(value).__name__}")
             reject(row, "not_an_object", message, excerpt)
+        elif len(value) > MAX_COLUMNS:
+            reject(row, "too_many_fields", f"an object with {len(value):,} fields, more than {MAX_COLUMNS:,}", excerpt)
         elif (code := _unreadable({n: item for n, item in value.items() if used is None or n in used})) is not None:
             reject(row, code, _UNREADABLE[code], excerpt)
         else:
             kept.append((row, key, _members(record, layout, used)))
     names = list(dict.fromkeys(name for _, _, members in kept for name in members))
+    check_columns(len(names), name)
     texts = {name: _texts([members.get(name) for _, _, members in kept]) for name in names}
     keys = pa.array([key for _, key, _ in kept], pa.string()) if layout.kind == "entries" else None
     return _typed_table(texts, len(kept)), keys, np.array([row for row, _, _ in kept], np.int64), rejects
@@ -276,7 +286,7 @@ def _texts(values: Sequence[bytes | None]) -> pa.Array:
 _UNREADABLE = {
     "invalid_utf8": NOT_UTF8,
     "lone_surrogate": "a string contains a lone surrogate",
-    "nested_too_deeply": f"lists and objects are nested more than {MAX_DEPTH} levels deep",
+    "nested_too_deeply": TOO_DEEP,
 }
 
 

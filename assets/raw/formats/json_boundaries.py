@@ -7,11 +7,13 @@ import numpy as np
 from tokenloom.assets.raw.formats.record_boundaries import NEWLINE, QUOTE, SPACE, Bytes
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.flags import Flags
+from tokenloom.resources.tables.json_depth import TOO_DEEP
 from tokenloom.resources.tables.ragged import Ints
 
 BACKSLASH, COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in "\\,:[{")
 _STRUCTURAL = np.zeros(256, bool)
 _STRUCTURAL[[ord(char) for char in '"\\[]{},:']] = True
+_DEEPEST = 1 << 16
 _DEPTH = np.zeros(256, np.int8)
 _DEPTH[[ord("["), ord("{")]] = 1
 _DEPTH[[ord("]"), ord("}")]] = -1
@@ -44,6 +46,18 @@ class JsonElements:
         bounds = self._tail(window, final) if self._closed else self._elements(window, final)
         self._at += int(bounds[-1])
         return bounds
+
+    def shortened(self, window: Bytes) -> tuple[bytes, int]:
+        """Return the brackets and the quote that are open; see `Finder`."""
+        if self._closed:
+            return window.tobytes(), len(window)
+        _, char, in_string, escaped = structure(window, False, False)
+        depth = int(_DEPTH[char].sum(dtype=np.int64))
+        if depth > _DEEPEST:
+            raise SourceError(f"{self._name}: {TOO_DEEP}, near byte {self._at + len(window)}")
+        short = b"[" * depth + b'"' * in_string + b"\\" * escaped or (b" " if SPACE[window].all() else b"0")
+        self._at += len(window) - len(short)
+        return short, len(window)
 
     def _elements(self, window: Bytes, final: bool) -> Ints:
         at, char = outside_strings(window)

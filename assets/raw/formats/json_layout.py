@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tokenloom.errors import SourceError
+from tokenloom.resources.tables.json_depth import TOO_DEEP
 from tokenloom.resources.tables.nested_paths import quoted
 
 Kind = Literal["lines", "elements", "entries", "whole"]
@@ -85,11 +86,13 @@ def json_layout(head: str, final: bool, named_lines: bool, root: Root | None, na
         name: the file, for messages.
 
     Raises:
-        SourceError: the file is not valid JSON, or `root` does not exist in it.
+        SourceError: the file is not valid JSON, is nested too deeply, or `root` does not exist in it.
     """
     try:
         return _layout(head, final, named_lines, root, name)
-    except (_MoreNeeded, IndexError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise SourceError(f"{name}: {TOO_DEEP}") from None
+    except (_MoreNeeded, IndexError, ValueError) as error:
         if not final:
             return None
         at = getattr(error, "pos", len(head))
@@ -101,7 +104,7 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
     if at == len(head):
         return _or_more(final, JsonLayout("lines"))
     opening = head[at]
-    first, alone = _first_line(head, at, final)
+    first, alone = _first_line(head, at, final or named_lines)
     if first is not None and (named_lines or not alone) and (root is None or root.lists[0]):
         return JsonLayout("lines", inner=root.lists if root else (), lists=isinstance(first, list))
     if named_lines and opening != "[":

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
+from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects, reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
+
+MAX_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,19 @@ class ParsedChunk:
         index = self.rejects.column_names.index(ROW)
         rejects = self.rejects.set_column(index, ROW, pa.array(positions[rejected], pa.int32()))
         return replace(self, table=table.combine_chunks(), rejects=rejects)
+
+
+def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Table:
+    """Return rejects for records that are larger than `dataset.reader.max_record_bytes`."""
+    message = f"larger than dataset.reader.max_record_bytes, {limit:,} bytes"
+    return reject_rows(rows, "raw", "too_large", "", message, excerpts)
+
+
+def check_columns(count: int, name: str) -> None:
+    """Refuse a file with more than `MAX_COLUMNS` columns.
+
+    Raises:
+        SourceError: it has more; the message names it.
+    """
+    if count > MAX_COLUMNS:
+        raise SourceError(f"{name}: found {count:,} columns, but at most {MAX_COLUMNS:,} are supported")

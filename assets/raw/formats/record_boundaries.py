@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.flags import Flags, any_of
-from tokenloom.resources.tables.ragged import Ints, ranges
+from tokenloom.resources.tables.ragged import Ints, ranges, text_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_records
 
 Bytes = npt.NDArray[np.uint8]
 
 NEWLINE, RETURN, QUOTE = (np.uint8(ord(char)) for char in '\n\r"')
-LARGEST_RECORD = 1 << 30
+SEARCHED_AGAIN = 1 << 20
+"""Bytes of a record without an end that are searched again with the next block; of longer ones, a finder gets a short
+equivalent."""
+SHOWN = 400
+"""Bytes that are kept of a record that is too large."""
+_WITHOUT_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 SPACE = np.zeros(256, bool)
 """bool [256]: which bytes are white space in JSON."""
 SPACE[[ord(char) for char in " \t\r\n"]] = True
@@ -39,6 +45,25 @@ class Finder(Protocol):
         """
         ...
 
+    def shortened(self, window: Bytes) -> tuple[bytes, int]:
+        """Return a few bytes that can replace the start of a window without a record's end, and how much of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A record that is too large to be read.
+
+    Args:
+        record: its index in the block, which holds only its first `SHOWN` bytes, without line breaks.
+        missing: the number of bytes that the block does not hold.
+        lines: the number of lines that end in the record.
+    """
+
+    record: int
+    missing: int
+    lines: int
+
 
 @dataclass(frozen=True)
 class RecordBlock:
@@ -47,10 +72,12 @@ class RecordBlock:
     Args:
         data: uint8 [bytes].
         bounds: int64 [records + 1] into `data`, starting at 0.
+        skipped: the records that are too large, in order.
     """
 
     data: Bytes
     bounds: Ints
+    skipped: tuple[Skipped, ...] = ()
 
     @property
     def sizes(self) -> Ints:
@@ -69,7 +96,9 @@ class RecordBlock:
     def slice(self, start: int, end: int) -> RecordBlock:
         """Return the records [start, end)."""
         part = RecordBlock(
-            self.data[self.bounds[start] : self.bounds[end]].copy(), self.bounds[start : end + 1] - self.bounds[start]
+            self.data[self.bounds[start] : self.bounds[end]].copy(),
+            self.bounds[start : end + 1] - self.bounds[start],
+            tuple(replace(one, record=one.record - start) for one in self.skipped if start <= one.record < end),
         )
         part.__dict__["_hashed"] = self.hashes[start:end]
         return part
@@ -81,47 +110,116 @@ class RecordBlock:
             return blocks[0]
         starts = np.cumsum([0, *(len(block.data) for block in blocks)])
         bounds = [block.bounds[:-1] + start for block, start in zip(blocks, starts[:-1], strict=True)]
-        whole = RecordBlock(np.concatenate([block.data for block in blocks]), np.concatenate([*bounds, starts[-1:]]))
+        firsts = np.cumsum([0, *(len(block.bounds) - 1 for block in blocks)]).tolist()
+        whole = RecordBlock(
+            np.concatenate([block.data for block in blocks]),
+            np.concatenate([*bounds, starts[-1:]]),
+            tuple(
+                replace(one, record=first + one.record)
+                for first, block in zip(firsts, blocks, strict=False)
+                for one in block.skipped
+            ),
+        )
         whole.__dict__["_hashed"] = np.concatenate([block.hashes for block in blocks])
         return whole
 
 
-def record_blocks(blocks: Iterator[bytes], finder: Finder, name: str) -> Iterator[RecordBlock]:
+def record_blocks(
+    blocks: Iterator[bytes],
+    finder: Finder,
+    limit: int,
+    line_ends: Callable[[Bytes], Ints],
+    searched_again: int = SEARCHED_AGAIN,
+) -> Iterator[RecordBlock]:
     """Yield the records of a file in blocks of whole records.
 
-    Memory is bounded by the size of a block and of the largest record.
+    Memory is bounded by the size of a block and `limit`: what a larger record has beyond is not kept.
 
     Args:
-        name: the file, for messages.
+        limit: the largest size of a record in bytes, with its separator.
+        line_ends: returns where lines end.
+        searched_again: see `SEARCHED_AGAIN`.
 
     Raises:
-        SourceError: the finder raises it, or a record is larger than `LARGEST_RECORD`.
+        SourceError: the finder raises it.
     """
-    parts: list[Any] = []
-    pending = needed = done = 0
-    block, final = next(blocks, b""), False
+    record = _OpenRecord(finder, limit, line_ends, searched_again)
+    rest, block, final = b"", next(blocks, b""), False
     while not final:
         following = next(blocks, None)
         final = following is None
-        parts.append(block)
-        pending += len(block)
+        window = np.frombuffer(bytearray(b"").join([rest, block]), np.uint8)
         block = following or b""
-        if pending < needed and not final:
-            continue
-        window = np.frombuffer(bytearray(b"").join(parts), np.uint8)
         while True:  # once if more blocks follow, else until no bytes are left
             bounds = finder.find(window, final)
-            done += int(bounds[-1])
-            if len(bounds) > 1:
-                start = bounds[0]
-                yield RecordBlock(window[start : bounds[-1]], bounds - start)
+            if bounds[-1]:
+                if len(bounds) > 1:
+                    yield record.ended(window, bounds)
+                record = _OpenRecord(finder, limit, line_ends, searched_again)
             window = window[bounds[-1] :]
             if not final or not bounds[-1]:
                 break
-        parts, pending = [window.data], len(window)
-        needed = 2 * pending  # search a long record again only when the window has doubled: linear time in total
-        if pending > LARGEST_RECORD:
-            raise SourceError(f"{name}: the record at byte {done} is larger than {LARGEST_RECORD >> 30} GiB")
+        rest = record.extended(window)
+
+
+class _OpenRecord:
+    """The start of a record whose end was not found yet."""
+
+    def __init__(self, finder: Finder, limit: int, line_ends: Callable[[Bytes], Ints], searched_again: int):
+        self._finder, self._limit, self._line_ends, self._again = finder, limit, line_ends, searched_again
+        self._parts: list[bytes] = []
+        self._size = self._lines = self._replaced = 0
+
+    def extended(self, window: Bytes) -> bytes:
+        """Add a window without the record's end; return the bytes that the next window must start with.
+
+        Before the bytes of the window that are new, it has those that this function returned last.
+        """
+        if len(window) <= self._again:
+            return window.tobytes()
+        short, replaced = self._finder.shortened(window)
+        self._lines += self._lines_in(window[:replaced]) - self._lines_in(np.frombuffer(short, np.uint8))
+        self._add(window[self._replaced : replaced].tobytes())
+        self._replaced = len(short)
+        return short + window[replaced:].tobytes()
+
+    def _add(self, part: bytes) -> None:
+        kept = self._size <= self._limit
+        self._size += len(part)
+        if kept:
+            self._parts.append(part)
+            if self._size > self._limit:
+                self._parts = [b"".join(self._parts)[:SHOWN]]
+
+    def ended(self, window: Bytes, bounds: Ints) -> RecordBlock:
+        """Return the records of a window, the first of which ends the open one."""
+        window, bounds, sizes = window[bounds[0] : bounds[-1]], bounds - bounds[0], np.diff(bounds)
+        lines = self._lines
+        if self._size:
+            lines += self._lines_in(window[: bounds[1]])
+            self._add(window[self._replaced : bounds[1]].tobytes())
+            first = sum(map(len, self._parts))
+            window = np.frombuffer(bytearray(b"").join([*self._parts, window[bounds[1] :].data]), np.uint8)
+            bounds = np.concatenate([[0], bounds[1:] - bounds[1] + first])
+            sizes[0] = self._size
+        large = np.flatnonzero(sizes > self._limit)
+        if not len(large):
+            return RecordBlock(window, bounds)
+        parts, skipped, done = [], [], 0
+        for record in large.tolist():
+            start, end = bounds[record : record + 2]
+            shown = window[start : min(start + SHOWN, end)].tobytes().translate(_WITHOUT_BREAKS)
+            parts += [window[done:start].tobytes(), shown]
+            ended = lines if record == 0 and self._size else self._lines_in(window[start:end])
+            skipped.append(Skipped(record, int(sizes[record]) - len(shown), ended))
+            done = end
+        data = np.frombuffer(b"".join([*parts, window[done:].tobytes()]), np.uint8)
+        kept = np.diff(bounds)
+        kept[large] = np.minimum(kept[large], SHOWN)
+        return RecordBlock(data, np.concatenate([[0], np.cumsum(kept)]), tuple(skipped))
+
+    def _lines_in(self, data: Bytes) -> int:
+        return len(self._line_ends(data))
 
 
 class Lines:
@@ -131,18 +229,32 @@ class Lines:
         """Return the bounds of the records in the window; see `Finder`."""
         return _bounds(np.flatnonzero(window == NEWLINE) + 1, window, final)
 
+    def shortened(self, window: Bytes) -> tuple[bytes, int]:
+        """Return any character; see `Finder`."""
+        return b"x", len(window)
+
 
 class Paragraphs:
     """A finder with one record per paragraph: lines that are not blank, with the blank lines after them."""
 
     def find(self, window: Bytes, final: bool) -> Ints:
         """Return the bounds of the records in the window; see `Finder`."""
-        lines = _bounds(np.flatnonzero(window == NEWLINE) + 1, window, final)
-        solid = is_solid(window, lines) if len(lines) > 1 else np.zeros(0, bool)
+        lines = _bounds(np.flatnonzero(window == NEWLINE) + 1, window, True)
+        solid = is_solid(window, lines)
         starts = np.flatnonzero(solid[1:] & ~solid[:-1]) + 1
         first = int(np.argmax(solid)) if len(solid) else 0
         ends = lines[starts[starts > first]]
         return _bounds(ends, window, final)
+
+    def shortened(self, window: Bytes) -> tuple[bytes, int]:
+        """Return a line, a blank line, and the start of a line, if the window ends with them; see `Finder`."""
+        lines = _bounds(np.flatnonzero(window == NEWLINE) + 1, window, False)
+        solid = is_solid(window, lines)
+        whole = b"x\n" * bool(solid.any()) + b"\n" * bool(len(solid) and not solid[-1])
+        last = window[lines[-1] :]
+        if not SPACE[last].all():
+            return whole + b"x", len(window)
+        return (whole, int(lines[-1])) if len(last) <= SEARCHED_AGAIN else (whole + b" ", len(window))
 
 
 class WholeFile:
@@ -151,6 +263,10 @@ class WholeFile:
     def find(self, window: Bytes, final: bool) -> Ints:
         """Return the bounds of the records in the window; see `Finder`."""
         return _bounds(np.zeros(0, np.int64), window, final)
+
+    def shortened(self, window: Bytes) -> tuple[bytes, int]:
+        """Return any character; see `Finder`."""
+        return b"x", len(window)
 
 
 class QuotedLines:
@@ -170,23 +286,46 @@ class QuotedLines:
     def __init__(self, delimiter: str, name: str, lines: int = 0):
         self._delimiter, self._name = np.uint8(ord(delimiter)), name
         self._lines = lines
+        self._opened = 0  # line of the quote that the next window starts with instead of a long field
 
     def find(self, window: Bytes, final: bool) -> Ints:
         """Return the bounds of the records in the window; see `Finder`."""
-        ends = line_ends(window)
+        ends, edges = line_ends(window), self._edges(window)
         if not final and len(ends) and ends[-1] == len(window) and window[-1] == RETURN:
             ends = ends[:-1]  # a newline can follow
+        if final and len(edges) % 2:
+            line = self._line(ends, edges[-1])
+            raise SourceError(f"{self._name}: the quote that opens a field on line {line} is never closed")
+        bounds = _bounds(ends[np.searchsorted(edges, ends) % 2 == 0], window, final)
+        self._lines += int(np.searchsorted(ends, bounds[-1], side="right"))
+        self._opened = 0 if bounds[-1] else self._opened
+        return bounds
+
+    def shortened(self, window: Bytes) -> tuple[bytes, int]:
+        """Return an open quoted field, a closed one, or the last character after another; see `Finder`."""
+        edges, ends = self._edges(window), line_ends(window)
+        last = window[-1:].tobytes()
+        if len(edges) % 2:
+            self._opened = self._line(ends, edges[-1])
+            short = b'"\r' if last == b"\r" else b'"'
+        else:
+            short = b'""' if len(edges) and edges[-1] == len(window) - 1 else b"x" + last
+        self._lines += len(ends) - len(line_ends(np.frombuffer(short, np.uint8)))
+        return short, len(window)
+
+    def _edges(self, window: Bytes) -> Ints:
+        """Return where quoted fields open and close, alternately."""
         quotes = np.flatnonzero(window == QUOTE)
         before = np.append(window, NEWLINE)[quotes - 1]
         starts_field = (before == NEWLINE) | (before == RETURN) | (before == self._delimiter) | (quotes == 0)
         regular = starts_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
-        edges = quotes if regular.all() else _quoted_fields(quotes, starts_field)
-        if final and len(edges) % 2:
-            line = self._lines + int(np.searchsorted(ends, edges[-1], side="right")) + 1
-            raise SourceError(f"{self._name}: the quote that opens a field on line {line} is never closed")
-        bounds = _bounds(ends[np.searchsorted(edges, ends) % 2 == 0], window, final)
-        self._lines += int(np.searchsorted(ends, bounds[-1], side="right"))
-        return bounds
+        return quotes if regular.all() else _quoted_fields(quotes, starts_field)
+
+    def _line(self, ends: Ints, quote: int) -> int:
+        """Return the line of a quote of a window with the given ends of lines."""
+        if not quote and self._opened:
+            return self._opened
+        return self._lines + int(np.searchsorted(ends, quote, side="right")) + 1
 
 
 def line_ends(data: Bytes) -> Ints:
@@ -234,6 +373,15 @@ def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
     while len(right := right[(starts[right] < ends[right])]) and len(right := right[SPACE[data[ends[right] - 1]]]):
         ends[right] -= 1
     return starts, ends
+
+
+def only(data: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:
+    """Return the bytes and bounds of some of the records, int64 [records], ascending."""
+    if len(records) == len(bounds) - 1:
+        return data, bounds
+    kept = text_array(bounds, data).view(pa.binary()).take(pa.array(records))
+    limits = np.concatenate([[0], np.cumsum(np.diff(bounds)[records])])
+    return np.frombuffer(kept.buffers()[2], np.uint8)[: limits[-1]], limits
 
 
 def _bounds(ends: Ints, window: Bytes, final: bool) -> Ints:

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tokenloom.assets.raw.formats.csv import (
     DELIMITERS,
@@ -22,7 +23,7 @@ from tokenloom.assets.raw.formats.decode import utf8_blocks
 from tokenloom.assets.raw.formats.json import parse_json
 from tokenloom.assets.raw.formats.json_boundaries import JsonElements
 from tokenloom.assets.raw.formats.json_layout import JsonLayout, Root, json_layout
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.record_boundaries import (
     NEWLINE,
     Bytes,
@@ -34,15 +35,15 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     WholeFile,
     is_solid,
     line_ends,
+    only,
     record_blocks,
 )
 from tokenloom.assets.raw.formats.text import parse_text
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.tables.ragged import Ints
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class RecordFile:
         line_ends: returns where lines end in bytes, if each record starts on its own line; None counts rows instead.
         first_line: the number of lines before the first record.
         found: detected properties of the file, for display.
+        limit: `dataset.reader.max_record_bytes`.
     """
 
     name: str
@@ -70,11 +72,43 @@ class RecordFile:
     line_ends: Callable[[Bytes], Ints] | None
     first_line: int
     found: dict[str, str]
+    limit: int
 
     def blocks(self, text: Iterator[bytes] | None = None, lines: int | None = None) -> Iterator[RecordBlock]:
         """Yield the records of the file, or of the given text after `lines` lines of the file."""
         finder = self.finder(self.first_line if lines is None else lines)
-        return record_blocks(self.text if text is None else text, finder, self.name)
+        return record_blocks(self.text if text is None else text, finder, self.limit, self.line_ends or _no_lines)
+
+    def parse_block(self, block: RecordBlock, before: int) -> ParsedChunk:
+        """Parse the records of a chunk, and reject those that are too large.
+
+        Args:
+            before: the number of bytes of the file before it.
+        """
+        if not block.skipped:
+            return self.parse(block.data, block.bounds, before)
+        large = np.array([skipped.record for skipped in block.skipped])
+        kept = np.setdiff1d(np.arange(len(block.bounds) - 1), large)
+        parsed = self.parse(*only(block.data, block.bounds, kept), before)
+        shown = [block.data[block.bounds[row] : block.bounds[row + 1]].tobytes() for row in large]
+        rejects = parsed.rejects.set_column(
+            parsed.rejects.column_names.index(ROW), ROW, pa.array(kept[parsed.rejects[ROW].to_numpy()], pa.int32())
+        )
+        too_large = reject_too_large(large, self.limit, [text.decode(errors="replace") for text in shown])
+        return ParsedChunk.of(parsed.table, kept[parsed.records], [rejects, too_large], parsed.filtered)
+
+    def positions(self, block: RecordBlock) -> tuple[Ints | None, int]:
+        """Return the position of each record within a chunk and the number of positions.
+
+        Positions are lines, int64 [records], or None for rows.
+        """
+        if self.line_ends is None:
+            return None, len(block.bounds) - 1
+        ends = self.line_ends(block.data)
+        positions = np.searchsorted(ends, block.bounds[:-1], side="right")
+        for skipped in block.skipped:
+            positions[skipped.record + 1 :] += skipped.lines
+        return positions, len(ends) + sum(skipped.lines for skipped in block.skipped)
 
 
 def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
@@ -102,6 +136,7 @@ def open_records(dataset: DatasetConfig, file: SourceFile) -> RecordFile:
             _newlines,
             0,
             found,
+            dataset.reader.max_record_bytes,
         )
     return _json(dataset, file, blocks, found)
 
@@ -110,9 +145,14 @@ def _newlines(data: Bytes) -> Ints:
     return np.flatnonzero(data == NEWLINE) + 1
 
 
+def _no_lines(data: Bytes) -> Ints:
+    return np.zeros(0, np.int64)
+
+
 def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
     root = Root.parse(dataset.reader.root) if dataset.reader.root else None
-    layout, start, blocks = _detect_layout(blocks, file, root)
+    limit = dataset.reader.max_record_bytes
+    layout, start, blocks = _detect_layout(blocks, file, root, limit)
     if layout.found:
         found["root"] = layout.root
     line_ends_of = _newlines if layout.kind == "lines" and not layout.inner else None
@@ -133,37 +173,39 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
     def parse(part: Bytes, bounds: Ints, done: int) -> ParsedChunk:
         return parse_json(part, bounds, layout, dataset.columns, file.name, start + done)
 
-    return RecordFile(file.name, blocks, finder, layout.kind == "lines", facts, parse, line_ends_of, 0, found)
+    return RecordFile(file.name, blocks, finder, layout.kind == "lines", facts, parse, line_ends_of, 0, found, limit)
 
 
 def _detect_layout(
-    blocks: Iterator[bytes], file: SourceFile, root: Root | None
+    blocks: Iterator[bytes], file: SourceFile, root: Root | None, limit: int
 ) -> tuple[JsonLayout, int, Iterator[bytes]]:
-    """Return the layout of a JSON file, the number of bytes before its first record, and the blocks from there on."""
-
-    def layout_of(head: bytes, final: bool) -> tuple[JsonLayout, int] | None:
-        text = head.decode(errors="surrogateescape")
-        layout = json_layout(text, final, file.format == "jsonl", root, file.name)
-        return layout and (layout, len(text[: layout.start].encode(errors="surrogateescape")))
-
-    (layout, start), head = _read_head(blocks, layout_of)
-    return layout, start, _chained(head[start:], blocks)
-
-
-def _read_head(blocks: Iterator[bytes], detect: Callable[[bytes, bool], T | None]) -> tuple[T, bytes]:
-    """Read blocks until `detect(head, final)` returns a result; return it and the bytes read.
+    """Return the layout of a JSON file, the number of bytes before its first record, and the blocks from there on.
 
     Each attempt has at least twice the bytes of the last one, so that the total time is linear.
+
+    Raises:
+        SourceError: the layout is still unknown after `limit` bytes.
     """
     head, needed = b"", 0
     while True:
         block = next(blocks, None)
         head += block or b""
-        if len(head) < needed and block is not None:
+        if len(head) < min(needed, limit + 1) and block is not None:
             continue
-        if (result := detect(head, block is None)) is not None:
-            return result, head
+        text = head.decode(errors="surrogateescape")
+        if layout := json_layout(text, block is None, file.format == "jsonl", root, file.name):
+            start = len(text[: layout.start].encode(errors="surrogateescape"))
+            return layout, start, _chained(head[start:], blocks)
+        if len(head) > limit:
+            raise _first_too_large(file.name, limit)
         needed = 2 * len(head)
+
+
+def _first_too_large(name: str, limit: int) -> SourceError:
+    return SourceError(
+        f"{name}: the first record is larger than dataset.reader.max_record_bytes ({limit:,} bytes), so the layout of "
+        "the file is unknown"
+    )
 
 
 def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -181,8 +223,9 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
     def finder(lines: int) -> Finder:
         return QuotedLines(delimiter, file.name, lines)
 
-    blank, first, rest = _first_record(_chained(head, blocks), finder)
+    blank, first, rest = _first_record(_chained(head, blocks), finder, options.max_record_bytes, file.name)
     cells = csv_record(first, delimiter, file.name) if first else []
+    check_columns(len(cells), file.name)
     header = is_header(cells) if options.header == "auto" else options.header
     if options.header == "auto" and not header and cells:
         found["header"] = "none"
@@ -206,20 +249,37 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
         line_ends,
         lines,
         found,
+        options.max_record_bytes,
     )
 
 
-def _first_record(blocks: Iterator[bytes], finder: Callable[[int], Finder]) -> tuple[int, bytes, Iterator[bytes]]:
-    """Return the number of blank lines before the first record, that record, and the blocks after it."""
+def _first_record(
+    blocks: Iterator[bytes], finder: Callable[[int], Finder], limit: int, name: str
+) -> tuple[int, bytes, Iterator[bytes]]:
+    """Return the number of blank lines before the first record, that record, and the blocks after it.
 
-    def record_of(head: bytes, final: bool) -> tuple[int, int, int] | None:
-        window = np.frombuffer(head, np.uint8)
-        bounds = finder(0).find(window, final)
-        solid = np.flatnonzero(is_solid(window, bounds))
-        if not len(solid) and not final:
-            return None
-        start, end = bounds[solid[0] : solid[0] + 2] if len(solid) else (len(head), len(head))
-        return len(line_ends(window[:start])), int(start), int(end)
+    Raises:
+        SourceError: it is larger than `limit`.
+    """
+    read: list[bytes] = []
 
-    (blank, start, end), head = _read_head(blocks, record_of)
-    return blank, head[start:end], _chained(head[end:], blocks)
+    def noted() -> Iterator[bytes]:
+        for block in blocks:
+            read.append(block)
+            yield block
+            if sum(map(len, read[:-1])) > limit:  # without the last block, which is read ahead
+                raise _first_too_large(name, limit)
+
+    done = lines = 0
+    for block in record_blocks(noted(), finder(0), limit, line_ends):
+        solid = np.flatnonzero(is_solid(block.data, block.bounds))
+        if block.skipped and (not len(solid) or block.skipped[0].record <= solid[0]):
+            raise _first_too_large(name, limit)
+        if len(solid):
+            start, end = block.bounds[solid[0] : solid[0] + 2]
+            head = b"".join(read)
+            lines += len(line_ends(block.data[:start]))
+            return lines, block.data[start:end].tobytes(), _chained(head[done + end :], blocks)
+        done += len(block.data)
+        lines += len(line_ends(block.data))
+    return lines, b"", iter(())

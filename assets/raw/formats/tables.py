@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
@@ -84,8 +86,10 @@ def _ordinary(table: pa.Table, name: str) -> pa.Table:
         SourceError: two columns have the same name.
         ArrowInvalid: the buffers are damaged. Whether text is UTF-8 is not checked here.
     """
-    if repeated := [column for column in table.column_names if table.column_names.count(column) > 1]:
-        raise SourceError(f"{name}: two columns are named {repeated[0]}")
+    check_columns(table.num_columns, name)
+    column, count = max(Counter(table.column_names).items(), key=itemgetter(1), default=("", 0))
+    if count > 1:
+        raise SourceError(f"{name}: two columns are named {column}")
     for column in table.columns:
         _of_type(column, _mapped(column.type, _as_bytes)).validate(full=_is_validatable(column.type))
     schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])
@@ -138,11 +142,12 @@ def _mapped(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa
     return leaf(kind)
 
 
-def parse_table(table: pa.Table, name: str) -> ParsedChunk:
-    """Return a table's rows; rows with text that is not UTF-8 are rejected.
+def parse_table(table: pa.Table, name: str, large: Ints, limit: int) -> ParsedChunk:
+    """Return a table's rows; rows that are too large, or have text that is not UTF-8, are rejected.
 
     Args:
         name: the file or split, for messages.
+        large: int64, the rows that are larger than `limit` bytes.
 
     Raises:
         SourceError: nested values are damaged.
@@ -153,6 +158,9 @@ def parse_table(table: pa.Table, name: str) -> ParsedChunk:
         if (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)) and not _is_valid(array):
             values = array.cast(pa.binary()).to_pylist()
             bad |= np.array([value is not None and not is_utf8(value) for value in values], bool)
+    bad[large] = False
+    rejected = np.flatnonzero(bad)
+    bad[large] = True
     rows = np.flatnonzero(~bad)
     kept = table.take(pa.array(rows)) if bad.any() else table
     try:
@@ -160,9 +168,10 @@ def parse_table(table: pa.Table, name: str) -> ParsedChunk:
             column.validate(full=_is_validatable(column.type))
     except pa.ArrowInvalid as error:
         raise SourceError(f"{name}: cannot be read: {str(error).splitlines()[0]}") from error
-    rejected = np.flatnonzero(bad)
     message, excerpts = "a text value is not UTF-8", [""] * len(rejected)
     rejects = [reject_rows(rejected, "raw", "invalid_utf8", "", message, excerpts)] if len(rejected) else []
+    if len(large):
+        rejects.append(reject_too_large(large, limit, [""] * len(large)))
     return ParsedChunk.of(kept, rows, rejects)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rapidfuzz.fuzz import ratio
+
 ALIASES: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "chat", "turns", "dialog", "dialogue"),
     "prompt": ("prompt", "instruction", "question", "query", "problem", "user", "human", "input"),
@@ -36,6 +38,8 @@ _POSITIVE = {"best", "gold", "golden", "final", "correct", "reference", "expecte
 _NEGATIVE = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst", "non"}
 _BORDER = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MIN_TYPO_RATIO = 88.0
+MAX_CHARACTERS = 200
+_KEPT = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -46,26 +50,53 @@ class Likeness:
     reason: str
 
 
+@dataclass(frozen=True)
+class _Name:
+    """A name: its words, the words in the singular, and all of them joined."""
+
+    words: tuple[str, ...]
+    singular: tuple[str, ...]
+    joined: str
+
+
+@lru_cache(maxsize=_KEPT)
+def _name(name: str) -> _Name:
+    found = tuple(word.lower() for word in _BORDER.split(name) if word)
+    return _Name(found, tuple(map(_singular, found)), "".join(found))
+
+
 def words(name: str) -> tuple[str, ...]:
     """Return the words of a name: "userQuestion_2" is user, question, 2."""
-    return tuple(word.lower() for word in _BORDER.split(name) if word)
+    return _name(name).words
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_KEPT)
 def likeness(name: str, aliases: Sequence[str]) -> Likeness:
-    """Return how similar a name is to the most similar alias; earlier aliases count slightly more."""
-    scores = [(_similarity(words(name), words(alias)) - 0.01 * rank, alias) for rank, alias in enumerate(aliases)]
+    """Return how similar a name is to the most similar alias; earlier aliases count slightly more.
+
+    Names of more than `MAX_CHARACTERS` are like none.
+    """
+    if len(name) > MAX_CHARACTERS:
+        return Likeness(0.0, "")
+    own = _name(name)
+    scores = [(_similarity(own, _name(alias)) - 0.01 * rank, alias) for rank, alias in enumerate(aliases)]
     score, alias = max(scores, key=lambda scored: scored[0], default=(0.0, ""))
     if score <= 0.2:
         return Likeness(0.0, "")
-    same = words(name) == words(alias)
-    return Likeness(score, f"named {name!r}" if same else f"{name!r} is like {alias!r}")
+    return Likeness(score, f"named {name!r}" if own.words == words(alias) else f"{name!r} is like {alias!r}")
+
+
+@lru_cache(maxsize=_KEPT)
+def _by_role(name: str) -> tuple[dict[str, Likeness], float]:
+    """Return how similar a name is to the names of each role, and the highest score."""
+    found = {role: likeness(name, aliases) for role, aliases in ALIASES.items()}
+    return found, max(one.score for one in found.values())
 
 
 def role_likeness(name: str, role: str) -> Likeness:
     """Return how similar a name is to the names of a role. A name of another role counts less."""
-    own = likeness(name, ALIASES[role])
-    best = max(likeness(name, aliases).score for aliases in ALIASES.values())
+    found, best = _by_role(name)
+    own = found[role]
     return Likeness(0.4 * own.score, own.reason) if own.score < 0.87 <= best else own
 
 
@@ -80,25 +111,22 @@ def names_metadata(name: str) -> bool:
     return bool({last, _singular(last)} & (_METADATA | _DESCRIPTIONS - {"title"}))
 
 
-def _similarity(name: tuple[str, ...], alias: tuple[str, ...]) -> float:
-    if name == alias:
+def _similarity(name: _Name, alias: _Name) -> float:
+    if name.words == alias.words:
         return 1.0
-    singular = tuple(_singular(word) for word in name)
-    target = tuple(_singular(word) for word in alias)
-    if singular == target:
+    if name.singular == alias.singular:
         return 0.92
-    starts = [at for at in range(len(name)) if singular[at : at + len(target)] == target]
+    size = len(alias.words)
+    starts = [at for at in range(len(name.words) - size + 1) if name.singular[at : at + size] == alias.singular]
     if starts:
-        rest = {*name[: starts[0]], *name[starts[0] + len(target) :]}
+        rest = {*name.words[: starts[0]], *name.words[starts[0] + size :]}
         if rest & (_METADATA | _NEGATIVE):
             return 0.0
-        plural = name[starts[0] : starts[0] + len(target)] != alias
+        plural = name.words[starts[0] : starts[0] + size] != alias.words
         return 0.85 + 0.1 * bool(rest & _POSITIVE) - 0.3 * plural - 0.1 * any(word.isdigit() for word in rest)
-    from rapidfuzz import fuzz
-
-    first, second = "".join(name), "".join(alias)
-    ratio = fuzz.ratio(first, second) if min(len(first), len(second)) >= 5 else 0.0
-    return 0.8 * ratio / 100 if ratio >= _MIN_TYPO_RATIO else 0.0
+    if min(len(name.joined), len(alias.joined)) < 5:
+        return 0.0
+    return 0.8 * ratio(name.joined, alias.joined, score_cutoff=_MIN_TYPO_RATIO) / 100
 
 
 def _singular(word: str) -> str:

@@ -208,10 +208,32 @@ def test_bytes_invalid_in_the_declared_encoding_reject_only_their_rows(tmp_path:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("text", ["Привет, мир\n", "の本を 読む\n", "abc def\n", "Ω a\n"])
+@pytest.mark.parametrize("text", ["Привет, café\n", "の本を 読む\n", "café def\n", "Ω a\n"])
 def test_utf16_and_utf32_without_a_mark_are_detected_by_their_zeros(tmp_path: Path, encoding: str, text: str) -> None:
     (tmp_path / "rows.txt").write_bytes((text * 20).encode(encoding))
     assert read(tmp_path / "rows.txt") == ([{"text": text.strip()}] * 20, [], 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["000\n\0\n0\x1f\x08\n\0\n", "\0\n" * 40, "a\0b\0\n\0" * 20, "\0\0\0a\0\0\0\n" * 20, "é\0\0\0\n\0\0\0" * 9],
+)
+@pytest.mark.parametrize("suffix", [".txt", ".tsv"])
+def test_what_is_utf8_is_not_taken_for_another_encoding(tmp_path: Path, text: str, suffix: str) -> None:
+    (tmp_path / f"rows{suffix}").write_bytes(text.encode())
+    rows, rejects, _ = read(tmp_path / f"rows{suffix}", reader={"header": False} if suffix == ".tsv" else {})
+    assert [value for row in rows for value in row.values()] == [line for line in text.split("\n") if line]
+    assert rejects == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("text", ["abc def", "Привет, мир"])
+def test_utf16_that_is_also_utf8_needs_the_setting_except_in_json(tmp_path: Path, text: str, encoding: str) -> None:
+    (tmp_path / "rows.txt").write_bytes((f"{text}\n" * 20).encode(encoding))
+    assert read(tmp_path / "rows.txt")[0][0] != {"text": text}
+    assert read(tmp_path / "rows.txt", encoding=encoding) == ([{"text": text}] * 20, [], 0)
+    (tmp_path / "rows.jsonl").write_bytes(('{"a": "b"}\n' * 20).encode(encoding))
+    assert read(tmp_path / "rows.jsonl") == ([{"a": "b"}] * 20, [], 0)
 
 
 def test_stray_zeros_are_not_taken_for_utf16(tmp_path: Path) -> None:

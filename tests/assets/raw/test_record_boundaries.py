@@ -10,24 +10,65 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.raw_rows import TEXT
 from tokenloom.assets.raw.formats.json_boundaries import JsonElements
-from tokenloom.assets.raw.formats.record_boundaries import Finder, Lines, Paragraphs, QuotedLines, record_blocks
+from tokenloom.assets.raw.formats.record_boundaries import (
+    Finder,
+    Lines,
+    Paragraphs,
+    QuotedLines,
+    RecordBlock,
+    line_ends,
+    record_blocks,
+)
 from tokenloom.errors import SourceError
 
+Finders = Callable[[], Finder]
 
-def found_in(data: bytes, finder: Callable[[], Finder], step: int) -> list[bytes]:
-    """Return the records that a finder finds in data read in blocks of `step` bytes."""
+
+def blocks_of(data: bytes, finder: Finders, step: int, again: int, limit: int = 1 << 30) -> list[RecordBlock]:
+    """Return the blocks of records in data read in blocks of `step` bytes."""
     blocks = (data[at : at + step] for at in range(0, len(data), step))
-    return [
-        block.data[start:end].tobytes()
-        for block in record_blocks(blocks, finder(), "x.json")
-        for start, end in pairwise(block.bounds)
-    ]
+    made = finder()
+    return list(record_blocks(blocks, made, limit, line_ends if isinstance(made, QuotedLines) else newlines, again))
+
+
+def newlines(data: Any) -> Any:
+    return np.flatnonzero(data == 10) + 1
+
+
+def pieces(block: RecordBlock) -> list[bytes]:
+    return [block.data[start:end].tobytes() for start, end in pairwise(block.bounds)]
+
+
+def found_in(data: bytes, finder: Finders, step: int) -> list[bytes]:
+    """Return the records that a finder finds, whether or not it sees long records as a whole."""
+    found = [piece for block in blocks_of(data, finder, step, 1 << 20) for piece in pieces(block)]
+    for again in (0, 3):
+        assert [piece for block in blocks_of(data, finder, step, again) for piece in pieces(block)] == found
+    assert_large_are_skipped(data, finder, step, found)
+    return found
+
+
+def assert_large_are_skipped(data: bytes, finder: Finders, step: int, expected: list[bytes]) -> None:
+    """Check with limits that of all records only the larger ones are skipped, with their sizes and lines."""
+    for limit in {1, 4, *(len(piece) for piece in expected[:2])}:
+        kept, skipped, lines = [], [], 0
+        for block in blocks_of(data, finder, step, 0, limit):
+            large = {one.record: one for one in block.skipped}
+            records = pieces(block)
+            kept += [None if number in large else piece for number, piece in enumerate(records)]
+            skipped += [one.missing + len(records[number]) for number, one in large.items()]
+            ends = line_ends if isinstance(finder(), QuotedLines) else newlines
+            lines += len(ends(block.data)) + sum(one.lines for one in block.skipped)
+        assert kept == [piece if len(piece) <= limit else None for piece in expected]
+        assert skipped == [len(piece) for piece in expected if len(piece) > limit]
+        assert lines == sum(len(ends(np.frombuffer(piece, np.uint8))) for piece in expected)
 
 
 STEPS = st.sampled_from([1, 2, 3, 5, 7, 1000])
