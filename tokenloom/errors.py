@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, Union
 
+LONGEST_NAME = 200
+"""Most characters of a name that is compared with known ones, which takes time by the square of its length."""
+
 T = TypeVar("T")
 U = TypeVar("U")
 E = TypeVar("E")
@@ -19,7 +22,7 @@ F = TypeVar("F")
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return `"; did you mean x?"` for the known name most similar to the given one, or `""` if none is similar."""
-    close = difflib.get_close_matches(given, list(known), n=1)
+    close = difflib.get_close_matches(given, list(known), n=1) if len(given) <= LONGEST_NAME else []
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -72,7 +72,7 @@ def _texts(path: Path, jsonl: bool) -> Iterator[tuple[int, str]]:
 def _json_text(line: str, place: str) -> str:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         remedy = "use the ending .txt for plain text, or pass is_jsonl=False to create_dataloaders"
         raise SourceError(f"{place}: not valid JSON: {error}; {remedy}") from error
     text = row.get("text") if isinstance(row, dict) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +75,9 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FACTORY]:
         "raw text": lambda **options: TokenLoader(text, **{"batch_size": 4, **options}),
         "map": lambda **options: MapLoader(samples, **{"batch_size": 4, **options}),
         "builder": lambda **options: DataLoaderBuilder().with_dataset(samples).with_options(**options).build(),
-        "stream": lambda **options: StreamingPreprocessedDataset([{"n": n} for n in range(ROWS)], OneToken(), **options),
+        "stream": lambda **options: StreamingPreprocessedDataset(
+            [{"n": n} for n in range(ROWS)], OneToken(), **options
+        ),
         "module": lambda **options: UniversalDataModule(samples, val_split=0, **{"batch_size": 4, **options}),
     }
 
@@ -124,7 +125,9 @@ OPTIONAL = {"versions"}
 
 
 @pytest.mark.parametrize("name", POSITIONED)
-@pytest.mark.parametrize("place", [{"position": 10**6}, {"position": 25}, {"batch": 10**6}, {"batch": 1, "position": 24}])
+@pytest.mark.parametrize(
+    "place", [{"position": 10**6}, {"position": 25}, {"batch": 10**6}, {"batch": 1, "position": 24}]
+)
 def test_a_place_outside_the_epoch_is_refused(makers: dict[str, FACTORY], name: str, place: dict[str, int]) -> None:
     loader = makers[name]()
     if len(loader.dataset) > ROWS and "batch" not in place:
