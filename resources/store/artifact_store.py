@@ -44,7 +44,7 @@ WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom sto
 
 DEFAULT_STORE = ".tokenloom"
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):(//|/(?=[^/]))")
 Missed = Literal["new", "lost", "void"]
 """Why an action is a cache miss: it does not exist, its objects are missing, or its certificate was withdrawn."""
 
