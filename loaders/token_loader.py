@@ -16,7 +16,7 @@ from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.batch_plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.order.ranks import place_among_ranks
-from tokenloom.loaders.order.resume_state import STATE_VERSION, read_state
+from tokenloom.loaders.order.resume_state import STATE_VERSION, VERSIONS, read_state
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.prefetch import DeviceCopy, pinned, prefetched
@@ -269,7 +269,9 @@ class TokenLoader(DataLoader[Any]):
     def _state_at(self, place: Place) -> dict[str, Any]:
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
         data = self._data.digest_until(place.epoch * len(self._data) + place.position)
-        return {"version": STATE_VERSION, "data": data, **self._settings, **place._asdict(), "skips": skips}
+        state = {"version": STATE_VERSION, "data": data, **self._settings, **place._asdict(), "skips": skips}
+        versions = getattr(self._data, VERSIONS, None)  # raw text has none
+        return {**state, VERSIONS: versions} if versions else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch.

@@ -116,7 +116,9 @@ def test_a_presigned_url_is_read_and_only_its_host_and_path_are_kept(host: str, 
     assert_clean_folder(tmp_path / "store")
 
 
-@pytest.mark.parametrize("path", ["none.jsonl?sig=sEc%2FReT%2BsEcReT", "x.jsonl?sig=ReT%2BsEcReT", "y.parquet?q=ReT%2BsEcReT"])
+@pytest.mark.parametrize(
+    "path", ["none.jsonl?sig=sEc%2FReT%2BsEcReT", "x.jsonl?sig=ReT%2BsEcReT", "y.parquet?q=ReT%2BsEcReT"]
+)
 def test_errors_of_a_url_show_no_secret_even_with_their_causes(host: str, tmp_path: Path, path: str) -> None:
     config = config_of(tmp_path / "yaml", f"http://{host}/{path}")
     with pytest.raises(TokenloomError) as raised:
@@ -177,7 +179,7 @@ def test_no_command_shows_a_secret_of_any_setting(
 
 def test_tokens_of_the_environment_are_neither_printed_nor_stored(host: str, tmp_path: Path) -> None:
     names = ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-    planted = {name: f"{USER}{SECRET}" for name in names}
+    planted = dict.fromkeys(names, f"{USER}{SECRET}")
     planted |= {"AWS_ENDPOINT_URL": f"http://{USER}:sEc%2FReT@127.0.0.1:1", "HF_HUB_OFFLINE": "1"}
     output = ""
     store = tmp_path / "store"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,6 +45,9 @@ class Folder:
         return Blob(name, found.st_size, found.st_mtime)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
+        self._write(name, data, lambda temporary, path: temporary.replace(path))
+
+    def _write(self, name: str, data: bytes | memoryview, publish: Callable[[Path, Path], object]) -> None:
         path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
         try:
             self._scratch.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,10 @@ class Folder:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            publish(temporary, path)
+        except FileExistsError:
+            temporary.unlink(missing_ok=True)
+            raise
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -66,6 +72,13 @@ class Folder:
             exists = False
         if not exists:
             self.write(name, data)
+
+    def create_new(self, name: str, data: bytes | memoryview) -> bool:
+        try:
+            self._write(name, data, _link)
+        except FileExistsError:
+            return False
+        return True
 
     def below(self, prefix: str) -> Iterator[Blob]:
         if (self.root / prefix).is_symlink():
@@ -107,6 +120,20 @@ class Folder:
         for blob in self.below(SCRATCH):
             if blob.modified < limit:
                 self.delete(blob.name)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file another name, unless that exists, and remove the first one."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # the file system has no hard links
+        with path.open("xb") as file:
+            file.write(temporary.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.unlink()
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
