@@ -26,6 +26,9 @@ from tokenloom.resources.tables.ragged import Ints
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+SAVED_DIGITS = 16
+"""Digits of a version that states name."""
+
 _ROWS_AT_ONCE = 512
 """Rows located at once; more give no measurable speedup."""
 
@@ -270,8 +273,9 @@ class TokenLoader(DataLoader[Any]):
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
         data = self._data.digest_until(place.epoch * len(self._data) + place.position)
         state = {"version": STATE_VERSION, "data": data, **self._settings, **place._asdict(), "skips": skips}
-        versions = getattr(self._data, VERSIONS, None)  # raw text has none
-        return {**state, VERSIONS: versions} if versions else state
+        versions = getattr(self._data, VERSIONS, {})  # raw text has none
+        named = [f"{name}@{version[:SAVED_DIGITS]}" for name, version in versions.items()]
+        return {**state, VERSIONS: named} if named else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch.

@@ -134,7 +134,7 @@ class MixedDataset:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The start of each dataset's version, by the dataset's name."""
+        """Each dataset's version, by the dataset's name."""
         return {name: version for each in self._all for name, version in each.versions.items()}
 
     def digest_until(self, position: int) -> str:

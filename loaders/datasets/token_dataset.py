@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from tokenloom.errors import DatasetNotFoundError, LoaderStateError, did_you_mean
 from tokenloom.loaders.datasets.trace import TracedRow, traced
-from tokenloom.loaders.order.resume_state import VERSIONS as SAVED
+from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.checksum import MappedObject
@@ -29,10 +29,6 @@ from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
-
-SAVED_DIGITS = 16
-"""Digits of a version that states name."""
-
 
 class TokenDataset(Dataset[dict[str, Any]]):
     """The sequences of one split of a built dataset, as a map-style dataset. `open_dataset` opens one by name.
@@ -130,8 +126,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     @property
     def versions(self) -> dict[str, str]:
-        """The start of the version, by the dataset's name."""
-        return {self.name: self.version[:SAVED_DIGITS]}
+        """The version, by the dataset's name."""
+        return {self.name: self.version}
 
     @property
     def tokens(self) -> int:
@@ -222,15 +218,14 @@ def saved_version(store: ArtifactStore, state: Mapping[str, Any], name: str) -> 
         LoaderStateError: the state names none.
         DatasetNotFoundError: the store no longer has it.
     """
-    versions = state.get(SAVED) if isinstance(state, Mapping) else None
-    version = versions.get(name) if isinstance(versions, Mapping) else None
-    if not isinstance(version, str):
+    version = versions_in(state).get(name)
+    if version is None:
         raise LoaderStateError(f"the state names no version of the dataset {name!r}; open it with `version`")
     known = [each.digest for each in store.versions.of(name)]
     if known and not any(digest.startswith(version) for digest in known):
         raise DatasetNotFoundError(
-            f"the state was saved with version {version[:12]} of {name!r}, which gc has removed; building the same rows "
-            f"with the same YAML gives it again; to keep versions that runs need: tokenloom pin {name}@VERSION --as RUN"
+            f"the state was saved with version {version} of {name!r}, which gc has removed; build the same rows with the "
+            f"same YAML to get it again, and keep the versions of runs: tokenloom pin {name}@VERSION --as RUN"
         )
     return version
 

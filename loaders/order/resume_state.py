@@ -18,14 +18,14 @@ POSITION = ("epoch", "position", "batch", "skips")
 """The loader's position; everything else in a state must match the loader."""
 
 VERSIONS = "versions"
-"""The dataset versions that a loader reads, by name. They can differ, because `data` is compared; older states have
-none."""
+"""The dataset versions that a loader reads, as `name@version`. They can differ, because `data` is compared; older states
+have none. A list, because torch.distributed.checkpoint would ask an older checkpoint for each key of a mapping."""
 
 
 def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) -> Mapping[str, Any]:
     """Return a state that is a mapping of this version with all of these fields, each one a single value.
 
-    `skips` and `versions` are not checked.
+    `skips` are not checked.
 
     Raises:
         LoaderStateError: it is not.
@@ -41,6 +41,9 @@ def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) 
     for name in names:
         if name not in ("skips", VERSIONS) and not isinstance(state[name], str | int | float | None):
             raise LoaderStateError(f"the state is damaged: {name} must be a single value, got {short(state[name])}")
+    named = state.get(VERSIONS, [])
+    if not isinstance(named, list | tuple) or not all(isinstance(text, str) for text in named):
+        raise LoaderStateError(f"the state is damaged: {VERSIONS} must be a list of texts, got {short(named)}")
     return state
 
 
@@ -145,13 +148,17 @@ def _checked(read: Callable[[], int]) -> int:
         raise LoaderStateError(f"the state is damaged: {error}") from None
 
 
+def versions_in(state: Any) -> dict[str, str]:
+    """Return the start of each dataset's version, by name, as a state names them; what is damaged is omitted."""
+    named = state.get(VERSIONS) if isinstance(state, Mapping) else None
+    texts = [text for text in named if isinstance(text, str)] if isinstance(named, list | tuple) else []
+    return {name: version for name, at, version in (text.rpartition("@") for text in texts) if at}
+
+
 def _versions(state: Mapping[str, Any], own: Mapping[str, Any], differing: list[str]) -> str:
     """Return how to open the versions that a state was saved with, if its data differ."""
-    saved, here = state.get(VERSIONS), own.get(VERSIONS)
-    if "data" not in differing or not isinstance(saved, Mapping) or not isinstance(here, Mapping):
+    saved, here = versions_in(state), versions_in(own)
+    changed = [f"{name}@{saved[name]}" for name in here if name in saved and saved[name] != here[name]]
+    if "data" not in differing or not changed:
         return ""
-    changed = [name for name in here if isinstance(saved.get(name), str) and saved[name] != here[name]]
-    if not changed:
-        return ""
-    named = ", ".join(f"{name} {_shown(saved[name])}" for name in changed[:3])
-    return f"; it was saved with the version {named}: open that one with `state=` of open_dataset or open_mixture"
+    return f"; it was saved with {', '.join(changed[:3])}: open that with `state=` of open_dataset or open_mixture"

@@ -1,8 +1,8 @@
 """Garbage collection (`tokenloom gc`): finds and removes what no kept version of a dataset needs.
 
 Roots are, for each dataset, its latest manifests and those of its latest versions, the manifests that pins name, those
-that mixtures read, and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their chunks, and
-tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
+that mixtures read, and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their
+chunks, and tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
 
 Recently written or touched blobs are never removed, nor what a recent action names. Blobs are removed in an order in
 which no remaining version or action ever names a removed object.

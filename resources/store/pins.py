@@ -97,8 +97,8 @@ class PinStore:
             return None
         except (ValueError, KeyError, TypeError):
             raise StoreError(
-                f"{name} cannot be read, so what it names is unknown; run tokenloom unpin {dataset} --as {run}, and pin "
-                "the version again"
+                f"{name} cannot be read, so what it names is unknown; run tokenloom unpin {dataset} --as {run}, then "
+                "pin the version again"
             ) from None
 
     def remove(self, dataset: str, run: str) -> None:

@@ -17,11 +17,10 @@ from tokenloom.errors import ConfigError
 NAMED = "dataset: {name: x.jsonl}\n"
 
 
-def doubled(levels: int, open: str = "[", close: str = "]", between: str = ", ") -> str:
+def doubled(levels: int) -> str:
     """Return anchors a0, a1, …, each of which holds the one before ten times."""
     lines = ["a0: &a0 [x]"]
-    for level in range(1, levels):
-        lines.append(f"a{level}: &a{level} {open}{between.join([f'*a{level - 1}'] * 10)}{close}")
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
     return "\n".join(lines)
 
 

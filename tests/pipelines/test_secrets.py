@@ -148,7 +148,7 @@ ADDRESSED |= {("prompt_template", "tools"), ("prompt_template", "few_shot")}
 
 SETTINGS = [
     ("dataset", "name"), ("dataset", "config"), ("dataset", "revision"), ("dataset", "format"), ("dataset", "splits"),
-    ("tokenizer", "name_or_path"), ("tokenizer", "chat_template"), ("tokenizer", "padding"), ("tokenizer", "max_length"),
+    ("tokenizer", "name_or_path"), ("tokenizer", "chat_template"), ("tokenizer", "padding"),
     ("prompt_template", "tools"), ("prompt_template", "label_column"), ("prompt_template", "unknown"),
     ("prompt_template", "few_shot"), ("prompt_template", "format_type"), ("schedule", ""), ("name", ""),
 ]  # fmt: skip

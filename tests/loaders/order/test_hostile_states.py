@@ -132,7 +132,7 @@ def test_a_place_outside_the_epoch_is_refused(makers: dict[str, FACTORY], name: 
     loader = makers[name]()
     if len(loader.dataset) > ROWS and "batch" not in place:
         place = {"position": len(loader.dataset) + 1}
-    with pytest.raises(LoaderStateError, match="position|batch"):
+    with pytest.raises(LoaderStateError, match=r"position|batch"):
         loader.load_state_dict({**loader.state_dict(), **place})
     if name == "budget":
         with pytest.raises(LoaderStateError, match="position"):
@@ -175,7 +175,7 @@ def test_an_epoch_out_of_range_is_refused(makers: dict[str, FACTORY], name: str,
         loader.set_epoch(epoch)
     sampler = getattr(loader, "sampler", None)
     if sampler is not None and hasattr(sampler, "set_epoch"):
-        with pytest.raises(ValueError, match="^epoch must be"):
+        with pytest.raises(ValueError, match=r"^epoch must be"):
             sampler.set_epoch(epoch)
     loader.set_epoch(3)
 
@@ -206,7 +206,7 @@ def test_an_argument_out_of_range_is_refused_by_its_name(makers: dict[str, FACTO
                 loader = makers[name](**{argument: value})
                 if name == "module":
                     loader.train_dataloader()
-    with pytest.raises(ValueError, match="^prefetch_factor must be an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"^prefetch_factor must be an integer of at least 1"):
         makers["map"](num_workers=1, prefetch_factor=0)
 
 
@@ -214,11 +214,11 @@ def test_an_argument_out_of_range_is_refused_by_its_name(makers: dict[str, FACTO
 def test_a_step_out_of_range_is_refused(makers: dict[str, FACTORY], name: str) -> None:
     loader = makers[name]()
     for step in (-1, 0.5, None, "1", 1 << 62):
-        with pytest.raises(ValueError, match="^step must be an integer"):
+        with pytest.raises(ValueError, match=r"^step must be an integer"):
             loader.trace(step)
         if name != "budget":
             with pytest.raises(ValueError, match="must be an integer"):
                 loader.skip(0, step)
     for rank in (-1, 1, 0.5):
-        with pytest.raises(ValueError, match="^rank must be"):
+        with pytest.raises(ValueError, match=r"^rank must be"):
             loader.trace(0, rank)

@@ -56,7 +56,7 @@ def test_a_pinned_version_survives_gc_and_resumes_and_traces(built: tuple[Path, 
         assert begun + [batch_digest(batch) for batch in resumed] == whole
     latest = TokenLoader(open_dataset("small", store=store), batch_size=3, seed=1)
     with pytest.raises(
-        LoaderStateError, match=f"saved with the version small {state['versions']['small'][:12]}.*state="
+        LoaderStateError, match=f"saved with {state['versions'][0]}.*state="
     ):
         latest.load_state_dict(state)
     del resumed, latest  # they hold locks
@@ -155,7 +155,7 @@ def test_a_pinned_mixture_keeps_its_datasets(tmp_path: Path) -> None:
     store.put_manifest(Manifest("mix", "mixture", (), facts, notes={"manifests": pinned}))
     mixed = open_mixture("mix", store=tmp_path, pin="run")
     state = TokenLoader(mixed, batch_size=2, seed=1).state_dict()
-    assert set(state["versions"]) == {"a", "b"}
+    assert [version.partition("@")[0] for version in state["versions"]] == ["a", "b"]
     expected = batches(mixed)
     for name, first in (("a", 5000), ("b", 7000)):
         write_numbered(tmp_path, name, [12], 5, first=first)
