@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tokenloom.loaders.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.batch_plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, VERSIONS, read_state

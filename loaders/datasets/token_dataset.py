@@ -30,6 +30,7 @@ from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
 
+
 class TokenDataset(Dataset[dict[str, Any]]):
     """The sequences of one split of a built dataset, as a map-style dataset. `open_dataset` opens one by name.
 
@@ -224,8 +225,8 @@ def saved_version(store: ArtifactStore, state: Mapping[str, Any], name: str) -> 
     known = [each.digest for each in store.versions.of(name)]
     if known and not any(digest.startswith(version) for digest in known):
         raise DatasetNotFoundError(
-            f"the state was saved with version {version} of {name!r}, which gc has removed; build the same rows with the "
-            f"same YAML to get it again, and keep the versions of runs: tokenloom pin {name}@VERSION --as RUN"
+            f"the state was saved with version {version} of {name!r}, which gc has removed; build the same rows with "
+            f"the same YAML to get it again, and keep the versions of runs: tokenloom pin {name}@VERSION --as RUN"
         )
     return version
 

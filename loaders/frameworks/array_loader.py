@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.frameworks.array_source import open_source
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.order.batch_plan import FixedBatches, Place
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.raw_text.encoding import TextEncoder

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tokenloom.errors import ConfigError, Fault
-from tokenloom.loaders.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.map_style.fetch import fetch, listed, with_note
 from tokenloom.loaders.map_style.random_state import seeded
 from tokenloom.loaders.map_style.rank_sampler import RankSampler
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.order.resume_state import STATE_VERSION, read_state

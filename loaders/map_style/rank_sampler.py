@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from tokenloom.loaders.arguments import epoch_number
+from tokenloom.loaders.order.arguments import epoch_number
 from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.tables.ragged import Ints
 

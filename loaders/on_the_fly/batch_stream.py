@@ -10,11 +10,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from tokenloom.loaders.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.on_the_fly.lockstep import in_lockstep
 from tokenloom.loaders.on_the_fly.raw_rows import to_table
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder
 from tokenloom.loaders.on_the_fly.shares import Share
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.batch_plan import FILLER
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors

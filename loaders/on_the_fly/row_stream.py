@@ -11,11 +11,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tokenloom.errors import DataValidationError, LoaderStateError
-from tokenloom.loaders.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.on_the_fly.raw_rows import Rows, blocks_of, in_columns, shard_of, shards_of
 from tokenloom.loaders.on_the_fly.row_encoder import FILTERED, HEAD_ROWS, Encoder, RowEncoder, SkippedRow
 from tokenloom.loaders.on_the_fly.shares import Share
 from tokenloom.loaders.on_the_fly.skip_report import SkipReport
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.order.resume_state import check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.unpadded import Row, unpadded

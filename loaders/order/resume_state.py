@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.arguments import LARGEST_COUNT, POSITIONS, epoch_number, integer, short
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, POSITIONS, epoch_number, integer, short
 from tokenloom.loaders.order.batch_plan import Place, Skip
 
 STATE_VERSION = 1
@@ -18,8 +18,8 @@ POSITION = ("epoch", "position", "batch", "skips")
 """The loader's position; everything else in a state must match the loader."""
 
 VERSIONS = "versions"
-"""The dataset versions that a loader reads, as `name@version`. They can differ, because `data` is compared; older states
-have none. A list, because torch.distributed.checkpoint would ask an older checkpoint for each key of a mapping."""
+"""The dataset versions that a loader reads, as `name@version`. They can differ, because `data` is compared. Older
+states have none. A list, because torch.distributed.checkpoint asks an older checkpoint for each key of a mapping."""
 
 
 def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) -> Mapping[str, Any]:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Dataset
 
 from tokenloom.errors import SourceError
-from tokenloom.loaders.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.raw_text.encoding import TextEncoder
 from tokenloom.loaders.raw_text.text_files import tokenized_file
 from tokenloom.loaders.reading.workers import workers_for_hardware

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tokenloom.loaders.arguments import LARGEST_COUNT, integer
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.resources.engines.cpu_count import cpu_count
 
 MAXIMUM_WORKERS = 4
