@@ -119,17 +119,17 @@ def _skips(value: Any) -> tuple[Skip, ...]:
     Raises:
         LoaderStateError: they are not.
     """
-    pairs = value if isinstance(value, list | tuple) else [None]
-    last: Skip = (0, 0)
     skips = list[Skip]()
-    for pair in pairs:
-        ints = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(end) is int for end in pair)
-        if not ints or not 0 <= pair[0] < pair[1] <= POSITIONS or tuple(pair) < last:
+    for pair in value if isinstance(value, list | tuple) else [None]:
+        begin, end = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
+        if not (
+            (type(begin) is int and type(end) is int and 0 <= begin < end <= POSITIONS)
+            and (not skips or skips[-1] <= (begin, end))
+        ):
             raise LoaderStateError(
                 "the state is damaged: skips must be pairs [begin, end] of integers with 0 <= begin < end, in order"
             )
-        last = (pair[0], pair[1])
-        skips.append(last)
+        skips.append((begin, end))
     return tuple(skips)
 
 

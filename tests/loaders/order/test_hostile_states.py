@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -41,10 +42,8 @@ class Words:
 class OneToken:
     """An engine that makes one token of each row."""
 
-    def encode(self, rows: Any) -> Any:
-        import pyarrow as pa
-
-        count = rows.num_rows
+    def encode(self, table: pa.Table) -> pa.Table:
+        count = table.num_rows
         ids = pa.array([[7]] * count, pa.list_(pa.uint32()))
         flags = pa.array([[1]] * count, pa.list_(pa.uint8()))
         origins = pa.array([[row] for row in range(count)], pa.list_(pa.int64()))
@@ -65,7 +64,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FACTORY]:
     def mixed() -> Any:
         return MixedDataset({"a": opened(), "b": open_dataset("b", store=folder)}, {"a": 1, "b": 1}, "rows", {"a": 1})
 
-    text = TextDataset(folder / "text.txt", Words(), 8)
+    text: Any = TextDataset(folder / "text.txt", Words(), 8)
     samples = [torch.arange(3) for _ in range(ROWS)]
     return {
         "token": lambda **options: TokenLoader(opened(), **{"batch_size": 4, "padding": "longest", **options}),

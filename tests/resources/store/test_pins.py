@@ -49,15 +49,15 @@ def test_a_pinned_version_survives_gc_and_resumes_and_traces(built: tuple[Path, 
         build(config, store)
     gc(store, keep=1)
     assert len(versions(store, "small")) == 2
-    for given in ({"pin": "run-1"}, {"state": state}):
+    options: list[dict[str, Any]] = [{"pin": "run-1"}, {"state": state}]
+    resumed: Any = None
+    for given in options:
         resumed = TokenLoader(open_dataset("small", store=store, **given), batch_size=3, seed=1)
         assert [resumed.trace(step) for step in range(len(resumed))] == traced
         resumed.load_state_dict(state)
         assert begun + [batch_digest(batch) for batch in resumed] == whole
     latest = TokenLoader(open_dataset("small", store=store), batch_size=3, seed=1)
-    with pytest.raises(
-        LoaderStateError, match=f"saved with {state['versions'][0]}.*state="
-    ):
+    with pytest.raises(LoaderStateError, match=f"saved with {state['versions'][0]}.*state="):
         latest.load_state_dict(state)
     del resumed, latest  # they hold locks
     collect_cycles()
@@ -74,7 +74,8 @@ def test_the_commands_pin_list_and_unpin(built: tuple[Path, list[Path]], capsys:
     build(configs[1], store)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        return main([*arguments, "--store", str(store)]), *capsys.readouterr()
+        status, (out, err) = main([*arguments, "--store", str(store)]), capsys.readouterr()
+        return status, out, err
 
     status, out, err = run("pin", f"small@{first[:8]}", "--as", "a")
     assert (status, err) == (0, "")
