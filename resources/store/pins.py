@@ -88,7 +88,8 @@ class PinStore:
         Raises:
             StoreError: it is damaged.
         """
-        _, dataset, run = name.removesuffix(".json").split("/")
+        _, dataset, *rest = name.removesuffix(".json").split("/")
+        run = "/".join(rest)
         try:
             entry: Any = decode_record(name, self._blobs.read(name))
             stages = {str(stage): str(manifest) for stage, manifest in dict(entry["stages"]).items()}

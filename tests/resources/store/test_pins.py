@@ -23,6 +23,7 @@ from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError
 from tokenloom.loaders import TokenLoader, batch_digest, open_mixture
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.verify import verify
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def test_a_pinned_version_survives_gc_and_resumes_and_traces(built: tuple[Path, 
     for config in configs[1:]:
         build(config, store)
     gc(store, keep=1)
+    assert verify(ArtifactStore(store)).findings == []
     assert len(versions(store, "small")) == 2
     options: list[dict[str, Any]] = [{"pin": "run-1"}, {"state": state}]
     resumed: Any = None
@@ -115,6 +117,9 @@ def test_a_damaged_pin_stops_gc(built: tuple[Path, list[Path]]) -> None:
     with pytest.raises(StoreError, match=r"pins/small/run\.json cannot be read"):
         open_dataset("small", store=store, pin="run")
     assert len(versions(store, "small")) == 4
+    (finding,) = verify(ArtifactStore(store)).findings
+    assert (finding.kind, finding.problem, finding.blob) == ("pin", "damaged", "pins/small/run.json")
+    assert path.exists()
     assert main(["unpin", "small", "--as", "run", "--store", str(store)]) == 0
     gc(store, keep=1)
 
