@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.blobs.blobs import Blob
@@ -45,9 +46,9 @@ class Folder:
         return Blob(name, found.st_size, found.st_mtime)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        self._write(name, data, lambda temporary, path: temporary.replace(path))
+        self._write(name, data, Path.replace)
 
-    def _write(self, name: str, data: bytes | memoryview, publish: Callable[[Path, Path], object]) -> None:
+    def _write(self, name: str, data: bytes | memoryview, publish: Callable[[Path, Path], Any]) -> Any:
         path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
         try:
             self._scratch.mkdir(parents=True, exist_ok=True)
@@ -56,10 +57,7 @@ class Folder:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            publish(temporary, path)
-        except FileExistsError:
-            temporary.unlink(missing_ok=True)
-            raise
+            return publish(temporary, path)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -74,11 +72,7 @@ class Folder:
             self.write(name, data)
 
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
-        try:
-            self._write(name, data, _link)
-        except FileExistsError:
-            return False
-        return True
+        return self._write(name, data, _link)
 
     def below(self, prefix: str) -> Iterator[Blob]:
         if (self.root / prefix).is_symlink():
@@ -122,18 +116,19 @@ class Folder:
                 self.delete(blob.name)
 
 
-def _link(temporary: Path, path: Path) -> None:
-    """Give a file another name, unless that exists, and remove the first one."""
+def _link(temporary: Path, path: Path) -> bool:
+    """Move a file to a path, unless that exists; returns whether it was moved. The file is gone in any case."""
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise
+        return False
     except OSError:  # the file system has no hard links
-        with path.open("xb") as file:
-            file.write(temporary.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.unlink()
+        if path.exists():
+            return False
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
