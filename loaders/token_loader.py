@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.datasets.trace import TracedRow
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.batch_plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.order.ranks import place_among_ranks
-from tokenloom.loaders.order.resume_state import STATE_VERSION, check_state, place_in
+from tokenloom.loaders.order.resume_state import STATE_VERSION, VERSIONS, read_state
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.prefetch import DeviceCopy, pinned, prefetched
@@ -24,6 +25,9 @@ from tokenloom.resources.tables.ragged import Ints
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+SAVED_DIGITS = 16
+"""Digits of a version that states name."""
 
 _ROWS_AT_ONCE = 512
 """Rows located at once; more give no measurable speedup."""
@@ -61,6 +65,7 @@ class _Rows:
         self._rank, self._world_size = rank, world_size
 
     def set_epoch(self, epoch: int) -> None:
+        epoch = epoch_number(epoch, self.plan.rows)
         if epoch != self.place.epoch or not self.resumed:
             self.place, self.resumed = Place(epoch), False
 
@@ -138,8 +143,9 @@ class TokenLoader(DataLoader[Any]):
     ):
         self.rank, self.world_size = place_among_ranks(rank, world_size, mesh, mesh_dim)
         kind: Any = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
-        if batch_size < 1 or (token_budget is not None and token_budget < 1):
-            raise ValueError(f"batch_size and token_budget must be at least 1, got {batch_size} and {token_budget}")
+        batch_size, seed = integer("batch_size", batch_size, 1, LARGEST_COUNT), integer("seed", seed)
+        if token_budget is not None:
+            token_budget = integer("token_budget", token_budget, 1, LARGEST_COUNT)
         self._policy = dataset.padding(padding, padding_side)
         order, rows = dataset.order(seed, kind), len(dataset)
         plan: FixedBatches | TokenBudget
@@ -153,15 +159,16 @@ class TokenLoader(DataLoader[Any]):
         self._data = dataset
         self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes, "world_size": self.world_size}
         self._rows = _Rows(plan, self.rank, self.world_size)
+        options = worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers)
         self._depth = 0 if num_workers else prefetch_factor or 0
         self._copy = DeviceCopy(prefetch_to_device) if prefetch_to_device is not None else None
         if self._copy is not None:  # it pins the batches itself
-            pin_memory = bool(pin_memory)
+            options["pin_memory"] = bool(pin_memory)
         super().__init__(
             _Batches(dataset, self._policy),
             batch_sampler=self._rows,  # pyright: ignore[reportArgumentType]
             collate_fn=to_tensors,  # pyright: ignore[reportArgumentType]
-            **worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers),
+            **options,
         )
 
     def __len__(self) -> int:
@@ -222,6 +229,9 @@ class TokenLoader(DataLoader[Any]):
         """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
 
         If a loaded state is inside this epoch, iteration continues from there.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
         """
         self._rows.set_epoch(epoch)
 
@@ -231,7 +241,8 @@ class TokenLoader(DataLoader[Any]):
         Raises:
             ValueError: the range is not valid, or the loader has a `token_budget`.
         """
-        if not 0 <= begin < end:
+        begin, end = (integer("a step to skip", step, 0, LARGEST_COUNT) for step in (begin, end))
+        if begin >= end:
             raise ValueError(f"steps to skip must be a range with 0 <= begin < end, got {begin} to {end}")
         if not isinstance(self.plan, FixedBatches):
             raise ValueError("a loader with a token_budget cannot skip steps")
@@ -245,33 +256,40 @@ class TokenLoader(DataLoader[Any]):
         Args:
             step: counted from 0 across epochs, as if nothing were skipped.
             rank: default: this rank.
+
+        Raises:
+            ValueError: `step` or `rank` is out of range.
         """
-        place = self.plan.place_of(step, self.world_size)
-        batch = next(self.plan.steps(place, self.rank if rank is None else rank, self.world_size), None)
+        rank = self.rank if rank is None else integer("rank", rank, 0, self.world_size - 1)
+        place = self.plan.place_of(integer("step", step, 0, LARGEST_COUNT), self.world_size)
+        batch = next(self.plan.steps(place, rank, self.world_size), None)
         return [self._data.trace(row) for row in batch.rows.tolist() if row != FILLER] if batch else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, as less than 1 KB of JSON."""
+        return self._state_at(self.place)
+
+    def _state_at(self, place: Place) -> dict[str, Any]:
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
-        place = {"epoch": self.place.epoch, "position": self.place.position, "batch": self.place.batch}
-        data = self._data.digest_until(self.place.epoch * len(self._data) + self.place.position)
-        return {"version": STATE_VERSION, "data": data, **self._settings, **place, "skips": skips}
+        data = self._data.digest_until(place.epoch * len(self._data) + place.position)
+        state = {"version": STATE_VERSION, "data": data, **self._settings, **place._asdict(), "skips": skips}
+        versions = getattr(self._data, VERSIONS, {})  # raw text has none
+        named = [f"{name}@{version[:SAVED_DIGITS]}" for name, version in versions.items()]
+        return {**state, VERSIONS: named} if named else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch.
 
         Raises:
-            LoaderStateError: the state belongs to other data, another order or another plan; the message names what
-                differs.
+            LoaderStateError: the state is damaged, or belongs to other data, another order or another plan; the
+                message names the field.
         """
-        own = self.state_dict()
-        if (place := place_in(state_dict)) is not None:
-            own["data"] = self._data.digest_until(place.epoch * len(self._data) + place.position)
-        check_state(state_dict, own, free=isinstance(self.plan, FixedBatches))
+        free = ["batch_size"] if isinstance(self.plan, FixedBatches) else []
+        free += ["rows"] if isinstance(self._data, MixedDataset) else []  # another epoch length after a change
+        place, skips = read_state(state_dict, self._state_at, self.plan.rows, self.plan.is_place, free)
         if isinstance(self.plan, FixedBatches):
-            self.plan = replace(self.plan, skips=tuple((int(a), int(b)) for a, b in state_dict["skips"]))
-        self.place = Place(state_dict["epoch"], state_dict["position"], state_dict["batch"])
-        self._rows.resumed = True
+            self.plan = replace(self.plan, skips=skips)
+        self.place, self._rows.resumed = place, True
 
 
 def _grouped(steps: Iterator[Step]) -> Iterator[list[Step]]:

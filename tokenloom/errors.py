@@ -7,9 +7,13 @@ validation, 4 for a damaged store, 1 for anything else.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, Union
+
+LONGEST_NAME = 200
+"""Most characters of a name that is compared with known ones, which takes time by the square of its length."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -19,7 +23,7 @@ F = TypeVar("F")
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return `"; did you mean x?"` for the known name most similar to the given one, or `""` if none is similar."""
-    close = difflib.get_close_matches(given, list(known), n=1)
+    close = difflib.get_close_matches(given, list(known), n=1) if len(given) <= LONGEST_NAME else []
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -28,10 +32,53 @@ def escaped(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}[^\s'\"<>]*")
+_PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})(.*)", re.DOTALL)
+"""Protocol and rest; `pathlib.Path` turns `//` into `/`."""
+
+_HOST = re.compile(r"[^:@]*(?::\d*)?|arn:.*")
+
+
+def redacted(text: str) -> str:
+    """Return a text with the credentials of all its URLs replaced by `…`: user names, passwords, queries, fragments."""
+    return _URL.sub(lambda url: redacted_address(url[0]), text) if ":/" in text else text
+
+
+def redacted_address(address: str) -> str:
+    """Return a path or URL, also a chained one of fsspec, with its credentials replaced by `…`."""
+    return "::".join(map(_redacted_part, address.split("::"))) if ":/" in address else address
+
+
+def names_credentials(url: str) -> bool:
+    """Return whether a URL has a user name or password, also one with a slash, as AWS keys can have."""
+    parts = _PARTS.fullmatch(url)
+    return parts is not None and not _HOST.fullmatch(parts[2].partition("/")[0])
+
+
+def _redacted_part(url: str) -> str:
+    parts = _PARTS.fullmatch(url)
+    if parts is None:
+        return url
+    rest = parts[2]
+    if names_credentials(url):
+        first, slash, path = rest.partition("/")
+        if "@" in first:
+            rest = f"…@{first.rpartition('@')[2]}{slash}{path}"
+        else:  # a password with a slash
+            rest = f"…@{rest.rpartition('@')[2]}" if "@" in rest else "…"
+    for mark in "?#":
+        path, found, _ = rest.partition(mark)
+        rest = f"{path}{found}…" if found else path
+    return f"{parts[1]}{rest}"
+
+
 class TokenloomError(Exception):
-    """Base class of all errors that tokenloom raises on purpose."""
+    """Base class of all errors that tokenloom raises on purpose. Its message shows no credentials of URLs."""
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str = ""):
+        super().__init__(redacted(message))
 
 
 @dataclass(frozen=True)
@@ -43,6 +90,10 @@ class Fault:
 
     place: str
     message: str
+
+    def __post_init__(self) -> None:
+        for name in ("place", "message"):
+            object.__setattr__(self, name, redacted(getattr(self, name)))
 
     def __str__(self) -> str:
         # The place of a setting that did not come from a file is its name, which the message starts with.

@@ -155,7 +155,7 @@ class UniversalDataModule:
             LoaderStateError: the state belongs to other data, another seed or another split; the message names what
                 differs.
         """
-        if "train" not in state_dict:
+        if not isinstance(state_dict, Mapping) or "train" not in state_dict:
             raise LoaderStateError("not a data module's state: it lacks 'train'")
         self._train_loader.load_state_dict(state_dict["train"])  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -132,6 +132,11 @@ class MixedDataset:
         """Hex BLAKE3 of the datasets' content and the mixture."""
         return digest_json([self.mixture.to_json(), [each.digest for each in self._all]])
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Each dataset's version, by the dataset's name."""
+        return {name: version for each in self._all for name, version in each.versions.items()}
+
     def digest_until(self, position: int) -> str:
         """Return the hex BLAKE3 of all that determines the rows before a position; later changes do not count."""
         mixture = self.mixture.to_json()

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
-from tokenloom.loaders.datasets.token_dataset import open_split
+from tokenloom.loaders.datasets.token_dataset import open_split, saved_version
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import MIXTURE
 
 
 def open_mixture(
-    name: str, split: str = "train", store: str | os.PathLike[str] | None = None, verify: bool = True
+    name: str,
+    split: str = "train",
+    store: str | os.PathLike[str] | None = None,
+    verify: bool = True,
+    pin: str | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> MixedDataset:
     """Open a built mixture by name. It keeps reading the same dataset versions until it is built again.
 
     Args:
         name: the mixture's name: the stem of its YAML file, or the YAML's `name`.
         split: a split that each of its datasets has.
-        store, verify: as in `open_dataset`.
+        store, verify, pin: as in `open_dataset`.
+        state: a loader's state: opens the versions of the datasets that it was saved with, mixed as the mixture now is.
 
     Raises:
         DatasetNotFoundError: the mixture does not exist, or a dataset lacks the split; the message lists what exists.
+        LoaderStateError: the state names no version of a dataset.
         StoreError: the store is damaged.
         ValueError: two of its datasets do not fit into one batch.
     """
     opened = ArtifactStore(store)
-    return mixed_dataset(opened, opened.manifest(name, MIXTURE), split, verify)
+    if pin is None:
+        manifest = opened.manifest(name, MIXTURE)
+    else:
+        manifest = opened.manifest_at(opened.pinned(name, pin, MIXTURE).stages[MIXTURE])
+    if state is not None:
+        saved = {each: saved_version(opened, state, each) for each in manifest.pinned}
+        opens = {each: opened.manifest_digest(each, version=version) for each, version in saved.items()}
+        manifest = replace(manifest, notes=manifest.notes | {"manifests": opens})
+    return mixed_dataset(opened, manifest, split, verify)
 
 
 def mixed_dataset(store: ArtifactStore, manifest: Manifest, split: str = "train", verify: bool = True) -> MixedDataset:

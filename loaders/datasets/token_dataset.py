@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from tokenloom.errors import DatasetNotFoundError, did_you_mean
+from tokenloom.errors import DatasetNotFoundError, LoaderStateError, did_you_mean
 from tokenloom.loaders.datasets.trace import TracedRow, traced
+from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.checksum import MappedObject
@@ -24,6 +26,7 @@ from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 from tokenloom.resources.store.read_lock import ReadLock
+from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
 
@@ -123,6 +126,11 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return self.digest
 
     @property
+    def versions(self) -> dict[str, str]:
+        """The version, by the dataset's name."""
+        return {self.name: self.version}
+
+    @property
     def tokens(self) -> int:
         """Number of tokens in all rows."""
         return sum(chunk.tokens for chunk in self._chunks)
@@ -169,6 +177,8 @@ def open_dataset(
     store: str | os.PathLike[str] | None = None,
     version: str | None = None,
     verify: bool = True,
+    pin: str | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> TokenDataset:
     """Open a built dataset by name. Reads only the store. `gc` keeps the files of open datasets in a local store.
 
@@ -180,13 +190,45 @@ def open_dataset(
             published by then (`2026-03-01` or `2026-03-01T12:00+02:00`; UTC without a time zone).
         verify: check the bytes of the dataset against the digests of the build when they are first read; damaged rows
             raise a StoreError instead of being returned.
+        pin: name of a training run. Its first call pins the version in the store, so that `gc` keeps it; later calls
+            open the pinned version. `tokenloom unpin` removes the pin.
+        state: a loader's state: opens the version that it was saved with.
 
     Raises:
-        DatasetNotFoundError: the dataset, split or version does not exist; the message lists what exists.
+        DatasetNotFoundError: the dataset, split or version does not exist, or the run pins another version; the message
+            lists what exists.
+        LoaderStateError: the state names no version of this dataset.
         StoreError: the store is damaged.
+        ValueError: `pin` is not a valid name, or both `version` and `state` are given.
     """
     opened = ArtifactStore(store)
+    if state is not None:
+        if version is not None:
+            raise ValueError("give version or state, not both")
+        version = saved_version(opened, state, name)
+    if pin is not None:
+        pinned = opened.pinned(name, pin) if version is None else opened.pin(name, pin, version)
+        return open_split(opened, pinned.stages[LOADED], split, verify)
     return open_split(opened, opened.manifest_digest(name, version=version), split, verify)
+
+
+def saved_version(store: ArtifactStore, state: Mapping[str, Any], name: str) -> str:
+    """Return the version of a dataset that a loader's state was saved with.
+
+    Raises:
+        LoaderStateError: the state names none.
+        DatasetNotFoundError: the store no longer has it.
+    """
+    version = versions_in(state).get(name)
+    if version is None:
+        raise LoaderStateError(f"the state names no version of the dataset {name!r}; open it with `version`")
+    known = [each.digest for each in store.versions.of(name)]
+    if known and not any(digest.startswith(version) for digest in known):
+        raise DatasetNotFoundError(
+            f"the state was saved with version {version} of {name!r}, which gc has removed; build the same rows with "
+            f"the same YAML to get it again, and keep the versions of runs: tokenloom pin {name}@VERSION --as RUN"
+        )
+    return version
 
 
 def open_split(store: ArtifactStore, digest: str, split: str, verify: bool = True) -> TokenDataset:

@@ -16,6 +16,7 @@ from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.frameworks.array_source import open_source
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.order.batch_plan import FixedBatches, Place
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.raw_text.encoding import TextEncoder
@@ -145,8 +146,7 @@ class ArrayDataLoader(TokenLoader):
         Raises:
             ValueError: it is below 1, or the loader has a `token_budget`.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = integer("batch_size", batch_size, 1, LARGEST_COUNT)
         if not isinstance(self.plan, FixedBatches):
             raise ValueError("a loader with a token_budget has no batch size; create the loader with batch_size")
         self.plan, self._resized = replace(self.plan, batch_size=batch_size), True

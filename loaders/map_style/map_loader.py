@@ -14,8 +14,10 @@ from tokenloom.errors import ConfigError, Fault
 from tokenloom.loaders.map_style.fetch import fetch, listed, with_note
 from tokenloom.loaders.map_style.random_state import seeded
 from tokenloom.loaders.map_style.rank_sampler import RankSampler
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
+from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.order.ranks import place_among_ranks
-from tokenloom.loaders.order.resume_state import STATE_VERSION, check_state
+from tokenloom.loaders.order.resume_state import STATE_VERSION, read_state
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.workers import worker_options
 
@@ -108,8 +110,7 @@ class MapLoader(DataLoader[Any]):
             raise ValueError(
                 f"a map-style dataset needs __len__ and __getitem__; a {type(dataset).__name__} lacks them"
             )
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size, seed = integer("batch_size", batch_size, 1, LARGEST_COUNT), integer("seed", seed)
         kind = {True: "full", False: "none"}.get(shuffle, shuffle) if isinstance(shuffle, bool) else shuffle
         rank, world_size = place_among_ranks(rank, world_size)
         sampler = RankSampler(dataset, rank, world_size, kind, seed, drop_last)
@@ -166,23 +167,33 @@ class MapLoader(DataLoader[Any]):
             raise
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself."""
+        """Choose the epoch of the next iteration. After a finished epoch the loader moves on by itself.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
+        """
         self._rank_sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, as less than 1 KB of JSON."""
         sampler = self._rank_sampler
-        place = {"epoch": sampler.epoch, "position": sampler.position, "batch": 0}
-        return {"version": STATE_VERSION, **self._settings, **place}
+        return self._state_at(Place(sampler.epoch, sampler.position))
+
+    def _state_at(self, place: Place) -> dict[str, Any]:
+        return {"version": STATE_VERSION, **self._settings, **place._asdict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch.
 
         Raises:
-            LoaderStateError: the state belongs to other data or another order; the message names what differs.
+            LoaderStateError: the state is damaged, or belongs to other data or another order; the message names the
+                field.
         """
-        check_state(state_dict, self.state_dict(), free=True)
-        self._rank_sampler.epoch, self._rank_sampler.position = state_dict["epoch"], state_dict["position"]
+        sampler = self._rank_sampler
+        place, _ = read_state(
+            state_dict, self._state_at, sampler.rows, lambda place: place.batch == 0, ("batch_size", "world_size")
+        )
+        sampler.epoch, sampler.position = place.epoch, place.position
         self._resumed = True
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DistributedSampler
 
+from tokenloom.loaders.order.arguments import epoch_number
 from tokenloom.loaders.order.row_order import RowOrder
 from tokenloom.resources.tables.ragged import Ints
 
@@ -44,7 +45,12 @@ class RankSampler(DistributedSampler[int]):
         self._order = RowOrder(max(self.rows, 1), self.digest, seed, shuffle)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
+        """Choose the epoch of the next iteration.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
+        """
+        epoch = epoch_number(epoch, self.rows)
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 

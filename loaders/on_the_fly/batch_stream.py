@@ -14,6 +14,7 @@ from tokenloom.loaders.on_the_fly.lockstep import in_lockstep
 from tokenloom.loaders.on_the_fly.raw_rows import to_table
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder
 from tokenloom.loaders.on_the_fly.shares import Share
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.batch_plan import FILLER
 from tokenloom.loaders.order.ranks import place_among_ranks
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors
@@ -64,14 +65,19 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
     ):
         self._labels, self._keep_columns, self._keep = labels, tuple(keep_columns), keep
         self._whole_chunks = whole_chunks or policy.packed
-        self._tables, self._encoder, self._policy, self._batch_size = tables, encoder, policy, batch_size
-        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        self._tables, self._encoder, self._policy = tables, encoder, policy
+        self._batch_size = integer("batch_size", batch_size, 1, LARGEST_COUNT)
+        self._shuffle, self._seed, self._drop_last = shuffle, integer("seed", seed), drop_last
         self._rank, self._world_size = place_among_ranks(rank, world_size)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, which determines the order within chunks."""
-        self.epoch = epoch
+        """Choose the epoch, which determines the order within chunks.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
+        """
+        self.epoch = epoch_number(epoch, 1)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         share, pending = Share.of(self._rank, self._world_size), _Pending()
@@ -120,7 +126,7 @@ class StreamingLoader(DataLoader[Any]):
     """
 
     def __init__(self, dataset: StreamingDataset, num_workers: int = 0):
-        super().__init__(dataset, batch_size=None, num_workers=num_workers)
+        super().__init__(dataset, batch_size=None, num_workers=integer("num_workers", num_workers, 0, LARGEST_COUNT))
         self._stream = dataset
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]

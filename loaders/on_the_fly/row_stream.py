@@ -15,7 +15,9 @@ from tokenloom.loaders.on_the_fly.raw_rows import Rows, blocks_of, in_columns, s
 from tokenloom.loaders.on_the_fly.row_encoder import FILTERED, HEAD_ROWS, Encoder, RowEncoder, SkippedRow
 from tokenloom.loaders.on_the_fly.shares import Share
 from tokenloom.loaders.on_the_fly.skip_report import SkipReport
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.order.resume_state import check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.unpadded import Row, unpadded
 from tokenloom.resources.tables.ragged import Ints
 
@@ -73,8 +75,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         world_size: int | None = None,
         loss_weights: bool | None = None,
     ):
-        if buffer_size < 0:
-            raise ValueError(f"buffer_size must be at least 0, got {buffer_size}")
+        buffer_size, seed = integer("buffer_size", buffer_size, 0, LARGEST_COUNT), integer("seed", seed)
         self._source = in_columns(hf_iterable)
         self._divided = getattr(self._source, "_distributed", None) is not None
         self._rank, self._world_size = (0, 1) if self._divided else place_among_ranks(rank, world_size)
@@ -91,7 +92,12 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         return int(self._shared[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration, also for persistent workers."""
+        """Choose the epoch of the next iteration, also for persistent workers.
+
+        Raises:
+            ValueError: `epoch` is not an integer of at least 0.
+        """
+        epoch = epoch_number(epoch, 1)
         if epoch != self.epoch:
             self._shared[0], self._resumed = epoch, None
 
@@ -113,7 +119,7 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
 
     def _rows(self, share: Share, epoch: int, done: int, given: int) -> Iterator[Row]:
         """Yield the rows of an epoch, without the first `done` windows and the first `given` rows of the next."""
-        report = self._report.begin(share)
+        report, window = self._report.begin(share), -1
         for window, parts in enumerate(self._windows(share, epoch)):
             if window < done:
                 continue
@@ -123,12 +129,16 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
             order = np.arange(len(reader))
             if self._window > 1:
                 order = share.order(len(reader), window, self._seed, epoch)
+            if given > len(order):
+                raise LoaderStateError(f"the state is at row {given} of window {window}, which has {len(order)} rows")
             for begin in range(given, len(order), GATHERED):
                 rows = unpadded(self._encoder.batch(reader, order[begin : begin + GATHERED]))
                 for number, row in enumerate(rows, begin + 1):
                     self._place = window, number
                     yield row
             self._place, given = (window + 1, 0), 0
+        if done > window + 1 or given:
+            raise LoaderStateError(f"the state is at row {given} of window {done}, but the stream has {window + 1}")
         report.warn()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -156,16 +166,15 @@ class StreamingPreprocessedDataset(IterableDataset[Row]):
         """Resume from a state: the next iteration reads past the finished windows without encoding them.
 
         Raises:
-            LoaderStateError: the state belongs to another stream, or to a different number of ranks or workers.
+            LoaderStateError: the state is damaged, or belongs to another stream, or to a different number of ranks or
+                workers. On iteration: the stream ends before the state's position.
         """
-        own = self._settings(Share.of(self._rank, self._world_size))
-        if missing := [name for name in (*own, "epoch", "window", "row") if name not in state_dict]:
-            raise LoaderStateError(f"not a stream's state: it lacks {', '.join(missing)}")
-        if differing := [name for name in own if own[name] != state_dict[name]]:
-            values = "; ".join(f"{name} is {state_dict[name]} in the state, {own[name]} here" for name in differing)
-            raise LoaderStateError(f"the state is of another stream: {values}")
-        self._shared[0], self._place = state_dict["epoch"], (state_dict["window"], state_dict["row"])
-        self._resumed = Share.of(self._rank, self._world_size)
+        share = Share.of(self._rank, self._world_size)
+        own = self._settings(share)
+        fields_of(state_dict, (*own, "epoch", "window", "row"), STATE_VERSION)
+        check_same(state_dict, own)
+        epoch, window, row = epoch_in(state_dict, 1), count_in(state_dict, "window"), count_in(state_dict, "row")
+        self._shared[0], self._place, self._resumed = epoch, (window, row), share
 
     def _settings(self, share: Share) -> dict[str, Any]:
         settings = {"buffer_size": self._window, "seed": self._seed, "share": share.number, "shares": share.count}

@@ -106,6 +106,10 @@ class FixedBatches:
         epoch, number = divmod(step, max(self.count(world_size), 1))
         return Place(epoch, number * self.batch_size * world_size)
 
+    def is_place(self, place: Place) -> bool:
+        """Return whether a loader of this plan can be at a place."""
+        return 0 <= place.position <= self.rows and place.batch == 0
+
     def without(self, begin: int, end: int, world_size: int) -> FixedBatches:
         """Return the same plan without the steps [begin, end)."""
         first, last = (self._running(self.place_of(step, world_size)) for step in (begin, end))
@@ -193,6 +197,13 @@ class TokenBudget:
     def count(self, world_size: int) -> int:
         """Return the number of steps in the first epoch; later epochs can have a few more or fewer."""
         return sum(-(-batches // world_size) for batches in self._batches_per_window(0))
+
+    def is_place(self, place: Place) -> bool:
+        """Return whether a loader of this plan can be at a place."""
+        if place.position == self.rows:
+            return place.batch == 0
+        starts = 0 <= place.position < self.rows and place.position % WINDOW_ROWS == 0
+        return starts and 0 <= place.batch < len(self.batches(place.epoch, place.position))
 
     def place_of(self, step: int, world_size: int) -> Place:
         """Return the place before a step; steps are counted across epochs."""

@@ -1,57 +1,164 @@
-"""Checks a resume state against the loader that loads it. A state is less than 1 KB of JSON."""
+"""Reads a resume state for the loader that loads it: every field is checked before any of it is used.
+
+A state is less than 1 KB of JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tokenloom.errors import LoaderStateError
-from tokenloom.loaders.order.batch_plan import Place
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, POSITIONS, epoch_number, integer, short
+from tokenloom.loaders.order.batch_plan import Place, Skip
 
 STATE_VERSION = 1
 
 POSITION = ("epoch", "position", "batch", "skips")
 """The loader's position; everything else in a state must match the loader."""
 
-FREE = ("batch_size", "world_size")
-"""Settings that can differ when batches have a fixed number of rows."""
+VERSIONS = "versions"
+"""The dataset versions that a loader reads, as `name@version`. They can differ, because `data` is compared. Older
+states have none. A list, because torch.distributed.checkpoint asks an older checkpoint for each key of a mapping."""
 
 
-def check_state(state: Mapping[str, Any], own: Mapping[str, Any], free: bool) -> None:
-    """Check a state against the loader that loads it.
+def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) -> Mapping[str, Any]:
+    """Return a state that is a mapping of this version with all of these fields, each one a single value.
 
-    Args:
-        own: the loader's own state.
-        free: whether the settings in `FREE` can differ.
+    `skips` are not checked.
 
     Raises:
-        LoaderStateError: it is not a state, or its data, order or plan differ; the message names what differs.
+        LoaderStateError: it is not.
     """
-    if state.get("version") != STATE_VERSION:
-        version = f"version {state['version']}" if "version" in state else "no version"
-        raise LoaderStateError(f"not a loader state of version {STATE_VERSION}: it has {version}")
-    if missing := [name for name in own if name not in state]:
+    if not isinstance(state, Mapping):
+        raise LoaderStateError(f"not a loader state: it must be a mapping, got {short(state)}")
+    found = state.get("version")
+    if type(found) is not int or found != version:
+        has = f"version {short(found)}" if "version" in state else "no version"
+        raise LoaderStateError(f"not a loader state of version {version}: it has {has}")
+    if missing := [name for name in names if name not in state and name != VERSIONS]:
         raise LoaderStateError(f"the state is damaged: it lacks {', '.join(missing)}")
-    place = place_in(state)
-    if place is None:
-        raise LoaderStateError("the state is damaged: epoch, position and batch must be integers of at least 0")
-    allowed = (*POSITION, *FREE) if free else (*POSITION, "world_size")
-    if not place.epoch:
-        allowed += ("rows",)  # a mixture that changes later can have another epoch length
-    differing = [name for name in own if name not in allowed and state[name] != own[name]]
+    for name in names:
+        if name not in ("skips", VERSIONS) and not isinstance(state[name], str | int | float | None):
+            raise LoaderStateError(f"the state is damaged: {name} must be a single value, got {short(state[name])}")
+    named = state.get(VERSIONS, [])
+    if not isinstance(named, list | tuple) or not all(isinstance(text, str) for text in named):
+        raise LoaderStateError(f"the state is damaged: {VERSIONS} must be a list of texts, got {short(named)}")
+    return state
+
+
+def count_in(state: Mapping[str, Any], name: str, least: int = 0, most: int = POSITIONS - 1) -> int:
+    """Return an integer field of a state.
+
+    Raises:
+        LoaderStateError: it is not an integer in this range.
+    """
+    return _checked(lambda: integer(name, state[name], least, most))
+
+
+def epoch_in(state: Mapping[str, Any], rows: int) -> int:
+    """Return the epoch of a state.
+
+    Raises:
+        LoaderStateError: it is not an epoch of so many rows.
+    """
+    return _checked(lambda: epoch_number(state["epoch"], rows))
+
+
+def check_same(state: Mapping[str, Any], own: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
+    """Check that a state has the loader's own values.
+
+    Raises:
+        LoaderStateError: values differ; the message names them.
+    """
+    differing = [
+        name for name in own if name not in ignored and not (_is_same(state[name], own[name]) or name == "version")
+    ]
     if differing:
-        values = [f"{name} is {_short(state[name])} in the state, {_short(own[name])} here" for name in differing]
-        raise LoaderStateError(f"the state is from another run: {'; '.join(values)}")
+        values = [f"{name} is {_shown(state[name])} in the state, {_shown(own[name])} here" for name in differing]
+        raise LoaderStateError(f"the state is from another run: {'; '.join(values)}{_versions(state, own, differing)}")
 
 
-def place_in(state: Mapping[str, Any]) -> Place | None:
-    """Return the place in a state, or None if it is not valid."""
-    epoch, position, batch = (state.get(name) for name in ("epoch", "position", "batch"))
-    if not (isinstance(epoch, int) and isinstance(position, int) and isinstance(batch, int)):
-        return None
-    return Place(epoch, position, batch) if min(epoch, position, batch) >= 0 else None
+def read_state(
+    state: Any,
+    own: Callable[[Place], Mapping[str, Any]],
+    rows: int,
+    is_place: Callable[[Place], bool],
+    free: Collection[str] = (),
+) -> tuple[Place, tuple[Skip, ...]]:
+    """Return the place and the skips of a state, if it fits the loader.
+
+    Args:
+        own: returns the loader's own state at a place.
+        rows: rows per epoch.
+        is_place: whether the loader's plan has such a place.
+        free: counts that can differ from the loader's; `rows`, the rows per epoch, only in the first epoch.
+
+    Raises:
+        LoaderStateError: it is not a state, its data, order or plan differ, or its place does not exist; the message
+            names the field.
+    """
+    fields_of(state, own(Place()))
+    place = Place(*(count_in(state, name) for name in ("epoch", "position", "batch")))
+    expected = own(place)
+    free = {name for name in free if name != "rows" or not place.epoch}
+    for name in {*free, "world_size"} & expected.keys():
+        count_in(state, name, 1, POSITIONS - 1 if name == "rows" else LARGEST_COUNT)
+    check_same(state, expected, (*POSITION, *free, "world_size", VERSIONS))
+    epoch_in(state, rows)
+    if place.position > rows or not is_place(place):
+        raise LoaderStateError(
+            f"the state is damaged: an epoch of {rows} rows has no position {place.position} with batch {place.batch}"
+        )
+    return place, _skips(state["skips"]) if "skips" in expected else ()
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:12]}…"
+def _skips(value: Any) -> tuple[Skip, ...]:
+    """Return the skips of a state: ranges of positions, in order.
+
+    Raises:
+        LoaderStateError: they are not.
+    """
+    skips = list[Skip]()
+    for pair in value if isinstance(value, list | tuple) else [None]:
+        begin, end = pair if isinstance(pair, list | tuple) and len(pair) == 2 else (None, None)
+        if not (
+            (type(begin) is int and type(end) is int and 0 <= begin < end <= POSITIONS)
+            and (not skips or skips[-1] <= (begin, end))
+        ):
+            raise LoaderStateError(
+                "the state is damaged: skips must be pairs [begin, end] of integers with 0 <= begin < end, in order"
+            )
+        skips.append((begin, end))
+    return tuple(skips)
+
+
+def _is_same(value: Any, own: Any) -> bool:
+    return type(value) is type(own) and value == own
+
+
+def _shown(value: Any) -> str:
+    return short(value).strip("'") or "''"
+
+
+def _checked(read: Callable[[], int]) -> int:
+    try:
+        return read()
+    except ValueError as error:
+        raise LoaderStateError(f"the state is damaged: {error}") from None
+
+
+def versions_in(state: Any) -> dict[str, str]:
+    """Return the start of each dataset's version, by name, as a state names them; what is damaged is omitted."""
+    named = state.get(VERSIONS) if isinstance(state, Mapping) else None
+    texts = [text for text in named if isinstance(text, str)] if isinstance(named, list | tuple) else []
+    return {name: version for name, at, version in (text.rpartition("@") for text in texts) if at}
+
+
+def _versions(state: Mapping[str, Any], own: Mapping[str, Any], differing: list[str]) -> str:
+    """Return how to open the versions that a state was saved with, if its data differ."""
+    saved, here = versions_in(state), versions_in(own)
+    changed = [f"{name}@{saved[name]}" for name in here if name in saved and saved[name] != here[name]]
+    if "data" not in differing or not changed:
+        return ""
+    return f"; it was saved with {', '.join(changed[:3])}: open that with `state=` of open_dataset or open_mixture"

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from tokenloom.errors import SourceError
 from tokenloom.loaders.map_style.map_loader import MapLoader
+from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.raw_text.encoding import TextEncoder
 from tokenloom.loaders.raw_text.text_files import tokenized_file
 from tokenloom.loaders.reading.workers import workers_for_hardware
@@ -49,8 +50,7 @@ class TransformerDataset(Dataset[dict[str, torch.Tensor]]):
         seq_length: int = 128,
         is_jsonl: bool | None = None,
     ):
-        if seq_length < 1:
-            raise ValueError(f"seq_length must be at least 1, got {seq_length}")
+        seq_length = integer("seq_length", seq_length, 1, LARGEST_COUNT)
         self.path, self.seq_length = Path(path), seq_length
         parts: list[np.ndarray] = [np.zeros(0, np.uint16)]
         for _, block in tokenized_file(self.path, tokenizer, jsonl=is_jsonl):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, SourceUnavailableError, did_you_mean, escaped
+from tokenloom.config.address import full_address
+from tokenloom.errors import SourceError, SourceUnavailableError, did_you_mean, escaped, redacted_address
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.hub import HubDataset
 from tokenloom.resources.sources.source_file import COMPRESSIONS, SourceFile
@@ -72,7 +73,7 @@ def locate(config: PipelineConfig) -> Source:
     if name.startswith(PROTOCOL):
         return TfdsDataset(name.removeprefix(PROTOCOL))
     if "://" in name:
-        return _remote(config, name)
+        return _remote(config, full_address(name))
     try:
         found = _local(config, name)
     except OSError as error:
@@ -148,7 +149,7 @@ def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
         raise config.fault("dataset.name", f"{protocol}:// needs a package: {error}") from error
     except ValueError:
         raise config.fault("dataset.name", f"{protocol}:// is not a protocol that fsspec supports") from None
-    shown = rest.partition("?")[0].rstrip("/").rpartition("/")[2]
+    shown = redacted_address(address).partition("?")[0].rstrip("/").rpartition("/")[2]
     folder = rest.endswith("/") and protocol not in ("http", "https")
     if not folder and not glob.has_magic(rest.partition("?")[0]):
         return [_file(config, address, shown)]
@@ -157,7 +158,7 @@ def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
         found = system.find(path) if folder else system.glob(path)
     except Exception as error:
         reason = first_line(error).replace(address, shown)
-        raise SourceUnavailableError(f"{protocol}://…/{shown} cannot be listed: {reason}") from error
+        raise SourceUnavailableError(f"{protocol}://…/{shown} cannot be listed: {reason}") from None
     names = sorted(str(name) for name in found if not folder or _format_of(str(name)))
     if not names:
         raise config.fault("dataset.name", f"{protocol}://…/{shown} matches no file of a known format")

@@ -7,12 +7,12 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from tokenloom.errors import SourceError, SourceUnavailableError, escaped
+from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError, escaped
 from tokenloom.resources.exceptions import causes, first_line
 
 BLOCK_BYTES = 4 << 20
@@ -26,18 +26,23 @@ class SourceFile:
     """One file of a dataset's source.
 
     Args:
-        path: path or URL, as fsspec opens it.
+        path: path or URL, as fsspec opens it, with credentials.
         name: its name in messages and manifests, as `escaped` returns it.
         format: name of its format, such as `jsonl`.
     """
 
-    path: str
+    path: str = field(repr=False)
     name: str
     format: str
 
     @property
     def compressed(self) -> bool:
         return any(self.name.lower().endswith(suffix) for suffix in COMPRESSIONS)
+
+    @property
+    def remote(self) -> bool:
+        """Whether the path is a URL. Causes of its errors are not shown: libraries name the URL with credentials."""
+        return "://" in self.path
 
     def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
         """Yield the decompressed content in blocks of `size` bytes; the last one can be shorter, and none is empty.
@@ -60,7 +65,7 @@ class SourceFile:
             SourceError: the file cannot be read.
         """
         with self._named_errors():
-            if "://" not in self.path and not self.compressed:
+            if not self.remote and not self.compressed:
                 with pa.OSFile(self.path) as file:  # not a memory map: truncating a mapped file kills the process
                     yield file
             elif not self.compressed:
@@ -87,14 +92,19 @@ class SourceFile:
             yield
         except FileNotFoundError as error:
             reason = error.__cause__ or error.__context__
-            if "://" in self.path and any(isinstance(cause, OSError) for cause in causes(reason)):
-                raise SourceUnavailableError(f"{self.name}: the server is unreachable; try again") from error
-            raise SourceError(f"{self.name}: no such file") from error
-        except SourceError:
+            if self.remote and any(isinstance(cause, OSError) for cause in causes(reason)):
+                raise SourceUnavailableError(f"{self.name}: the server is unreachable; try again") from None
+            raise SourceError(f"{self.name}: no such file") from None
+        except TokenloomError:
             raise
-        except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            reason = escaped(first_line(error).replace(self.path, self.name))
-            raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
+        except Exception as error:
+            if not self.remote and not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
+                raise
+            status = getattr(error, "status", None)  # of an HTTP server; its message has the whole URL
+            reason = (
+                f"the server returned {status}" if status else escaped(first_line(error).replace(self.path, self.name))
+            )
+            raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from (None if self.remote else error)
 
 
 def _read(file: IO[bytes], size: int) -> bytes:

@@ -6,6 +6,7 @@ actions/<ab>/<key>.json             result of a stage on one chunk, named by its
 certificates/<key>/<digest>.json    code points on which two tokenizer engines agree
 datasets/<name>/<stage>.json        digest of the latest manifest, which is an object (`mixture.json` for mixtures)
 probes/<stage>-<digest>.json        digest of a stage's output for fixed rows
+pins/<name>/<run>.json              manifests that a run needs, which `gc` keeps
 versions/<name>/<time>-<…>.json     manifests of each published state of a dataset
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      chunks and stamps of source files that were read
@@ -33,10 +34,11 @@ from tokenloom.resources.store.blobs.read_only import ReadOnly
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import ObjectStore, encode_table
+from tokenloom.resources.store.pins import Pin, PinStore
 from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.records import decode_record, encode_record
-from tokenloom.resources.store.versions import VersionStore
+from tokenloom.resources.store.versions import LOADED, VersionStore
 
 FORMAT = "tokenloom store 3\n"
 WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
@@ -44,7 +46,7 @@ WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom sto
 
 DEFAULT_STORE = ".tokenloom"
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):(//|/(?=[^/]))")
 Missed = Literal["new", "lost", "void"]
 """Why an action is a cache miss: it does not exist, its objects are missing, or its certificate was withdrawn."""
 
@@ -92,6 +94,7 @@ class ArtifactStore:
         self.certificates = CertificateStore(self.blobs)
         self.probes = ProbeStore(self.blobs)
         self.versions = VersionStore(self.blobs)
+        self.pins = PinStore(self.blobs)
         self._check_format()
 
     @property
@@ -259,6 +262,46 @@ class ArtifactStore:
             StoreError: the manifest has been removed.
         """
         return ReadLock(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
+
+    def pin(self, dataset: str, run: str, version: str | None = None, stage: str = LOADED) -> Pin:
+        """Pin a version of a dataset for a run, so that `gc` keeps it; returns the pin, also if it exists already.
+
+        Args:
+            version: as in `manifest`; default: the latest.
+            stage: `mixture` for a mixture.
+
+        Raises:
+            DatasetNotFoundError: no such dataset or version exists, or the run already pins another version.
+            StoreError: the version was removed in the meantime, or the pin is damaged.
+            ValueError: the run's name is not valid.
+        """
+        digest = self.manifest_digest(dataset, stage, version)
+        lock = self.read_lock(digest)
+        manifest = self.manifest_at(digest)
+        published = next((each for each in self.versions.of(dataset) if each.stages.get(stage) == digest), None)
+        pin = self.pins.add(Pin(dataset, run, manifest.digest, published.stages if published else {stage: digest}))
+        if self.objects.size(digest) is None:  # only in a bucket, where the lock is None
+            self.pins.remove(dataset, run)
+            raise StoreError(f"version {pin} has been removed by gc")
+        del lock
+        return pin
+
+    def pinned(self, dataset: str, run: str, stage: str = LOADED) -> Pin:
+        """Return a run's pin of a dataset. If it has none, pin the latest version. All ranks of a run get the same pin.
+
+        Raises:
+            DatasetNotFoundError: no such dataset exists.
+            StoreError: the pin is damaged.
+            ValueError: the run's name is not valid.
+        """
+        if (known := self.pins.find(dataset, run)) is not None:
+            return known
+        try:
+            return self.pin(dataset, run, stage=stage)
+        except DatasetNotFoundError:  # another rank was faster, and a version was published in between
+            if (known := self.pins.find(dataset, run)) is None:
+                raise
+            return known
 
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
         """Write a tokenizer's files into one folder, for `from_pretrained`. Intact files are kept."""

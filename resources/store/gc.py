@@ -1,8 +1,8 @@
 """Garbage collection (`tokenloom gc`): finds and removes what no kept version of a dataset needs.
 
-Roots are, for each dataset, its latest manifests and those of its latest versions, the manifests that mixtures read,
-and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their chunks, and
-tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
+Roots are, for each dataset, its latest manifests and those of its latest versions, the manifests that pins name, those
+that mixtures read, and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their
+chunks, and tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
 
 Recently written or touched blobs are never removed, nor what a recent action names. Blobs are removed in an order in
 which no remaining version or action ever names a removed object.
@@ -26,6 +26,7 @@ from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.pins import PINS, Pin
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
 
 _TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
@@ -50,15 +51,16 @@ class Garbage:
 
 @dataclass
 class _States:
-    """A dataset's latest manifests by stage, and its versions that are kept and that are to be removed, by blob."""
+    """A dataset's latest manifests by stage, its pins, and its versions that are kept and to be removed, by blob."""
 
     latest: dict[str, str]
+    pins: list[Pin]
     kept: dict[Blob, Version]
     removed: dict[Blob, Version]
 
     def manifests(self) -> set[str]:
         """Return the digests of the manifests that are kept."""
-        kept = (self.latest, *(version.stages for version in self.kept.values()))
+        kept = (self.latest, *(state.stages for state in (*self.pins, *self.kept.values())))
         return {digest for stages in kept for digest in stages.values()}
 
 
@@ -98,7 +100,9 @@ class _Collection:
         if self._store.blobs.size("FORMAT") is None:
             raise StoreAddressError(f"no store found at {self._store.address}")
         self._on_step("reading manifests")
-        names = {blob.name.split("/")[1] for kind in ("datasets", VERSIONS) for blob in self._store.blobs.below(kind)}
+        names = {
+            blob.name.split("/")[1] for kind in ("datasets", PINS, VERSIONS) for blob in self._store.blobs.below(kind)
+        }
         states = {name: self._states(name) for name in sorted(names)}
         for name, state in states.items():
             self._mark_dataset(name, state)
@@ -114,6 +118,8 @@ class _Collection:
         kept: dict[Blob, Version] = {}
         removed: dict[Blob, Version] = {}
         digests: set[str] = set()
+        pins = self._store.pins.of(name)
+        pinned = {pin.digest for pin in pins}
         for blob in reversed(self._store.versions.blobs(name)):
             if (version := self._store.versions.read(blob.name)) is None:
                 raise StoreError(
@@ -122,15 +128,18 @@ class _Collection:
             if len(digests) < self._keep or version.digest in digests:
                 digests.add(version.digest)
                 kept[blob] = version
-            elif self._is_locked(version):
+            elif version.digest in pinned or self._is_locked(version):
                 kept[blob] = version
             else:
                 removed[blob] = version
-        return _States(latest, kept, removed)
+        return _States(latest, pins, kept, removed)
 
     def _is_locked(self, version: Version) -> bool:
         with self._lock(version.stages.get(LOADED)) as free:
             return not free
+
+    def _is_pinned(self, name: str, version: Version) -> bool:
+        return version.digest in {pin.digest for pin in self._store.pins.of(name)}
 
     def _mark_dataset(self, name: str, state: _States) -> None:
         """Mark everything that a dataset's kept manifests need."""
@@ -181,7 +190,7 @@ class _Collection:
                 self._garbage.owners |= dict.fromkeys(self._named_by(version), name)
                 digest = version.stages.get(LOADED)
                 with self._lock(digest) as free:
-                    if not free:  # a process has opened it in the meantime
+                    if not free or self._is_pinned(name, version):  # in the meantime
                         state.kept[blob] = version
                         self._mark_dataset(name, state)
                         continue

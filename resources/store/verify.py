@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tokenloom.errors import StoreAddressError
+from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store.actions import ActionStore, action_key, read_action
@@ -22,6 +22,7 @@ from tokenloom.resources.store.certificates import CERTIFICATES, void_key
 from tokenloom.resources.store.known_files import FILES
 from tokenloom.resources.store.manifest import SIDECARS, Manifest, ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.pins import PINS, Pin
 from tokenloom.resources.store.probes import PROBES
 from tokenloom.resources.store.records import decode_record
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
@@ -35,6 +36,7 @@ Kind = Literal[
     "action",
     "pointer",
     "version",
+    "pin",
     "tokenizer",
     "certificate",
     "probe",
@@ -47,7 +49,7 @@ _RECORDS: dict[str, Kind] = {CERTIFICATES: "certificate", PROBES: "probe", FILES
 """Folders of records that belong to no dataset."""
 
 _TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
-_OF_DATASETS = re.compile(rf"(datasets|{VERSIONS})/[^/]+/[^/]+\.json")
+_OF_DATASETS = re.compile(rf"(datasets|{PINS}|{VERSIONS})/[^/]+/[^/]+\.json")
 _RECORD = re.compile(rf"({'|'.join(_RECORDS)})/(?:[^/]+/)?[^/]+\.json")
 
 
@@ -150,7 +152,7 @@ class _Run:
             raise StoreAddressError(f"no store found at {store.address}")
         if dataset is not None and not store.stages(dataset) and not store.versions.blobs(dataset):
             store.manifest_digest(dataset)  # raises DatasetNotFoundError, which lists the datasets
-        every = (blob.name.split("/")[1] for kind in ("datasets", VERSIONS) for blob in store.blobs.below(kind))
+        every = (blob.name.split("/")[1] for kind in ("datasets", PINS, VERSIONS) for blob in store.blobs.below(kind))
         for name in [dataset] if dataset is not None else sorted(set(every)):
             if name not in self._visited:
                 self._check_dataset(name)
@@ -201,7 +203,8 @@ class _Run:
                 self._report(Finding("version", "damaged", blob.name, name))
             else:
                 versions[blob.name] = version
-        named = latest.union(*(version.stages.items() for version in versions.values()))
+        states = [*versions.values(), *self._pins(name)]
+        named = latest.union(*(state.stages.items() for state in states))
         intact: dict[tuple[str, str], Manifest] = {}
         mixed: dict[str, str] = {}
         for stage, digest in sorted(named, key=lambda item: (item not in latest, item)):
@@ -218,6 +221,18 @@ class _Run:
             self._check_version(name, blob, version, intact, latest)
         for dataset in mixed.keys() - self._visited:
             self._check_dataset(dataset)
+
+    def _pins(self, name: str) -> list[Pin]:
+        """Return a dataset's pins. A damaged one is reported and kept: without it, `gc` could remove what it named."""
+        pins = list[Pin]()
+        for blob in self._store.blobs.below(f"{PINS}/{name}"):
+            try:
+                pins += filter(None, [self._store.pins.read(blob.name)])
+            except StoreUnavailableError:
+                raise
+            except StoreError:
+                self._result.findings.append(Finding("pin", "damaged", blob.name, name, latest=False))
+        return pins
 
     def _read_manifest(self, expected: _Expected) -> Manifest | None:
         """Return a manifest, or report it and return None if its bytes do not match its digest, or if it belongs to

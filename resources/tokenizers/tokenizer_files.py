@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenloom.config import PipelineConfig
+from tokenloom.config.small_file import read_small_file
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.sources.hub import hub_unavailable
 from tokenloom.resources.sources.resolve import local_path
@@ -25,6 +26,8 @@ VOCABULARIES = (
 )
 SETTINGS = (CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS, MODEL_CONFIG, TEMPLATE, *MORE_TEMPLATES)
 SETTING = "tokenizer.name_or_path"
+LARGEST_FILE, LARGEST_SETTINGS = 512 << 20, 64 << 20
+"""Most bytes of a vocabulary, and of each other file."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def find_files(config: PipelineConfig, name: str) -> TokenizerFiles:
         path = _from_hub(config, name)
     try:
         if path.is_file():
-            content = path.read_bytes()
+            content = read_small_file(path, LARGEST_FILE)
             return TokenizerFiles(name, path.name, content, _settings(path.parent) if is_ranks(content) else {})
         ranks = sorted(entry.name for entry in path.glob("*.tiktoken"))
         vocabularies = [entry for entry in (*VOCABULARIES, *ranks) if (path / entry).is_file()]
@@ -67,13 +70,15 @@ def find_files(config: PipelineConfig, name: str) -> TokenizerFiles:
                 f"{name} contains no {TOKENIZER}, SentencePiece model or tiktoken ranks; if transformers can load it, "
                 f"AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a {TOKENIZER}",
             )
-        return TokenizerFiles(name, vocabularies[0], (path / vocabularies[0]).read_bytes(), _settings(path))
+        content = read_small_file(path / vocabularies[0], LARGEST_FILE)
+        return TokenizerFiles(name, vocabularies[0], content, _settings(path))
     except OSError as error:
         raise TokenizerError(f"{name}: cannot be read: {error.strerror}") from error
 
 
 def _settings(folder: Path) -> dict[str, bytes]:
-    return {entry: (folder / entry).read_bytes() for entry in SETTINGS if (folder / entry).is_file()}
+    entries = [entry for entry in SETTINGS if (folder / entry).is_file()]
+    return {entry: read_small_file(folder / entry, LARGEST_SETTINGS) for entry in entries}
 
 
 def _from_hub(config: PipelineConfig, name: str) -> Path:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenloom.config import PipelineConfig
+from tokenloom.config.small_file import read_small_file
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert, with_more_tokens
-from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TOKENIZER, find_files
+from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, LARGEST_SETTINGS, TOKENIZER, find_files
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
 
 SPECIAL_ROLES = ("bos", "eos", "pad", "unk")
@@ -128,7 +129,12 @@ def _chat_template(config: PipelineConfig) -> str | None:
     path = local_path(config, given)
     if path is None or not path.is_file():
         raise config.fault("tokenizer.chat_template", f"no such file: {given}")
-    return path.read_text(encoding="utf-8")
+    try:
+        return read_small_file(path, LARGEST_SETTINGS).decode()
+    except OSError as error:
+        raise config.fault("tokenizer.chat_template", f"{given} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise config.fault("tokenizer.chat_template", f"{given} is not UTF-8 text") from error
 
 
 def export_config(spec: TokenizerSpec) -> bytes:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from tokenloom.cli import build, diff, explain, export, gc, inspect, preview, schema, trace, verify, versions
+from tokenloom.cli import build, diff, explain, export, gc, inspect, pin, preview, schema, trace, verify, versions
 from tokenloom.cli.options import EXIT_CODES
 from tokenloom.cli.terminal.visible import visible
-from tokenloom.errors import ConfigError, TokenloomError, did_you_mean
+from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, redacted
 
-COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, gc, schema)
+COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, gc, schema)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,8 +62,11 @@ def _exit_code(args: argparse.Namespace) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the reader is gone: nothing to flush at exit
         return 0
     except OSError as error:
-        print(f"error: {error.strerror or error}", file=sys.stderr)
+        print(redacted(f"error: {error.strerror or error}"), file=sys.stderr)
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # buffered output cannot be written either
+        return 1
+    except Exception:  # a bug; messages of other libraries can contain URLs with credentials
+        print(redacted(traceback.format_exc()), file=sys.stderr)
         return 1
 
 

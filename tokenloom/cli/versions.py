@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
-    """Return, per version, oldest first: published (ISO 8601, UTC), digest, rows, tokens and chunks of its sequences.
+    """Return, per version, oldest first: published (ISO 8601, UTC), digest, rows, tokens and chunks of its sequences,
+    and the runs that pin it.
 
     The counts are None if the version's manifest no longer exists.
 
@@ -48,10 +49,11 @@ def _version_facts(store: ArtifactStore, dataset: str) -> list[dict[str, Any]]:
     versions = store.versions.of(dataset)
     if not versions:
         store.manifest_digest(dataset)
-    printed = []
+    printed, pins = [], store.pins.of(dataset)
     for version in versions:
         facts: dict[str, Any] = {"published": version.published.isoformat(), "digest": version.digest}
         facts |= dict.fromkeys(("rows", "tokens", "chunks"))
+        facts["pins"] = [pin.run for pin in pins if pin.digest == version.digest]
         try:
             manifest = store.manifest_at(version.stages["sequences"])
         except StoreError:

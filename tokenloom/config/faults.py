@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from tokenloom.config.schema import Constant
-from tokenloom.config.yaml_file import Location, Origin
+from tokenloom.config.yaml_file import LARGEST_NUMBER, MOST_FAULTS, MOST_SHOWN, Location, Origin, more_faults
 from tokenloom.errors import Fault, did_you_mean
 
 
@@ -38,14 +39,18 @@ def validation_faults(
     Args:
         misplaced: error messages for settings that `model` does not have but another kind of YAML does, by name.
     """
-    found: dict[Location, tuple[int, Fault]] = {}
-    for item in error.errors():
+    found: dict[Location, tuple[int, Any]] = {}
+    for item in error.errors(include_url=False):
         location = _in_file(item["loc"], model)
         if location not in found:
-            line = origin.line(location) if origin else 0
-            place = f"{origin.path}:{line}" if origin else "config"
-            found[location] = line, Fault(place, _sentence(item, location, model, misplaced))
-    return [fault for _, fault in sorted(found.values(), key=lambda pair: pair[0])]
+            found[location] = origin.line(location) if origin else 0, item
+    in_order = sorted(found.items(), key=lambda pair: pair[1][0])
+    faults = [
+        Fault(f"{origin.path}:{line}" if origin else "config", _sentence(item, location, model, misplaced))
+        for location, (line, item) in in_order[:MOST_FAULTS]
+    ]
+    more = len(in_order) - MOST_FAULTS
+    return [*faults, more_faults(str(origin.path) if origin else "config", more)] if more > 0 else faults
 
 
 def _in_file(location: Location, model: Any) -> Location:
@@ -91,7 +96,7 @@ def _sentence(item: Any, location: Location, model: type[BaseModel], misplaced: 
     if kind == "value_error":
         return f"{name}: {item['msg'].removeprefix('Value error, ')}"
     if isinstance(given, str) and takes.choices:
-        return f"{name}: {given!r} is not one of {', '.join(takes.choices)}{did_you_mean(given, takes.choices)}"
+        return f"{name}: {shown(given)} is not one of {', '.join(takes.choices)}{did_you_mean(given, takes.choices)}"
     if kind.startswith(("greater", "less", "string_too", "string_pattern")):
         return f"{name}: {re.sub('^(Input|String) should', 'must', item['msg'])}, got {shown(given)}"
     return f"{name}: expected {takes.text}, got {shown(given)}"
@@ -161,9 +166,16 @@ def _settings_at(location: Location, model: Any) -> list[str]:
     return list(model.model_fields) if model is not None else []
 
 
+_short = reprlib.Repr()
+_short.maxlist = _short.maxdict = _short.maxtuple = 9
+_short.maxstring = _short.maxother = 60
+
+
 def shown(value: Any) -> str:
     """Return a value as YAML users know it, shortened to 60 characters."""
-    text = repr(value) if isinstance(value, str) else "null" if value is None else str(value)
-    if isinstance(value, bool):
-        text = text.lower()
+    if isinstance(value, bool | None):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int) and value.bit_length() > LARGEST_NUMBER:
+        return f"an integer of {value.bit_length():,} bits"
+    text = repr(value[:MOST_SHOWN]) if isinstance(value, str) else _short.repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

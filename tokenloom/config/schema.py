@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tokenloom.config.address import AddressText
 from tokenloom.errors import did_you_mean
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -81,7 +82,7 @@ class Constant(Section):
 class DatasetConfig(Section):
     """Where the rows come from."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[AddressText, Field(min_length=1)]
     """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths are looked up in
     the YAML's folder, then in the working directory."""
     config: str | None = None
@@ -205,7 +206,7 @@ class FewShotConfig(Section):
 
     count: Annotated[int, Field(ge=0, le=256)] = 0
     """Examples per row; 0: zero-shot. Examples are never trained."""
-    source: str | None = None
+    source: AddressText | None = None
     """A file of examples with the same columns as the data. null: other rows of the same chunk and split."""
     seed: int = 0
     """Seed for choosing examples."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tokenloom.config.small_file import read_small_file
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -17,8 +18,25 @@ Location = tuple[str | int, ...]
 
 SUFFIXES = (".yaml", ".yml")
 
+LARGEST_FILE = 4 << 20
+"""Most bytes that a file can have."""
+
 DEEPEST = 32
 """Most levels of nesting that a file can have."""
+
+MOST_NODES, MOST_CHARACTERS = 100_000, 2 * LARGEST_FILE
+"""Most values, and most characters in them, that a file can have, counting those of aliases at each use."""
+
+LONGEST_NAME = 1000
+"""Most characters of the name of a setting."""
+
+LARGEST_NUMBER = 256
+"""Most bits of an integer."""
+
+MOST_FAULTS, MOST_SHOWN = 50, 80
+"""Most faults reported for one file, and most characters of a value that a message shows."""
+
+_KINDS = {"int": "integer", "float": "number", "timestamp": "timestamp", "binary": "binary value", "bool": "boolean"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
         ConfigError: the file cannot be read, or does not hold settings.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_small_file(path, LARGEST_FILE).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError.at(str(path), f"no such file{_similar_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -71,50 +89,124 @@ def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:
         path: the file, for error messages and the default name of the dataset.
 
     Raises:
-        ConfigError: the text is not YAML, does not hold settings, or sets one twice.
+        ConfigError: the text is not YAML, is too large with its aliases expanded, does not hold settings, or sets one
+            twice.
     """
     try:
+        _check_budget(text, path)
         node = yaml.compose(text, Loader=Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError.at(place, f"not valid YAML: {problem}") from None
+    except (yaml.YAMLError, ValueError) as error:  # the loader raises ValueError for impossible code points
+        raise _not_yaml(error, path) from None
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError.at(f"{path}:1", f"expected settings such as `dataset:`, got {_kind(node)}")
     lines: dict[Location, int] = {}
     blocks: set[Location] = set()
-    faults = [Fault(f"{path}:{line}", message) for line, message in _record_lines(node, (), lines, blocks)]
+    constructor = Loader("")  # a safe loader: plain values only
+    faults = [Fault(f"{path}:{line}", message) for line, message in _record_lines(node, (), lines, blocks, constructor)]
     if faults:
-        raise ConfigError(faults)
+        more = len(faults) - MOST_FAULTS
+        raise ConfigError([*faults[:MOST_FAULTS], more_faults(str(path), more)] if more > 0 else faults)
     try:
-        settings = yaml.load(text, Loader=Loader)  # a safe loader: plain values only
+        settings = constructor.construct_document(node)
     except yaml.YAMLError as error:
-        raise ConfigError.at(str(path), f"not plain YAML: {getattr(error, 'problem', error)}") from None
+        raise _not_yaml(error, path) from None
     return settings, Origin(path, lines, frozenset(blocks))
 
 
+def more_faults(place: str, count: int) -> Fault:
+    """Return the fault that counts those that are not listed."""
+    return Fault(place, f"{count:,} more faults")
+
+
+def _check_budget(text: str, path: Path) -> None:
+    """Check the size of a file with all its aliases expanded, without expanding them.
+
+    Raises:
+        ConfigError: it has too many values or characters, is nested too deep, or an alias refers to itself.
+        YAMLError: the text is not YAML.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+    opened: list[tuple[str | None, int, int]] = []
+    values = characters = 0
+    for event in yaml.parse(text, Loader=Loader):
+        fault = ""
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, *_ in opened):
+                fault = f"the alias *{event.anchor} refers to itself"
+            more = sizes.get(event.anchor, (0, 0))
+            values, characters = values + more[0], characters + more[1]
+        elif isinstance(event, yaml.ScalarEvent):
+            values, characters = values + 1, characters + len(event.value)
+            if event.anchor:
+                sizes[event.anchor] = 1, len(event.value)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, values, characters))
+            values += 1
+            if len(opened) > DEEPEST + 1:
+                fault = f"nested more than {DEEPEST} levels deep"
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, values_before, characters_before = opened.pop()
+            if anchor:
+                sizes[anchor] = values - values_before, characters - characters_before
+        if values > MOST_NODES:
+            fault = f"more than {MOST_NODES:,} values, counting those of aliases"
+        elif characters > MOST_CHARACTERS:
+            fault = f"more than {MOST_CHARACTERS:,} characters, counting those of aliases"
+        if fault:
+            raise ConfigError.at(f"{path}:{event.start_mark.line + 1}", fault)
+
+
+def _not_yaml(error: Exception, path: Path) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}:{mark.line + 1}" if mark else str(path)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return ConfigError.at(place, f"not valid YAML: {problem[:MOST_SHOWN]}")
+
+
 def _record_lines(
-    node: yaml.Node, at: Location, lines: dict[Location, int], blocks: set[Location], depth: int = 0
+    node: yaml.Node, at: Location, lines: dict[Location, int], blocks: set[Location], constructor: Any
 ) -> Iterator[tuple[int, str]]:
-    """Fill `lines` with the line of every key and item; yield (line, message) for each duplicate key."""
-    if depth > DEEPEST:
-        yield node.start_mark.line + 1, f"nested more than {DEEPEST} levels deep"
-        return
+    """Fill `lines` with the line of every key and item; yield (line, message) for each fault."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            location = (*at, str(key.value))
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                yield line, f"{_dotted(at)}names of settings must be text"
+                continue
+            if len(key.value) > LONGEST_NAME:
+                yield line, f"{_dotted(at)}a name of {len(key.value):,} characters; at most {LONGEST_NAME} are allowed"
+                continue
+            location = (*at, str(key.value))
             if location in lines:
-                yield line, f"{'.'.join(map(str, location))}: set twice, first on line {lines[location]}"
+                yield line, f"{_dotted(location)}set twice, first on line {lines[location]}"
             lines.setdefault(location, line)
             if isinstance(value, yaml.ScalarNode) and value.style in ("|", ">"):
                 blocks.add(location)
-            yield from _record_lines(value, location, lines, blocks, depth + 1)
+            yield from _record_lines(value, location, lines, blocks, constructor)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines.setdefault((*at, index), item.start_mark.line + 1)
-            yield from _record_lines(item, (*at, index), lines, blocks, depth + 1)
+            yield from _record_lines(item, (*at, index), lines, blocks, constructor)
+    else:
+        yield from _value_fault(node, at, constructor)
+
+
+def _value_fault(node: Any, at: Location, constructor: Any) -> Iterator[tuple[int, str]]:
+    """Yield the fault of a single value that Python cannot hold, such as the date 2026-13-45."""
+    kind, shown = node.tag.rpartition(":")[2], node.value[:MOST_SHOWN]
+    try:
+        value = constructor.construct_object(node)
+    except yaml.YAMLError as error:
+        yield node.start_mark.line + 1, f"{_dotted(at)}{getattr(error, 'problem', None) or 'not plain YAML'}"
+        return
+    except (ValueError, OverflowError):
+        value = None
+    if (value is None and kind in _KINDS) or (isinstance(value, int) and value.bit_length() > LARGEST_NUMBER):
+        yield node.start_mark.line + 1, f"{_dotted(at)}not a valid {_KINDS[kind]}: {shown}"
+
+
+def _dotted(location: Location) -> str:
+    return f"{'.'.join(map(str, location))}: " if location else ""
 
 
 def _kind(node: yaml.Node | None) -> str:

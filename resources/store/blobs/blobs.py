@@ -59,6 +59,10 @@ class Blobs(Protocol):
         """Write a blob atomically, unless it exists with the same content. For blobs that are named by their digest."""
         ...
 
+    def create_new(self, name: str, data: bytes | memoryview) -> bool:
+        """Write a blob atomically, unless one of that name exists; returns whether it was written."""
+        ...
+
     def below(self, prefix: str) -> Iterator[Blob]:
         """Yield all blobs whose names start with `prefix` and `/`, or all if it is "", in order of their names."""
         ...

@@ -76,6 +76,17 @@ class Bucket:
             with suppress(StoreError):  # the cache cannot be written: readers download the object
                 self.cache.add(digest, content)
 
+    def create_new(self, name: str, data: bytes | memoryview) -> bool:
+        try:
+            self._s3.request(name, "put_object", Key=self._key(name), Body=bytes(data), IfNoneMatch="*")
+        except FileExistsError:  # also if the response to an earlier attempt was lost
+            return self._has(name, bytes(data))
+        except NotImplementedError:
+            if self.size(name) is not None:
+                return False
+            self.write(name, data)
+        return True
+
     def _has(self, name: str, content: bytes) -> bool:
         """Return whether a blob exists with this content, judged by its size and MD5 without downloading it."""
         try:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.blobs.blobs import Blob
@@ -45,6 +46,9 @@ class Folder:
         return Blob(name, found.st_size, found.st_mtime)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
+        self._write(name, data, Path.replace)
+
+    def _write(self, name: str, data: bytes | memoryview, publish: Callable[[Path, Path], Any]) -> Any:
         path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
         try:
             self._scratch.mkdir(parents=True, exist_ok=True)
@@ -53,7 +57,7 @@ class Folder:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            return publish(temporary, path)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -66,6 +70,9 @@ class Folder:
             exists = False
         if not exists:
             self.write(name, data)
+
+    def create_new(self, name: str, data: bytes | memoryview) -> bool:
+        return self._write(name, data, _link)
 
     def below(self, prefix: str) -> Iterator[Blob]:
         if (self.root / prefix).is_symlink():
@@ -107,6 +114,21 @@ class Folder:
         for blob in self.below(SCRATCH):
             if blob.modified < limit:
                 self.delete(blob.name)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Move a file to a path, unless that exists; returns whether it was moved. The file is gone in any case."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # the file system has no hard links
+        if path.exists():
+            return False
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:

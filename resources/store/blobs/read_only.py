@@ -39,6 +39,9 @@ class ReadOnly:
     def create(self, name: str, data: bytes | memoryview) -> None:
         pass
 
+    def create_new(self, name: str, data: bytes | memoryview) -> bool:
+        return self._blobs.size(name) is None
+
     def delete(self, name: str) -> None:
         pass
 

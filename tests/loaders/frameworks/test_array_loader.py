@@ -282,7 +282,7 @@ def test_a_tokenizer_that_is_not_the_datasets_is_refused(tmp_path: Path, tokeniz
         ({"dataset_name": "plain", "framework": "torch"}, ConfigError, "framework: must be .* got 'torch'"),
         ({"dataset_name": "plain", "batch_size": 4, "token_budget": 9}, ConfigError, "token_budget: .* one of them"),
         ({"dataset_name": "plain", "config": "data.yaml"}, ConfigError, "config: got the path 'data.yaml'"),
-        ({"dataset_name": "plain", "batch_size": 0}, ValueError, "must be at least 1"),
+        ({"dataset_name": "plain", "batch_size": 0}, ValueError, "must be an integer of at least 1"),
         ({"dataset_name": "plain", "padding": "none"}, ValueError, "padding must be .* got 'none'"),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_loader_shows_what_it_was_made_with() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"rank": 2, "world_size": 2}, "rank must be .*, got 2"),
         ({"rank": 1}, "together"),
         ({"shuffle": "some"}, "'some'"),

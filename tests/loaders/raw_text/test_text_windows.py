@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     for name in ("latin.txt", "missing.txt"):
         with pytest.raises(SourceError, match=name):
             TransformerDataset(tmp_path / name, CodePoints(), 4)
-    with pytest.raises(ValueError, match="seq_length must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="seq_length must be an integer of at least 1, got 0"):
         TransformerDataset(tmp_path / "latin.txt", CodePoints(), 0)
     with pytest.raises(TypeError, match="got a str"):
         TransformerDataset(write(tmp_path, TEXTS), Words(), 4)

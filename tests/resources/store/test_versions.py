@@ -204,6 +204,7 @@ def test_the_command_lists_every_version(history: Any, capsys: pytest.CaptureFix
             "rows": length,
             "tokens": count,
             "chunks": 1,
+            "pins": [],
         }
     assert main(["versions", name, "--store", str(folder / "store")]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -16,8 +16,9 @@ from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
+from tokenloom.config.address import full_address
 from tokenloom.config.yaml_file import is_yaml
-from tokenloom.errors import ConfigError
+from tokenloom.errors import ConfigError, redacted_address
 from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
@@ -54,11 +55,13 @@ class Inspection:
             folder: where the YAML will be written; its paths are relative to it.
         """
         dataset = self.config.dataset.model_dump(mode="json", exclude_defaults=True)
-        dataset["name"] = _as_seen_from(folder, self.config)
+        dataset["name"] = str(_as_seen_from(folder, self.config))
         tokenizer = self.tokenizer
         if tokenizer is not None and (path := sources.local_path(self.config, tokenizer[0])) is not None:
             tokenizer = (_relative(tokenizer[0], path, folder), tokenizer[1])
         comments = [f"Written by `tokenloom inspect` from {self.counts()}.", *self.findings()]
+        if full_address(self.config.dataset.name) != self.config.dataset.name:
+            comments.append("dataset.name: put the credentials (…) back before you build.")
         prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
         return starter_yaml(dataset, self.facts["columns"], self.choice, tokenizer, comments, prompt)
 
@@ -147,7 +150,7 @@ def inspect_source(
 
 def dataset_name(source: str) -> str:
     """Return a valid dataset name, made from the stem of a source."""
-    path = Path(source.partition("?")[0] if "://" in source else source)
+    path = Path(redacted_address(source).partition("?")[0] if "://" in source else source)
     while path.suffix in (*sources.COMPRESSIONS, *sources.FORMATS):
         path = path.with_suffix("")
     for part in (path.name, path.parent.name):

@@ -91,15 +91,19 @@ def share_table(name: str, manifest: Manifest, mixed: MixedDataset) -> Table:
 
 
 def version_table(dataset: str, versions: Sequence[Mapping[str, Any]]) -> Table:
-    """Return date, digest, rows, tokens and chunks of each version."""
+    """Return date, digest, rows, tokens, chunks and pins of each version."""
     counts = ("rows", "tokens", "chunks")
     table = _table(dataset)
     table.add_column("published (UTC)", style="bold", no_wrap=True)
     table.add_column("digest", no_wrap=True)
     for name in counts:
         table.add_column(name, justify="right", no_wrap=True)
+    pinned = any(version["pins"] for version in versions)
+    if pinned:
+        table.add_column("pinned as")
     for version in versions:
         cells = ["gone" if version[name] is None else f"{version[name]:,}" for name in counts]
+        cells += [visible(", ".join(version["pins"]))] if pinned else []
         table.add_row(version["published"][:19].replace("T", " "), version["digest"][:12], *cells)
     return table
 
