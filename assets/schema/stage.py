@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.role_candidates import role_candidates
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
 from tokenloom.assets.schema.unicode_scripts import UNICODE
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.tables.untrusted_table import check_schema
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -34,7 +36,8 @@ class SchemaStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
-        columns = merge([context.store.objects.get(chunk.output) for chunk in manifest.chunks])
+        check, objects = partial(check_schema, SKETCH), context.store.objects
+        columns = merge([objects.get_verified(chunk.output, check) for chunk in manifest.chunks])
         splits: Counter[str] = Counter()
         for chunk in manifest.chunks:
             splits[chunk.split] += chunk.rows_in

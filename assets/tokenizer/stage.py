@@ -14,6 +14,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import Run
 from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import (
     CONFIG,
     TEMPLATE,
@@ -26,7 +27,7 @@ from tokenloom.resources.tokenizers import (
 )
 
 if TYPE_CHECKING:
-    from tokenloom.resources.store import Manifest
+    from tokenloom.resources.store import ArtifactStore, Manifest
 
 
 class TokenizerStage(Stage):
@@ -53,7 +54,9 @@ class TokenizerStage(Stage):
             prompts = [chunk.output for chunk in context.manifest("prompts").chunks if chunk.split == "train"]
 
             def trained() -> bytes:
-                tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
+                tables = (
+                    table for digest in prompts for table in sides(context.store.objects.get_verified(digest)).values()
+                )
                 return train((content_segments(table) for table in tables), settings, spec)
 
             reads = tuple(("prompts", digest) for digest in prompts)
@@ -68,8 +71,7 @@ class TokenizerStage(Stage):
         Also publishes the files for `from_pretrained`.
         """
         digest = manifest.chunks[0].output
-        table = context.store.objects.get_verified(digest)
-        files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
+        files = tokenizer_files(context.store, digest)
         context.store.publish_tokenizer(digest, files)
         control = {"control": list(context.tokenizer.control)}
         if context.last_facts.get("digest") == digest:  # saves loading the tokenizer
@@ -80,6 +82,24 @@ class TokenizerStage(Stage):
 
 
 STAGE = TokenizerStage()
+
+_FILES = pa.schema([("file", pa.string()), ("content", pa.binary())])
+
+
+def tokenizer_files(store: ArtifactStore, digest: str) -> dict[str, bytes]:
+    """Return the files in an output of this stage, by name.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    table = store.objects.get_verified(digest, _check_files)
+    return dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
+
+
+def _check_files(table: pa.Table) -> None:
+    check_schema(_FILES, table)
+    if TOKENIZER not in table["file"].to_pylist() or table["content"].null_count:
+        raise ValueError(f"lacks {TOKENIZER}")
 
 
 def _notes(spec: TokenizerSpec) -> dict[str, Any]:
@@ -95,5 +115,5 @@ def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
     files = {TOKENIZER: tokenizer, CONFIG: export_config(spec)}
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()
-    table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
+    table = pa.table({"file": list(files), "content": list(files.values())}, _FILES)
     return ChunkOutput(table, len(files), counters={"vocab_size": vocab_size(tokenizer)})

@@ -1,0 +1,76 @@
+"""Objects with right digests and wrong content raise a StoreError: no crash, no other error, no wrong batch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.crafted_objects import in_child, named_cases, place_of_offsets, publish, read_all
+from support.stored_sequences import write_numbered
+from tokenloom import open_dataset
+from tokenloom.errors import StoreError
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.actions import MAX_ROWS
+
+CASES = 20_000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 100
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["rows", "packed"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("crafted")
+    write_numbered(folder, "made", [40, 20], 60, packed=request.param)
+    return folder
+
+
+@pytest.fixture
+def copied(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_crafted_chunks_raise_a_store_error(copied: Path, verify: bool) -> None:
+    store = ArtifactStore(copied)
+    manifest = store.manifest("made")
+    table = store.objects.get(manifest.chunks[0].output)
+    assert read_all("made", copied, verify) > 10
+    for name, data in named_cases(table).items():
+        if name == "compressed" and not verify:
+            continue
+        chunk = publish(store, manifest, data)
+        with pytest.raises(StoreError, match=chunk.output):
+            read_all("made", copied, verify)
+            pytest.fail(name)
+
+
+def test_a_manifest_that_claims_other_rows_raises_a_store_error(copied: Path) -> None:
+    store = ArtifactStore(copied)
+    manifest = store.manifest("made")
+    data = bytes(store.objects.mapped(manifest.chunks[0].output))
+    for rows in (0, 39, 41, 40 * 100_000, MAX_ROWS):
+        publish(store, manifest, data, table_rows=rows)
+        with pytest.raises(StoreError, match="damaged"):
+            read_all("made", copied, True)
+
+
+def test_crafted_bytes_never_end_the_process(copied: Path) -> None:
+    found = list(in_child("crafted_objects.py", copied, "made", 0, CASES))
+    assert len(found) == CASES
+    assert {*found} <= {"read", "StoreError"}, [one for one in found if one not in ("read", "StoreError")][:5]
+    assert found.count("StoreError") > CASES // 3
+
+
+def test_an_offset_that_changes_after_opening_raises_a_store_error(copied: Path) -> None:
+    store = ArtifactStore(copied)
+    path = store.objects.path(store.manifest("made").chunks[0].output)
+    dataset = open_dataset("made", store=copied)
+    _ = dataset[0]
+    place = place_of_offsets(path.read_bytes())
+    with path.open("r+b") as file:
+        file.seek(place + 20)
+        file.write(b"\xff\xff\xff\x7f")
+    with pytest.raises(StoreError, match="beyond its chunk"):
+        _ = dataset[5]
