@@ -13,8 +13,8 @@ from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import Run
+from tokenloom.resources.tables.loaded_chunk import check_tokenizer
 from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import (
     CONFIG,
     TEMPLATE,
@@ -83,8 +83,6 @@ class TokenizerStage(Stage):
 
 STAGE = TokenizerStage()
 
-_FILES = pa.schema([("file", pa.string()), ("content", pa.binary())])
-
 
 def tokenizer_files(store: ArtifactStore, digest: str) -> dict[str, bytes]:
     """Return the files in an output of this stage, by name.
@@ -97,8 +95,8 @@ def tokenizer_files(store: ArtifactStore, digest: str) -> dict[str, bytes]:
 
 
 def _check_files(table: pa.Table) -> None:
-    check_schema(_FILES, table)
-    if TOKENIZER not in table["file"].to_pylist() or table["content"].null_count:
+    check_tokenizer(table)
+    if TOKENIZER not in table["file"].to_pylist():
         raise ValueError(f"lacks {TOKENIZER}")
 
 
@@ -115,5 +113,5 @@ def exported(tokenizer: bytes, spec: TokenizerSpec) -> ChunkOutput:
     files = {TOKENIZER: tokenizer, CONFIG: export_config(spec)}
     if spec.chat_template:
         files[TEMPLATE] = spec.chat_template.encode()
-    table = pa.table({"file": list(files), "content": list(files.values())}, _FILES)
+    table = pa.table({"file": pa.array(list(files)), "content": pa.array(list(files.values()), pa.binary())})
     return ChunkOutput(table, len(files), counters={"vocab_size": vocab_size(tokenizer)})

@@ -38,6 +38,7 @@ from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.store.versions import VersionStore
+from tokenloom.resources.tables.loaded_chunk import is_file_name
 
 FORMAT = "tokenloom store 3\n"
 WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
@@ -45,7 +46,6 @@ WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom sto
 
 DEFAULT_STORE = ".tokenloom"
 
-_FILE_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//|/(?=[^/]))")
 Missed = Literal["new", "lost", "void"]
 """Why an action is a cache miss: it does not exist, its objects are missing, or its certificate was withdrawn."""
@@ -272,7 +272,7 @@ class ArtifactStore:
             StoreError: a name is not that of a file in the folder.
         """
         for name, content in files.items():
-            if not _FILE_NAME.fullmatch(name):
+            if not is_file_name(name):
                 raise StoreError(f"tokenizer {digest} has a file {name[:80]!r}; {RECOMPUTED}")
             blob = f"tokenizers/{digest}/{name}"
             try:

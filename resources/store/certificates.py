@@ -104,7 +104,7 @@ class CertificateStore:
             try:
                 for blob in self._blobs.below(f"{CERTIFICATES}/{key}"):
                     if blob.name != self._void(key):
-                        facts[blob.name] = _parse(blob.name, self._blobs.read(blob.name))
+                        facts[blob.name] = parse_certificate(blob.name, self._blobs.read(blob.name))
                 return facts
             except FileNotFoundError:
                 continue
@@ -116,7 +116,7 @@ def void_key(blob: str) -> str | None:
     return folder.removeprefix(f"{CERTIFICATES}/") if name == _VOID and folder.startswith(CERTIFICATES) else None
 
 
-def _parse(name: str, data: bytes) -> Certificate | None:
+def parse_certificate(name: str, data: bytes) -> Certificate | None:
     """Return a blob's content, or None if it is damaged."""
     try:
         facts = decode_record(name, data)

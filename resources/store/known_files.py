@@ -60,6 +60,8 @@ class KnownFiles:
             entry = decode_record(name, self._blobs.read(name))
             chunks = [_known_chunk(*chunk) for chunk in entry["chunks"]]
             found = {_text(name): _text(value) for name, value in entry["found"].items()}
+            if not isinstance(entry["chunks"], list):
+                return None
             return KnownFile(chunks, found, entry["stamp"] == file_stamp(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -5,6 +5,7 @@ Objects can be crafted: right digests, wrong content. All checks are vectorized 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from tokenloom.resources.tables.sequence_schema import (
 
 _MOST_IDS, _LONGEST = 1 << 32, (1 << 31) - 1
 _SHORT_IDS = 1 << 16
+
+_FILE_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
 
 _COLUMNS = {**{name: types[0] for name, types in REQUIRED.items()}, WEIGHTS: pa.list_(pa.float32())}
 
@@ -134,6 +137,22 @@ def check_sidecar(table: pa.Table, names: Sequence[str]) -> None:
     _check_columns(table.select([RAW_ROW]), {RAW_ROW: pa.int32()})
     if (np.diff(flat_numbers(one_array(table[RAW_ROW]))) <= 0).any():
         raise ValueError(f"has rows that do not ascend in {RAW_ROW}")
+
+
+def check_tokenizer(table: pa.Table) -> None:
+    """Check the files of a tokenizer.
+
+    Raises:
+        ValueError: they are not what the stage `tokenizer` writes.
+    """
+    _check_columns(table, {"file": pa.string(), "content": pa.binary()})
+    if wrong := [name for name in table["file"].to_pylist() if not is_file_name(name)]:
+        raise ValueError(f"has a file {wrong[0][:80]!r}")
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a file in a folder, and leads nowhere else."""
+    return _FILE_NAME.fullmatch(name) is not None
 
 
 def _check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], optional: set[str] | None = None) -> None:

@@ -1,10 +1,12 @@
 """Objects that match their digests but are not what a build writes, read in a process of their own.
 
-`python crafted_objects.py STORE NAME SEED CASES` prints a line per case before it reads it, and how the reading ended.
+`python -m support.crafted_objects STORE NAME SEED CASES` prints a line per case: its number before it reads the store,
+and how the reading ended.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import struct
@@ -172,10 +174,11 @@ def main(folder: str, name: str, seed: str, count: str) -> None:
     store.put_manifest(manifest)
 
 
-def in_child(script: str, *arguments: object) -> Iterator[str]:
-    """Run a script of this folder; yields the outcome of each case. The child must not end by a signal."""
-    command = [sys.executable, Path(__file__).with_name(script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
+def in_child(module: str, *arguments: object) -> Iterator[str]:
+    """Run a module of this folder; yields the outcome of each case. The child must not end by a signal."""
+    command = [sys.executable, "-m", f"support.{module}", *map(str, arguments)]
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
     lines = done.stdout.splitlines()
     assert done.returncode == 0, (done.returncode, lines[-1:], done.stderr[-2000:])
     for line in lines:

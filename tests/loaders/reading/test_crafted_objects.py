@@ -57,7 +57,7 @@ def test_a_manifest_that_claims_other_rows_raises_a_store_error(copied: Path) ->
 
 
 def test_crafted_bytes_never_end_the_process(copied: Path) -> None:
-    found = list(in_child("crafted_objects.py", copied, "made", 0, CASES))
+    found = list(in_child("crafted_objects", copied, "made", 0, CASES))
     assert len(found) == CASES
     assert {*found} <= {"read", "StoreError"}, [one for one in found if one not in ("read", "StoreError")][:5]
     assert found.count("StoreError") > CASES // 3
