@@ -46,8 +46,8 @@ class Outcome:
     table_rows: int
     blocks: str = ""
 
-    def __post_init__(self) -> None:
-        """Check every field: records and manifests can be crafted.
+    def check(self) -> None:
+        """Check every field: stored records and manifests can be crafted.
 
         Raises:
             ValueError: a field is not valid.
@@ -84,8 +84,13 @@ class Action(Outcome):
     counters: dict[str, int] = field(default_factory=dict)
     engine: str = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: a field is not valid.
+        """
+        super().check()
         if self.engine != "" and not is_digest(self.engine):
             raise ValueError("has an engine that is not a key of a certificate")
         if not isinstance(self.counters, dict) or not all(type(count) is int for count in self.counters.values()):
@@ -137,6 +142,8 @@ def action_key(blob: str) -> str | None:
 def read_action(name: str, data: bytes) -> Action | None:
     """Parse the bytes of the action with that blob name; None if they are damaged, or those of another action."""
     try:
-        return Action(**decode_record(name, data))
+        action = Action(**decode_record(name, data))
+        action.check()
     except (ValueError, TypeError):
         return None
+    return action

@@ -87,8 +87,13 @@ class ManifestChunk(Outcome):
     input: str
     key: str
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: a field is not valid.
+        """
+        super().check()
         texts = [self.split, self.unit, self.input, self.key, *(run.source for run in self.runs)]
         if not all(isinstance(text, str) for text in texts) or not is_digest(self.key):
             raise ValueError(f"has a split, unit, input, key or source that is not valid: {str(texts)[:200]}")
@@ -194,6 +199,8 @@ class Manifest:
                 raise ValueError(f"its columns are {', '.join(table.column_names)[:200]}")
             rows: list[dict[str, Any]] = table.to_pylist()
             chunks = tuple(ManifestChunk(**{**row, "runs": tuple(Run(**run) for run in row["runs"])}) for row in rows)
+            for chunk in chunks:
+                chunk.check()
             return cls(head["dataset"], head["stage"], chunks, *(head[name] for name in _JSON_FIELDS))
         except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise StoreError(
