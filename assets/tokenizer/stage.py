@@ -51,16 +51,15 @@ class TokenizerStage(Stage):
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
             chunk = InputChunk(digest, "all", (Run(Path(name).name),), lambda: spec.files[TOKENIZER])
         else:
-            prompts = [chunk.output for chunk in context.manifest("prompts").chunks if chunk.split == "train"]
+            prompts = [chunk for chunk in context.input_chunks("prompts") if chunk.split == "train"]
 
             def trained() -> bytes:
-                tables = (
-                    table for digest in prompts for table in sides(context.store.objects.get_verified(digest)).values()
-                )
+                tables = (table for chunk in prompts for table in sides(chunk.load()).values())
                 return train((content_segments(table) for table in tables), settings, spec)
 
-            reads = tuple(("prompts", digest) for digest in prompts)
-            chunk = InputChunk(digest_json(prompts), "all", (Run("trained"),), trained, reads=reads)
+            reads = tuple(place for chunk in prompts for place in chunk.reads)
+            digest = digest_json([chunk.digest for chunk in prompts])
+            chunk = InputChunk(digest, "all", (Run("trained"),), trained, reads=reads)
         control = {"control": list(spec.control)} if settings is not None else {}
         resolved = {"special_tokens": spec.tokens(), **control}
         return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved, lambda: _notes(spec))

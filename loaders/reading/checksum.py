@@ -13,6 +13,7 @@ from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableErr
 from tokenloom.resources.digest import BLOCK_BYTES, BLOCK_DIGEST_BYTES, block_digests
 from tokenloom.resources.store.manifest import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.tables.loaded_chunk import check_mapped
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, one_array
 from tokenloom.resources.tables.sequence_schema import ID_TYPES, OPTIONAL, REQUIRED, TRAINED, WEIGHTS
 from tokenloom.resources.tables.untrusted_table import read_table
@@ -104,12 +105,10 @@ class MappedObject:
             if array.type not in (*ID_TYPES, *REQUIRED[TRAINED], *OPTIONAL[WEIGHTS]) or array.values.null_count:
                 raise ValueError(f"has nulls, or values of type {array.type}, in column {name}")
             values = flat_numbers(array.values)
-            begin, end = self._place(values), self._place(values) + values.nbytes
-            if not len(values):
-                continue
-            if begin < 0 or end > self._data.size or begin % values.itemsize:
-                raise ValueError(f"has a column {name} that cannot be memory-mapped")
-            alone[-(-begin // BLOCK_BYTES) : end // BLOCK_BYTES] = True
+            check_mapped(values, self._data)
+            begin = self._place(values)
+            if len(values):
+                alone[-(-begin // BLOCK_BYTES) : (begin + values.nbytes) // BLOCK_BYTES] = True
         alone[:1] = alone[-1:] = False  # they hold the metadata, which states the places
         return alone
 

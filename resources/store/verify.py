@@ -31,10 +31,14 @@ from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
 from tokenloom.resources.tables.loaded_chunk import (
     SequenceFacts,
     check_lengths,
+    check_mapped,
     check_sequences,
     check_sidecar,
     check_tokenizer,
 )
+from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import flat_numbers, list_parts
+from tokenloom.resources.tables.sequence_schema import INPUT_IDS
 from tokenloom.resources.tables.untrusted_table import read_table
 
 Kind = Literal[
@@ -114,7 +118,7 @@ class _Expected:
     chunk: ManifestChunk | None = None
     latest: bool = True
     may_be_gone: bool = False
-    check: Callable[[pa.Table], None] = lambda table: None
+    check: Callable[[pa.Table, pa.Buffer], None] = lambda table, data: None
 
     def finding(self, problem: Problem) -> Finding:
         place = self.chunk.place(0) if self.chunk else ""
@@ -144,33 +148,35 @@ def verify(
     return _Run(store, engine or ComputeEngine(), remove, on_progress).run(dataset)
 
 
-def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Table], None]]:
+def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Table, pa.Buffer], None]]:
     """Return what the objects of a chunk must be, by kind.
 
     Raises:
         ValueError: the facts of the manifest are not valid.
     """
 
-    def has_rows(chunk: ManifestChunk, table: pa.Table) -> None:
+    def has_rows(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
         if table.num_rows != chunk.table_rows:
             raise ValueError(f"has {table.num_rows:,} rows")
 
-    def is_sequences(chunk: ManifestChunk, table: pa.Table) -> None:
-        has_rows(chunk, table)
+    def is_sequences(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
+        has_rows(chunk, table, data)
         check_sequences(table, facts)
+        for side in sides(table).values():
+            check_mapped(flat_numbers(list_parts(side[INPUT_IDS])[1]), data)
 
-    def is_lengths(chunk: ManifestChunk, table: pa.Table) -> None:
+    def is_lengths(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
         check_lengths(table, chunk.table_rows, facts.max_length)
 
-    def is_sidecar(chunk: ManifestChunk, table: pa.Table) -> None:
-        has_rows(chunk, table)
+    def is_sidecar(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
+        has_rows(chunk, table, data)
         check_sidecar(table, manifest.facts.get("columns", ()))
 
     if manifest.stage == LOADED:
         facts = SequenceFacts.of(manifest.facts)
         return {"output": is_sequences, "lengths": is_lengths}
     if manifest.stage == "tokenizer":
-        return {"output": lambda _, table: check_tokenizer(table)}
+        return {"output": lambda _, table, __: check_tokenizer(table)}
     return {"output": is_sidecar if manifest.stage == SIDECARS else has_rows}
 
 
@@ -359,7 +365,8 @@ class _Run:
         intact = digest_bytes(data) == expected.digest and (expected.chunk is None or _has_blocks(expected, data))
         try:
             if intact:
-                expected.check(read_table(pa.py_buffer(data)))
+                content = pa.py_buffer(data)
+                expected.check(read_table(content), content)
         except ValueError:
             intact = False
         return (None if intact else "damaged"), len(data)

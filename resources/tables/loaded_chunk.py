@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.resources.tables.preference_pairs import SIDES, sides
@@ -94,6 +95,17 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
     _check_columns(table, expected, optional)
     for side in sides(table).values():
         _check_side(side, facts.max_length)
+
+
+def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
+    """Check that values read from an object are a view of its bytes, as those of uncompressed objects are.
+
+    Raises:
+        ValueError: they are not, or not aligned.
+    """
+    begin = values.ctypes.data - data.address
+    if len(values) and (begin < 0 or begin + values.nbytes > data.size or begin % values.itemsize):
+        raise ValueError("has columns that cannot be memory-mapped")
 
 
 def _check_side(table: pa.Table, longest: int) -> None:

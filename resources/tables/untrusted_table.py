@@ -33,13 +33,15 @@ def read_table(data: pa.Buffer) -> pa.Table:
 
 
 def check_schema(schema: pa.Schema, table: pa.Table) -> None:
-    """Check that a table has exactly these columns and types.
+    """Check that a table has exactly these columns and types, without nulls.
 
     Raises:
         ValueError: it does not.
     """
     if not table.schema.equals(schema):
         raise ValueError(f"has other columns than expected: {', '.join(table.column_names)[:200]}")
+    if any(column.null_count for column in table.columns):
+        raise ValueError("has nulls")
 
 
 def _check_type_names(schema: pa.Schema) -> None:

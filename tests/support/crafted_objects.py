@@ -1,6 +1,6 @@
 """Objects that match their digests but are not what a build writes, read in a process of their own.
 
-`python -m support.crafted_objects STORE NAME SEED CASES` prints a line per case: its number before it reads the store,
+`python -m support.crafted_objects STORE SEED CASES` prints a line per case: its number before it reads the store,
 and how the reading ended.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import ConfigError, TokenloomError
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.resources.digest import block_digests
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
@@ -147,31 +147,32 @@ def read_all(name: str, store: Path, verify: bool) -> int:
 
 
 def outcome(read: Callable[[], Any]) -> str:
-    """Return `read`, `StoreError`, or the name of an error that should not be."""
+    """Return `read`, the type of one of our errors, or an error that should not be."""
     try:
         read()
-    except StoreError as error:
-        assert "\n" not in str(error)
-        return "StoreError"
+    except TokenloomError as error:
+        assert "\n" not in str(error) or isinstance(error, ConfigError)
+        return type(error).__name__
     except BaseException as error:
         return repr(error)[:200]
     return "read"
 
 
-def main(folder: str, name: str, seed: str, count: str) -> None:
+def main(folder: str, seed: str, count: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     store = ArtifactStore(folder)
-    manifest = store.manifest(name)
-    whole = bytes(store.objects.mapped(manifest.chunks[0].output))
+    names = store.datasets()
+    manifests = {name: store.manifest(name) for name in names}
+    contents = {name: bytes(store.objects.mapped(manifests[name].chunks[0].output)) for name in names}
     for number in range(int(seed), int(seed) + int(count)):
-        draw = random.Random(number)
-        data = mutated(whole, draw)
+        name, draw = names[number % len(names)], random.Random(number)
+        data = mutated(contents[name], draw)
         print(f"{number} ", end="", flush=True)
-        chunk = publish(store, manifest, data)
+        chunk = publish(store, manifests[name], data)
         verify = draw.random() < 0.7
         print(outcome(partial(read_all, name, Path(folder), verify)), flush=True)
-        store.objects.delete(chunk.output)
-    store.put_manifest(manifest)
+        if data != contents[name]:
+            store.objects.delete(chunk.output)
 
 
 def in_child(module: str, *arguments: object) -> Iterator[str]:

@@ -14,14 +14,17 @@ from tokenloom import open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.actions import MAX_ROWS
+from tokenloom.resources.store.verify import verify as check
 
+NAMES = ("rows", "packed")
 CASES = 20_000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 100
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["rows", "packed"])
-def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("crafted")
-    write_numbered(folder, "made", [40, 20], 60, packed=request.param)
+    for name in NAMES:
+        write_numbered(folder, name, [40, 20], 60, packed=name == "packed")
     return folder
 
 
@@ -32,32 +35,35 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_crafted_chunks_raise_a_store_error(copied: Path, verify: bool) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_crafted_chunks_raise_a_store_error(copied: Path, name: str, verify: bool) -> None:
     store = ArtifactStore(copied)
-    manifest = store.manifest("made")
+    manifest = store.manifest(name)
     table = store.objects.get(manifest.chunks[0].output)
-    assert read_all("made", copied, verify) > 10
-    for name, data in named_cases(table).items():
-        if name == "compressed" and not verify:
+    assert read_all(name, copied, verify) > 10
+    for case, data in named_cases(table).items():
+        if case == "compressed" and not verify:
             continue
         chunk = publish(store, manifest, data)
         with pytest.raises(StoreError, match=chunk.output):
-            read_all("made", copied, verify)
-            pytest.fail(name)
+            read_all(name, copied, verify)
+            pytest.fail(case)
+        found = check(store, name, remove=False).findings
+        assert [(one.digest, one.problem) for one in found] == [(chunk.output, "damaged")], case
 
 
 def test_a_manifest_that_claims_other_rows_raises_a_store_error(copied: Path) -> None:
     store = ArtifactStore(copied)
-    manifest = store.manifest("made")
+    manifest = store.manifest("rows")
     data = bytes(store.objects.mapped(manifest.chunks[0].output))
     for rows in (0, 39, 41, 40 * 100_000, MAX_ROWS):
         publish(store, manifest, data, table_rows=rows)
         with pytest.raises(StoreError, match="damaged"):
-            read_all("made", copied, True)
+            read_all("rows", copied, True)
 
 
 def test_crafted_bytes_never_end_the_process(copied: Path) -> None:
-    found = list(in_child("crafted_objects", copied, "made", 0, CASES))
+    found = list(in_child("crafted_objects", copied, 0, CASES))
     assert len(found) == CASES
     assert {*found} <= {"read", "StoreError"}, [one for one in found if one not in ("read", "StoreError")][:5]
     assert found.count("StoreError") > CASES // 3
@@ -65,8 +71,8 @@ def test_crafted_bytes_never_end_the_process(copied: Path) -> None:
 
 def test_an_offset_that_changes_after_opening_raises_a_store_error(copied: Path) -> None:
     store = ArtifactStore(copied)
-    path = store.objects.path(store.manifest("made").chunks[0].output)
-    dataset = open_dataset("made", store=copied)
+    path = store.objects.path(store.manifest("rows").chunks[0].output)
+    dataset = open_dataset("rows", store=copied)
     _ = dataset[0]
     place = place_of_offsets(path.read_bytes())
     with path.open("r+b") as file:
