@@ -111,7 +111,7 @@ class ArtifactStore:
             return
         if stored != FORMAT:
             found = stored.strip()[:60]
-            writer = WRITERS.get(found, "another version of tokenloom")
+            writer = WRITERS.get(found, "another version of tokenloom unless the file FORMAT is damaged")
             raise StoreError(
                 f"the store {self.address} has the format {found!r}, written by {writer}; this version reads "
                 f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "

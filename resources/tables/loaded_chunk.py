@@ -65,7 +65,7 @@ class SequenceFacts:
         Raises:
             ValueError: one is missing or not valid.
         """
-        found = {name: facts.get(name) for name in cls.__dataclass_fields__}
+        found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
         pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
         valid = {
             "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,

@@ -22,7 +22,7 @@ from tokenloom.resources.store.verify import verify
 
 A, B = "a" * 64, "b" * 64
 WILD: tuple[Any, ...] = (-1, 1 << 70, 1.5, True, "x", "../../../x", "", [], [[]], {}, {"a": [1]}, [None] * 9)
-COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 9, "table_rows": 3}
+COUNTS: dict[str, Any] = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 9, "table_rows": 3}
 ACTION = Action(output=A, bytes=9, rejects=None, **COUNTS, counters={"x": 1})
 CHUNK = ManifestChunk(
     split="train", runs=(Run("a", 0, 0),), unit="row", input=B, key=B, output=A, bytes=9, rejects=None, **COUNTS
