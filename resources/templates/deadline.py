@@ -17,28 +17,26 @@ SECONDS = 300
 """Seconds that one rendering can take; the most work that is counted takes a few."""
 
 _running: dict[object, int] = {}
-"""The rendering threads, by a token of each rendering. Whoever removes a token decides how the rendering ends."""
+"""The threads that render, by the clock of each rendering. Whoever removes a clock decides how its rendering ends."""
 _lock = threading.Lock()
 _watching = False
 
 
-def start() -> object:
-    """Start the clock of a rendering in this thread, and return its token."""
-    token = object()
-    _running[token] = threading.get_ident()
-    if not _watching:
-        _start_watch()
-    return token
-
-
-def stop(token: object) -> None:
-    """Stop the clock of a rendering.
+class Clock:
+    """A context in which this thread renders one row.
 
     Raises:
-        DeadlineError: the deadline has passed.
+        DeadlineError: the row takes `SECONDS`.
     """
-    while _running.pop(token, None) is None:
-        time.sleep(1)  # until the exception, which is on its way, arrives
+
+    def __enter__(self) -> None:
+        _running[self] = threading.get_ident()
+        if not _watching:
+            _start_watch()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        while kind is not DeadlineError and _running.pop(self, None) is None:
+            time.sleep(1)  # the exception is on its way
 
 
 def _start_watch() -> None:
@@ -54,9 +52,9 @@ def _watch() -> None:
     seconds: dict[object, int] = {}
     while True:
         time.sleep(1)
-        seconds = {token: seconds.get(token, 0) + 1 for token in list(_running)}
-        for token in [token for token, count in seconds.items() if count >= SECONDS]:
-            thread = _running.pop(token, None)
+        seconds = {clock: seconds.get(clock, 0) + 1 for clock in list(_running)}
+        for clock in [clock for clock, count in seconds.items() if count >= SECONDS]:
+            thread = _running.pop(clock, None)
             if thread is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(DeadlineError))
 

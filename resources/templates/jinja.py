@@ -323,12 +323,9 @@ class JinjaTemplate:
     def _text(self, template: jinja2.Template, functions: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
         context = MeteredContext(template.environment, {**functions, **variables})
         context.given = variables
-        clock = deadline.start()
         try:
-            try:
+            with deadline.Clock():
                 return "".join(template.root_render_func(context))
-            finally:
-                deadline.stop(clock)
         except Exception as error:  # a template can raise anything
             line = self._line(template, error)
             place = f"template, line {line}" if line else "template"
