@@ -332,7 +332,7 @@ class JinjaTemplate:
             if isinstance(error, DeadlineError):
                 text = f"one row takes more than {deadline.SECONDS} s; report the template, and use another one"
                 raise DeadlineError(f"{place}: {text}") from error
-            if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError):
+            if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError | OverflowError):
                 raise SandboxError(f"{place}: refused by the sandbox: {error}", line) from error
             own = isinstance(error, jinja2.TemplateError)
             raise TemplateError(f"{place}: {error if own else f'{type(error).__name__}: {error}'}", line) from error

@@ -153,7 +153,8 @@ def _made(context: MeteredContext, value: Any, source: Any) -> Any:
 def _metered(environment: Sandbox, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter or test that counts its work."""
     kind = _PassArg.from_obj(function)
-    bound = {_PassArg.eval_context: (environment.eval_context,), _PassArg.environment: (environment,)}.get(kind, ())
+    passed: dict[Any, Any] = {_PassArg.eval_context: environment.eval_context, _PassArg.environment: environment}
+    bound = (passed[kind],) if kind in passed else ()
     is_linear = name not in _SLOW.keys() | _CONSUMING | _OF_NUMBERS
 
     @functools.wraps(function)
@@ -162,10 +163,14 @@ def _metered(environment: Sandbox, name: str, function: Callable[..., Any]) -> C
         if value.__class__ is str and not args and not kwargs and is_linear:
             context.left -= CALL + len(value)
             return _made(context, function(*first, value), value)
-        value, *args = _charge(context, name, (value, *args), kwargs)
-        return _made(context, function(*first, value, *args, **kwargs), value)
+        value, *others = _charge(context, name, (value, *args), kwargs)
+        return _made(context, function(*first, value, *others, **kwargs), value)
 
     return pass_context(run)
+
+
+def _lipsum(*_: Any, **__: Any) -> str:
+    raise SecurityError("lipsum is not reproducible")
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
@@ -193,7 +198,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(optimized=False, **options)  # no constants are folded: `10 ** 10 ** 10` would never finish
         for name in _REFUSED:
             del self.filters[name]
-        del self.globals["lipsum"]  # not reproducible
+        self.globals["lipsum"] = _lipsum
         self.eval_context = jinja2.nodes.EvalContext(self)
 
     def meter(self) -> None:

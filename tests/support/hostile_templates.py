@@ -26,6 +26,8 @@ ESCAPES = [
     "{{ namespace.mro() }}",
     "{{ namespace.__init__ }}",
     "{{ dict.fromkeys('abc') }}",
+    "{{ lipsum.__globals__ }}",
+    "{{ lipsum(n=10 ** 6) }}",
     "{{ self }}",
     "{{ self.__init__ }}",
     "{{ self._TemplateReference__context }}",
@@ -113,6 +115,7 @@ EXHAUSTING = [
     "{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "{% set ns = namespace(x=3) %}{% for i in range(99999) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=3) %}{% for i in range(99999) %}{% set ns.x = ns.x - (0 - ns.x) %}{% endfor %}",
+    "{{ range(10 ** 9) }}",
     "{{ ('x\\n' * 1000) | indent(10 ** 6) }}",
     "{{ ('x\\n' * 1000) | indent('x' * 10000) }}",
     "{{ ('x' * 10000) | replace('', 'x' * 1000) }}",
@@ -196,9 +199,6 @@ EXHAUSTING = [
     "{{ (messages[0].keys() - messages[1].keys()) | list }}",
 ]  # fmt: skip
 
-FAILING = ["{{ lipsum.__globals__ }}", "{{ lipsum(n=10 ** 6) }}", "{{ range(10 ** 9) }}"]
-"""Templates that fail as they do in Jinja."""
-
 UNAVAILABLE = [
     "{% include 'x' %}",
     "{% import 'x' as y %}",
@@ -210,7 +210,7 @@ UNAVAILABLE = [
     "{{ messages | pprint }}",
     "{{ messages | xmlattr }}",
     "{{ 'x' | urlize }}",
-    "{{ messages | map('work of a step', -5) | list }}{{ x | nofilter }}",
+    "{{ x | nofilter }}",
 ]
 
 LARGE = [
