@@ -157,6 +157,19 @@ class SandboxError(TemplateError):
     """A template accesses something other than data, or does too much work for its data."""
 
 
+class DeadlineError(TokenloomError):
+    """One row takes far longer than the work that is counted for it allows. Nothing is stored for its chunk.
+
+    `row` is the row's position in its chunk, or None if unknown.
+    """
+
+    row: int | None = None
+
+    def at(self, place: str) -> DeadlineError:
+        """Return the error with the place of the row in the source."""
+        return DeadlineError(f"{place}: {self}")
+
+
 class SpansError(TemplateError):
     """A value cannot be traced through a template, so it is unknown which text would be trained."""
 

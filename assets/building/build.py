@@ -21,10 +21,10 @@ from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, Context, I
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.rejects import REJECTS, summarize
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
+from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.manifest import SIDECARS
+from tokenloom.resources.store.manifest import SIDECARS, source_place
 from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
@@ -276,7 +276,10 @@ class Build:
             if (action := covered.get(key) or self._seen.pop(key, None) or self.find_action(stage, key)) is not None:
                 return chunk, key, action, "hit"
             missed = self.store.why_missed(key)
-            output = compute(chunk.load())
+            try:
+                output = compute(chunk.load())
+            except DeadlineError as error:
+                raise error.at(f"{stage.name}, {source_place(chunk.runs, chunk.unit, error.row or 0)}") from error
             _verify(stage, output)
             action = self.store.put_action(
                 key,

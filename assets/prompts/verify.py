@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
-from tokenloom.errors import SpansError, TemplateError
+from tokenloom.errors import DeadlineError, SpansError, TemplateError
 from tokenloom.resources.tables.ragged import text_parts
 from tokenloom.resources.templates.jinja import MARKS, WHITE_SPACE, JinjaTemplate, Slot
 
@@ -107,6 +107,9 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     try:
         slots = template.probe(shape.variables, shape.empty)
         pieces, complete = shape.layout(slots)
+    except DeadlineError as error:
+        error.row = shape.rows[0].as_py()
+        raise
     except TemplateError as error:
         code = "unverified_spans" if isinstance(error, SpansError) else "template_refused"
         code = error.code if isinstance(error, ShapeError) else code
@@ -210,10 +213,14 @@ def _compare(
     taken = [value.take(index).to_pylist() for value in shape.values]
     values = zip(*taken, strict=True) if taken else iter([()] * len(rows))
     expected = texts.take(index).to_pylist()
-    return [
-        _PRIVATE_USE if private else _verify(template, shape, row_values, text)
-        for row_values, text, private in zip(values, expected, marked[rows].tolist(), strict=True)
-    ]
+    problems: list[Problem | None] = []
+    try:
+        for row_values, text, private in zip(values, expected, marked[rows].tolist(), strict=True):
+            problems.append(_PRIVATE_USE if private else _verify(template, shape, row_values, text))
+    except DeadlineError as error:
+        error.row = shape.rows[int(rows[len(problems)])].as_py()
+        raise
+    return problems
 
 
 def _verify(template: JinjaTemplate, shape: Shape, values: Sequence[str], expected: str) -> Problem | None:

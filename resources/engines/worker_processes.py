@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -21,18 +22,22 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from tokenloom.errors import DeadlineError
+
 START_AFTER_SECONDS = 1.0
 """Seconds of work done in this process before workers are started: about the cost of starting them."""
 
 _START = "import sys; sys.path[:] = {!r}; from tokenloom.resources.engines.worker_processes import serve; serve()"
 _READY = "ready"
+HANG_SECONDS = 300
+"""CPU seconds after which a worker is killed in which no second Python thread could run."""
 
 
 class WorkerProcesses:
     """A callable that computes `function` in worker processes.
 
     Workers are started once the work exceeds `START_AFTER_SECONDS`; until they are ready, the calling thread computes.
-    Thread-safe. Raises what `function` raises.
+    Thread-safe. Raises what `function` raises, and `DeadlineError` if a call hangs.
 
     Args:
         function: pure and picklable, as are its arguments and results.
@@ -60,6 +65,8 @@ class WorkerProcesses:
             worker.close()
             if self._closed:
                 raise
+            if worker.has_hung:
+                raise DeadlineError(f"a worker process did nothing else for {HANG_SECONDS} s") from None
             return self._compute_here(argument)
         self._idle.put(worker)
         if not succeeded:
@@ -119,6 +126,11 @@ class _Worker:
         _send(self._process.stdin, message)
         return _receive(self._process.stdout)
 
+    @property
+    def has_hung(self) -> bool:
+        """Whether the process ended itself because of a call that held the GIL."""
+        return self._process.returncode == -signal.SIGPROF
+
     def close(self) -> None:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -132,6 +144,7 @@ def serve() -> None:
     """Run a worker: receive a function, then answer each argument received, until the pipe closes."""
     receiving, sending = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints go to stderr: stdout carries the answers
+    Thread(target=_postpone_end, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError):
         function = _receive(receiving)
         _send(sending, (True, _READY))
@@ -142,6 +155,13 @@ def serve() -> None:
             except Exception as error:
                 answer = False, _portable(error)
             _send(sending, answer)
+
+
+def _postpone_end() -> None:
+    """Have the kernel end this process after `HANG_SECONDS`, and postpone that for as long as this thread can run."""
+    while True:
+        signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+        time.sleep(1)
 
 
 def _portable(error: Exception) -> Exception:

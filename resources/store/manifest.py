@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -69,6 +70,15 @@ class Run(NamedTuple):
     offset: int = -1
 
 
+def source_place(runs: Sequence[Run], unit: str, position: int) -> str:
+    """Return the place in the source of a row of a chunk, as `ManifestChunk.place` does."""
+    source, first, offset = runs[bisect_right(runs, position, key=lambda run: run.first) - 1]
+    if offset < 0:
+        return source
+    row = offset + position - first
+    return f"{source}:{row + 1}" if unit == "line" else f"{source} row {row}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ManifestChunk(Outcome):
     """One chunk of a stage's output.
@@ -111,11 +121,7 @@ class ManifestChunk(Outcome):
         Args:
             position: the row's position within the chunk.
         """
-        source, first, offset = self.runs[bisect_right(self.runs, position, key=lambda run: run.first) - 1]
-        if offset < 0:
-            return source
-        row = offset + position - first
-        return f"{source}:{row + 1}" if self.unit == "line" else f"{source} row {row}"
+        return source_place(self.runs, self.unit, position)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import Flags
-from tokenloom.resources.tables.json_depth import which_deeper
+from tokenloom.resources.tables.json_depth import MAX_DEPTH, which_deeper
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json, without_dates
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
 
@@ -95,6 +95,8 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits. A field
     that an object lacks is null; a path with nothing but nulls has the type null or string.
     """
+    if too_deep(texts, MAX_DEPTH).any():
+        return None
     lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
     data = pa.py_buffer(text_parts(lines)[1])
     try:

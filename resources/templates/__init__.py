@@ -9,5 +9,5 @@ Modules, in the order in which they are used:
 - `jinja`: compiles and renders a template, and finds where it places each value.
 - `static_analysis`: decides from a template's syntax whether it only places values.
 - `sandbox`: limits what a template can reach and how much work it can do. `instrument` adds the counting to the parsed
-  template, `work_meter` counts while it runs, and `costs` lists what each filter, test and method costs.
+  template, and `work_meter` counts while it runs. `deadline` ends what is not counted.
 """

@@ -1,144 +1,121 @@
-"""Inserts work counting into a parsed template: into loops and macros, and around operations that make or read text.
+"""Inserts the counting of work into a parsed template: into loops and macros, and around operators.
 
-Operations become filters whose names no template can write. The filters receive the context, which keeps the count.
-This also keeps Jinja from folding constants at compile time, where `10 ** 10 ** 10` would never finish.
+Operators become filters of `work_meter`, by names that no template can write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jinja2.nodes as n
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.visitor import NodeTransformer
 
-STEP, WRITTEN, JOINED, ADDED, WEIGHED, SEARCHED, SLICED = (
-    f"work of {name}" for name in ("a step", "writing", "~", "+", "comparing", "searching", "slicing")
+STEP = 8
+"""Units of work of a node of the syntax tree."""
+_STEPS = dict.fromkeys((n.Getattr, n.Getitem, n.Compare, n.Filter, n.Test, n.Call), 4) | dict.fromkeys(
+    (n.For, n.Macro, n.CallBlock, n.FilterBlock, n.AssignBlock), 16
 )
-ARITHMETIC = {n.Sub: "work of -", n.Mul: "work of *", n.Pow: "work of **", n.Mod: "work of %"}
-"""The filter that replaces each operator."""
-
-_ALONE = (n.Extends, n.Include, n.Import, n.FromImport, n.Block)
-_ESCAPES = (n.EvalContextModifier, n.ScopedEvalContextModifier)
+"""Steps of nodes that take more time or memory than others."""
+_MOST_TERMS = 8
+_OTHER_TEMPLATES = (n.Extends, n.Include, n.Import, n.FromImport, n.Block)
 
 
-def metered(tree: n.Template) -> n.Template:
-    """Add work counting to the tree, in place, and return it.
+def operator(name: str, node: Any, *others: Any) -> Any:
+    """Return an expression that applies an operator of `work_meter`."""
+    return n.Filter(node, f"work of {name}", list(others), [], None, None, lineno=node.lineno)
+
+
+class Instrument(NodeTransformer):
+    """Adds work counting to a tree, in place.
 
     Raises:
         TemplateSyntaxError: the template uses other templates or HTML escaping.
     """
-    return _Meter().visit(tree)
 
-
-class _Meter(NodeTransformer):
-    def generic_visit(self, node: n.Node, *args: Any, **kwargs: Any) -> n.Node:
-        if isinstance(node, _ALONE):
+    def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(node, _OTHER_TEMPLATES):
             name = type(node).__name__.lower()
-            raise TemplateSyntaxError(f"{name} is not available: a template cannot use other templates", _line(node))
-        if isinstance(node, _ESCAPES):
-            raise TemplateSyntaxError("autoescape is not available: prompts are not HTML", _line(node))
+            raise TemplateSyntaxError(f"{name} is not available: a template cannot use other templates", node.lineno)
+        if isinstance(node, n.EvalContextModifier):
+            raise TemplateSyntaxError("autoescape is not available: prompts are not HTML", node.lineno or 1)
         return super().generic_visit(node, *args, **kwargs)
 
-    def visit_For(self, node: n.For) -> n.Node:
-        work = _work_of([*node.body, node.test])
+    def visit_For(self, node: Any) -> Any:
+        step = operator("stepped", n.Const(_work_of([*node.body, getattr(node, "test", None)]), lineno=node.lineno))
         self.generic_visit(node)
-        if node.test is not None:
-            node.test = n.And(_step(node.test, work), node.test, lineno=node.lineno)
-        return _counted(node, work)
-
-    def visit_Macro(self, node: n.Macro) -> n.Node:
-        work = _work_of(node.body)
-        self.generic_visit(node)
-        return _counted(node, work)
-
-    visit_CallBlock = visit_Macro
-
-    def visit_Output(self, node: n.Output) -> n.Node:
-        self.generic_visit(node)
-        node.nodes = [part if isinstance(part, n.TemplateData) else _as(WRITTEN, part) for part in node.nodes]
+        node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
+        if getattr(node, "test", None):
+            node.test = n.And(step, node.test, lineno=node.lineno)
         return node
 
-    def visit_Concat(self, node: n.Concat) -> n.Node:
-        self.generic_visit(node)
-        return _as(JOINED, *node.nodes)
+    visit_Macro = visit_CallBlock = visit_For
 
-    def visit_Add(self, node: n.Add) -> n.Node:
+    def visit_Output(self, node: Any) -> Any:
+        self.generic_visit(node)
+        for index, part in enumerate(node.nodes):
+            made = part.name if isinstance(part, n.Filter) else ""
+            if made == "work of added":
+                part.name = "work of added and written"
+            elif made != "work of joined" and not _literal(part):
+                node.nodes[index] = operator("weighed", part)
+        return node
+
+    def visit_Concat(self, node: Any) -> Any:
+        self.generic_visit(node)
+        return operator("joined", *node.nodes)
+
+    def visit_Add(self, node: Any) -> Any:
         terms: list[Any] = []
-        left: n.Node = node
-        while isinstance(left, n.Add):
-            terms.insert(0, self.visit(left.right))
-            left = left.left
-        return _as(ADDED, self.visit(left), *terms)
+        while isinstance(node, n.Add) and len(terms) < _MOST_TERMS:
+            terms.insert(0, self.visit(node.right))
+            node = node.left
+        return operator("added", self.visit(node), *terms)
 
-    def visit_Mul(self, node: n.BinExpr) -> n.Node:
+    def visit_Compare(self, node: Any) -> Any:
+        """Weigh the operands; a comparison with a constant reads at most the constant's length."""
         self.generic_visit(node)
-        return _as(ARITHMETIC[type(node)], node.left, node.right)
-
-    visit_Sub = visit_Pow = visit_Mod = visit_Mul
-
-    def visit_Compare(self, node: n.Compare) -> n.Node:
-        """Weigh the operands, except in comparisons with a constant, which read at most the constant's length."""
-        constant = [_constant(node.expr), *(_constant(operand.expr) for operand in node.ops)]
-        self.generic_visit(node)
-        for index, operand in enumerate(node.ops):
-            left, right = constant[index : index + 2]
-            if operand.op in ("in", "notin"):
-                operand.expr = operand.expr if right else _as(SEARCHED, operand.expr)
-                weighs = not left, False
-            else:
-                weighs = (not (left or right),) * 2
-            if weighs[1]:
-                operand.expr = _as(WEIGHED, operand.expr)
-            if weighs[0] and index:
-                node.ops[index - 1].expr = _as(WEIGHED, node.ops[index - 1].expr)
-            elif weighs[0]:
-                node.expr = _as(WEIGHED, node.expr)
+        operands: list[Any] = [node, *node.ops]
+        weighs = len(operands) > 2 or not any(_constant(operand.expr) for operand in operands)
+        for operand in operands:
+            searches = getattr(operand, "op", None) in ("in", "notin")
+            if (weighs or searches) and not _constant(operand.expr):
+                operand.expr = operator("searched" if searches else "weighed", operand.expr)
         return node
 
-    def visit_Getitem(self, node: n.Getitem) -> n.Node:
+    def visit_Getitem(self, node: Any) -> Any:
         self.generic_visit(node)
         if isinstance(node.arg, n.Slice):
-            return _as(SLICED, node)
-        node.arg = node.arg if isinstance(node.arg, n.Const) else _as(WEIGHED, node.arg)
+            return operator("counted", node)
+        node.arg = node.arg if isinstance(node.arg, n.Const) else operator("weighed", node.arg)
         return node
 
-    def visit_Pair(self, node: n.Pair) -> n.Node:
+    def visit_Pair(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.key = node.key if isinstance(node.key, n.Const) else _as(WEIGHED, node.key)
+        node.key = node.key if isinstance(node.key, n.Const) else operator("weighed", node.key)
         return node
 
 
-def _as(name: str, node: Any, *others: Any) -> Any:
-    return n.Filter(node, name, list(others), [], None, None, lineno=node.lineno)
+def _constant(node: Any) -> bool:
+    """Return whether the node is a constant, a list of constants, or a condition."""
+    if isinstance(node, n.List | n.Tuple):
+        return all(map(_constant, node.items))
+    return isinstance(node, n.Const | n.Compare | n.Test | n.Not)
 
 
-def _step(node: n.Node, work: int) -> Any:
-    return _as(STEP, n.Const(work, lineno=node.lineno))
+def _literal(node: Any) -> int:
+    """Return the length of literal text, or 0 for other nodes."""
+    text = node.data if isinstance(node, n.TemplateData) else node.value if isinstance(node, n.Const) else None
+    return len(text) if isinstance(text, str) else 0
 
 
-def _counted(node: Any, work: int) -> n.Node:
-    """Return a loop, macro or call block whose body first counts its work."""
-    node.body.insert(0, n.ExprStmt(_step(node, work), lineno=node.lineno))
-    return node
-
-
-def _constant(node: n.Node) -> bool:
-    """Return whether the node is a constant or a list of constants."""
-    return isinstance(node, n.Const) or (isinstance(node, n.List | n.Tuple) and all(map(_constant, node.items)))
-
-
-def _work_of(nodes: Sequence[n.Node | None]) -> int:
-    """Count nodes and characters of literal text, except within inner loops and macros, which count themselves."""
-    work, pending = 1, [node for node in nodes if node is not None]
+def _work_of(nodes: list[Any]) -> int:
+    """Return the work of nodes and of literal text, except within inner loops and macros, which count themselves."""
+    work, pending = STEP, nodes
     while pending:
         node = pending.pop()
-        work += 1 + (len(node.data) if isinstance(node, n.TemplateData) else 0)
-        inner = ("body", "test") if isinstance(node, n.For | n.Macro | n.CallBlock) else ()
-        pending.extend(node.iter_child_nodes(exclude=inner))
+        if node is not None:
+            work += STEP * _STEPS.get(type(node), 1) + _literal(node)
+            inner = ("body", "test") if isinstance(node, n.For | n.Macro | n.CallBlock) else ()
+            pending.extend(node.iter_child_nodes(exclude=inner))
     return work
-
-
-def _line(node: n.Node) -> int:
-    return node.lineno or 1

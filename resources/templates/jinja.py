@@ -28,7 +28,8 @@ import jinja2.nodes
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.errors import SandboxError, SpansError, TemplateError
+from tokenloom.errors import DeadlineError, SandboxError, SpansError, TemplateError
+from tokenloom.resources.templates import deadline
 from tokenloom.resources.templates.sandbox import Sandbox
 from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.work_meter import MeteredContext
@@ -70,6 +71,9 @@ WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace()
 _DATES = datetime(2001, 2, 3, 4, 5, 6), datetime(2038, 11, 29, 18, 47, 58)
 """Two dates that differ in every part: a template whose text is the same on both does not depend on the date."""
 
+MOST_CHARACTERS, MOST_TOKENS = 1_000_000, 20_000
+"""Largest template: characters, and tokens of its syntax. The longest published ones have 20,000 and 2,700."""
+
 _OUTSIDE_LOOP = "{% break %} and {% continue %} must be in a loop, not in a block or macro within it"
 _NESTED = "nested too deeply"
 _MARK = re.compile(f"{MARK_OPEN}([0-9]+){MARK_CLOSE}|([{GENERATION_OPEN}{GENERATION_CLOSE}])")
@@ -79,6 +83,14 @@ class _Generation(jinja2.ext.Extension):
     """The tags `{% generation %}…{% endgeneration %}` around the text that the model generates."""
 
     tags = {"generation"}  # noqa: RUF012
+
+    def filter_stream(self, stream: Any) -> Iterator[Any]:
+        """Limit the number of tokens: compiling a template takes time and memory for each."""
+        for number, token in enumerate(stream):
+            if number >= MOST_TOKENS:
+                message = f"a template can have at most {MOST_TOKENS:,} tokens"
+                raise jinja2.TemplateSyntaxError(message, token.lineno)
+            yield token
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
@@ -183,12 +195,15 @@ class JinjaTemplate:
         date_string: result of `strftime_now`; None refuses texts that change with the date.
 
     Raises:
-        TemplateError: the template has a syntax error, or uses other templates.
+        TemplateError: the template has a syntax error, uses other templates, or is too large.
     """
 
     def __init__(self, source: str, date_string: str | None = None):
         if any(mark in source for mark in MARKS):
             raise TemplateError("template: private-use characters U+E0D0 to U+E0D3 are reserved; remove them")
+        if len(source) > MOST_CHARACTERS:
+            found = f"found {len(source):,}"
+            raise TemplateError(f"template: a template can have at most {MOST_CHARACTERS:,} characters, {found}")
         self._source, self._date_string = source, date_string
         self._template, self._tree, self._names = _compile(source, _DATES[0] if date_string is None else date_string)
         self._globals = dict(self._template.globals)
@@ -205,6 +220,7 @@ class JinjaTemplate:
         Raises:
             SandboxError: the template tries to leave the sandbox, or does too much work.
             TemplateError: the template raises an error; the message names the line.
+            DeadlineError: rendering takes `deadline.SECONDS`.
         """
         return self._run(variables)
 
@@ -312,11 +328,15 @@ class JinjaTemplate:
         context = MeteredContext(template.environment, {**functions, **variables})
         context.given = variables
         try:
-            return "".join(template.root_render_func(context))
+            with deadline.Clock():
+                return "".join(template.root_render_func(context))
         except Exception as error:  # a template can raise anything
             line = self._line(template, error)
             place = f"template, line {line}" if line else "template"
-            if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError):
+            if isinstance(error, DeadlineError):
+                text = f"one row takes more than {deadline.SECONDS} s; report the template, and use another one"
+                raise DeadlineError(f"{place}: {text}") from error
+            if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError | OverflowError):
                 raise SandboxError(f"{place}: refused by the sandbox: {error}", line) from error
             own = isinstance(error, jinja2.TemplateError)
             raise TemplateError(f"{place}: {error if own else f'{type(error).__name__}: {error}'}", line) from error

@@ -1,17 +1,17 @@
 """The sandbox that templates run in: it limits what a template can reach and how much work it can do.
 
 Chat templates are downloaded with tokenizers, so they are untrusted. A template can reach its data, the methods and
-filters that read data, and its own macros; everything else raises `SecurityError`. Its work is counted step by step:
-`instrument` inserts the counting into the parsed template, and `work_meter` stops a template that exceeds its limit.
+filters that read data, and its own macros; everything else raises `SecurityError`. Its work is counted: `instrument`
+inserts the counting of steps and operators into the parsed template, and this module counts calls. A call costs the
+size of what it reads and of what it returns; `_cost` adds what the tables below name.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import BuiltinMethodType, FunctionType, MethodType
+from collections.abc import Callable, Mapping
+from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import jinja2.ext
@@ -22,93 +22,155 @@ from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 from markupsafe import Markup
 
-from tokenloom.resources.templates import costs, instrument
-from tokenloom.resources.templates.work_meter import MOST_DEPTH, OPERATIONS, MeteredContext, is_iterator, searched
+from tokenloom.resources.templates.instrument import Instrument
+from tokenloom.resources.templates.work_meter import (
+    CALL,
+    ITEM,
+    MOST_DEPTH,
+    OPERATORS,
+    MeteredContext,
+    check_bits,
+    is_iterator,
+    weighed,
+)
 
-MOST_RANGE = 100_000
-
+_REFUSED = ("pprint", "random", "urlize", "xmlattr")
+"""Filters for HTML and debugging, and `random`, whose result is not reproducible."""
+_SHALLOW = frozenset(
+    "attr batch count d default first items last length list map reject rejectattr reverse select selectattr "  # noqa: SIM905
+    "slice".split()
+)
+"""Filters that do not read the contents of the items."""
+_CONSUMING = frozenset("dict groupby join max min sort sum unique".split())  # noqa: SIM905
+"""Functions that read all items, also of an iterator."""
+_BY_ATTRIBUTE = _CONSUMING | {"map", "rejectattr", "selectattr"}
+"""Filters that can walk an attribute path for each item."""
+_MULTIPLIED = frozenset(
+    "batch center expandtabs indent join ljust lstrip rjust rstrip slice strip tojson trim wordwrap zfill".split()  # noqa: SIM905
+)
+"""Functions whose cost is at most the product of the first argument's size with the others'."""
+_SLOW = {"groupby": 16, "striptags": 4, "title": 8, "urlencode": 16, "wordcount": 8, "wordwrap": 16}
+"""Units for each unit of what these functions read."""
+_FREE_TESTS = frozenset(
+    "boolean callable defined escaped false float integer iterable mapping none number sameas sequence string true "  # noqa: SIM905
+    "undefined".split()
+)
+"""Tests that only look at a value's type or identity."""
+_OF_NUMBERS = frozenset(("divisibleby", "even", "odd"))
+"""Tests that compute `%`, which formats a text."""
+_METHODS: Mapping[type, frozenset[str]] = {
+    str: frozenset(
+        "capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii "  # noqa: SIM905
+        "isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip "
+        "partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines "
+        "startswith strip swapcase title upper zfill".split()
+    ),
+    dict: frozenset(("copy", "get", "items", "keys", "values")),
+    list: frozenset(("copy", "count", "index")),
+    tuple: frozenset(("count", "index")),
+    float: frozenset(("is_integer",)),
+}
+"""The methods that templates can call."""
+_MOST_PRECISION = 308
+_MOST_PARTS = 8
 _OF_DICT = frozenset(dir(dict))
-_CLASSES = (dict, Namespace, Cycler, Joiner)
+_CONVERSION = re.compile(r"%(?:\([^()]*\))?[-+ #0]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
 
 
-def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    call, cost, deep = _with_context(function), costs.FILTERS.get(name), name not in costs.SHALLOW
-    costly, consuming = name in costs.COSTLY, name in costs.CONSUMING
+def _cost(name: str, size: int, text: Any, others: list[Any], kwargs: Mapping[str, Any]) -> float:
+    """Return what a call costs beyond the sizes of its arguments.
+
+    Args:
+        size: the first argument's size.
+        others: the other arguments.
+
+    Raises:
+        SecurityError: an argument is not allowed.
+    """
+    if name in _BY_ATTRIBUTE and any(isinstance(v, str) and v.count(".") + v.count(",") > _MOST_PARTS for v in others):
+        raise SecurityError(f"an attribute path has more than {_MOST_PARTS} dots and commas")
+    if name == "sum" and any(not isinstance(value, int | float | str | None) for value in others):
+        raise SecurityError("sum only adds numbers")
+    if name == "round" and any(isinstance(value, int) and abs(value) > _MOST_PRECISION for value in others):
+        raise SecurityError(f"round allows at most {_MOST_PRECISION} digits")
+    if name in _OF_NUMBERS and isinstance(text, str):
+        raise SecurityError(f"{name} only tests numbers")
+    cost = (size + 1) * sum(map(_extent, others)) if name in _MULTIPLIED else 0.0
+    if name == "replace":
+        old, new = (kwargs[key] if key in kwargs else others[at] for at, key in enumerate(("old", "new")))
+        cost += str(text).count(str(old)) * len(str(new))
+    elif name == "striptags":
+        cost += size * str(text).count("<") / 8
+    elif name == "wordwrap":
+        width = min((value for value in others if type(value) is int), default=79)
+        cost += size * max(map(len, str(text).split()), default=0) / max(width, 1)
+    elif name == "format":
+        cost += _formatted(str(text), kwargs or tuple(others), size + len(str(kwargs)))
+    return cost
+
+
+def _extent(value: Any) -> int:
+    """Return how much longer a value can make another: a number's value, a text's length, and a list's of both."""
+    if isinstance(value, int):
+        return abs(value)
+    return len(value) + (sum(map(_extent, value)) if isinstance(value, list | tuple) else 0) if value else 0
+
+
+def _formatted(pattern: str, arguments: Any, weight: int) -> float:
+    """Return the cost of `pattern % arguments`: widths, precisions, and `weight` per part with named arguments."""
+    if re.search(r"%\([^()]*\(", pattern):
+        raise SecurityError("a name in a format has parentheses")
+    parts = _CONVERSION.findall(pattern)
+    numbers = [abs(number) for number in arguments if isinstance(number, int)] if isinstance(arguments, tuple) else []
+    widths = [sum(numbers) if width == "*" else float(width or 0) for part in parts for width in part]
+    return sum(widths) + (weight * len(parts) if isinstance(arguments, Mapping) else 0)
+
+
+def _charge(context: MeteredContext, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Count what a function reads and can make, and return its arguments, as lists where it reads whole iterators."""
+    if name in _CONSUMING:
+        args = tuple(list(value) if is_iterator(value) else value for value in args)
+        context.spend(CALL * sum(map(_length, args)))
+    others = [*args[1:], *kwargs.values()]
+    size = _length(args[0]) if name in _SHALLOW else context.weigh(args[0])
+    read = size + sum(map(context.weigh, others))
+    context.spend(CALL + _SLOW.get(name, 0) * read + _cost(name, size, args[0], others, kwargs))
+    return args
+
+
+def _length(value: Any) -> int:
+    """Return the number of items, or 0 for iterators, whose items are counted as they are read."""
+    return len(value) if hasattr(type(value), "__len__") else 0
+
+
+def _made(context: MeteredContext, value: Any, source: Any) -> Any:
+    """Count the result of a filter or method; items made of a text's characters are new strings."""
+    if value.__class__ in (str, bool):
+        return weighed(context, value)
+    return context.counted(value, 4 * ITEM if isinstance(source, str) else ITEM)
+
+
+def _metered(environment: Sandbox, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter or test that counts its work."""
+    kind = _PassArg.from_obj(function)
+    passed: dict[Any, Any] = {_PassArg.eval_context: environment.eval_context, _PassArg.environment: environment}
+    bound = (passed[kind],) if kind in passed else ()
+    is_linear = name not in _SLOW.keys() | _CONSUMING | _OF_NUMBERS
 
     @functools.wraps(function)
     def run(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if consuming and is_iterator(value):
-            value = list(value)
-        if deep:
-            context.weigh(value)
-        if args or kwargs:
-            for argument in (*args, *kwargs.values()):
-                context.weigh(argument)
-            costs.check_path(name, args, kwargs)
-        if cost is not None and (costly or args or kwargs):
-            context.spend(cost(value, *args, **kwargs))
-        return context.counted(call(context, value, *args, **kwargs))
+        first = (context,) if kind is _PassArg.context else bound
+        if value.__class__ is str and not args and not kwargs and is_linear:
+            context.left -= CALL + len(value)
+            return _made(context, function(*first, value), value)
+        value, *others = _charge(context, name, (value, *args), kwargs)
+        return _made(context, function(*first, value, *others, **kwargs), value)
 
     return pass_context(run)
-
-
-def _quick_trim(trim: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `trim` filter with a fast path for its most common use, a plain string without arguments."""
-
-    @functools.wraps(trim)
-    def run(context: MeteredContext, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if value.__class__ is not str or args or kwargs:
-            return trim(context, value, *args, **kwargs)
-        context.left -= len(value)
-        if context.left < 0:
-            context.exhausted()
-        return value.strip()
-
-    return run
-
-
-def _metered_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    call = _with_context(function)
-
-    @functools.wraps(function)
-    def run(context: MeteredContext, *args: Any) -> Any:
-        for value in args:
-            searched(context, value)
-        if name in costs.REMAINDER_TESTS and isinstance(args[0], str):
-            raise SecurityError(f"{name} only tests numbers")
-        return call(context, *args)
-
-    return pass_context(run)
-
-
-def _with_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter or test so that it always takes the context as its first argument."""
-    calls: dict[_PassArg | None, Callable[..., Any]] = {
-        None: lambda context, *args, **kwargs: function(*args, **kwargs),
-        _PassArg.context: function,
-        _PassArg.eval_context: lambda context, *args, **kwargs: function(context.eval_ctx, *args, **kwargs),
-        _PassArg.environment: lambda context, *args, **kwargs: function(context.environment, *args, **kwargs),
-    }
-    return calls[_PassArg.from_obj(function)]
-
-
-def _range(*args: int) -> range:
-    numbers = range(*args)
-    if len(numbers) > MOST_RANGE:
-        raise SecurityError(f"a range has more than {MOST_RANGE:,} numbers")
-    return numbers
 
 
 def _lipsum(*_: Any, **__: Any) -> str:
     raise SecurityError("lipsum is not reproducible")
-
-
-@dataclass(frozen=True)
-class _Format:
-    """The method `format` or `format_map` of a string."""
-
-    text: str
-    by_name: bool
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
@@ -118,7 +180,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         self._context.weigh(value)
-        self._context.spend(sum(map(costs.digits, re.findall(r"\d+", format_spec))))
+        self._context.spend(sum(map(float, re.findall(r"\d+", format_spec))))
         return super().format_field(value, format_spec)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
@@ -130,39 +192,47 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The Jinja environment of all templates; templates can call the functions in its globals."""
 
     context_class = MeteredContext
-    intercepted_binops = frozenset(("+", "-", "*", "**", "%"))
-    """Operators that Jinja must not fold into constants when it compiles a template."""
+    intercepted_binops = frozenset(("-", "*", "**", "%"))
 
     def __init__(self, **options: Any):
-        super().__init__(**options)
-        for name in costs.REFUSED:
+        super().__init__(optimized=False, **options)  # no constants are folded: `10 ** 10 ** 10` would never finish
+        for name in _REFUSED:
             del self.filters[name]
-        self.globals.update(range=_range, lipsum=_lipsum)
+        self.globals["lipsum"] = _lipsum
         self.eval_context = jinja2.nodes.EvalContext(self)
 
     def meter(self) -> None:
         """Make all filters and tests count their work. Call it once, after the last one is added."""
-        self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()} | OPERATIONS
-        self.filters["trim"] = _quick_trim(self.filters["trim"])
-        self.tests = {
-            name: function if name in costs.CHEAP_TESTS else _metered_test(name, function)
-            for name, function in self.tests.items()
-        }
+        self.filters = {name: _metered(self, name, function) for name, function in self.filters.items()} | OPERATORS
+        self.tests |= {name: _metered(self, name, self.tests[name]) for name in self.tests.keys() - _FREE_TESTS}
 
     def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(instrument.metered(source), *args, **kwargs)
+        return super()._generate(Instrument().visit(source), *args, **kwargs)
 
     def call_filter(self, name: Any, *args: Any, **kwargs: Any) -> Any:
-        if name in OPERATIONS:
+        if name in OPERATORS:
             raise TemplateRuntimeError(f"No filter named {name!r}.")
         return super().call_filter(name, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and left.__class__ is int:
+            return left % right
+        if operator == "%" and isinstance(left, str):
+            context.spend(2 * CALL + len(left) + _formatted(left, right, context.weigh(right)))
+        elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
+            check_bits(left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length())
+        elif operator == "*":
+            items, count = (left, right) if isinstance(right, int) else (right, left)
+            each = 1 if isinstance(items, str) else ITEM
+            context.spend(each * _length(items) * max(count, 0) if isinstance(count, int) else 0)
+        return context.counted(self.binop_table[operator](left, right))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return an attribute or item as Jinja's sandbox does, with a fast path for the most common types."""
         kind = obj.__class__
         if kind is dict and attribute not in _OF_DICT:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if (kind is str and attribute in costs.TEXT_METHODS) or (kind is LoopContext and attribute[0] != "_"):
+        if (kind is str and attribute in _METHODS[str]) or (kind is LoopContext and attribute[0] != "_"):
             value = getattr(obj, attribute, obj)
             return value if value is not obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -170,10 +240,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"{attribute} of a {type(obj).__name__} is not accessible")
 
-    def wrap_str_format(self, value: Any) -> Any:
-        if not isinstance(value, BuiltinMethodType | MethodType) or value.__name__ not in ("format", "format_map"):
-            return None
-        return _Format(value.__self__, value.__name__ == "format_map") if isinstance(value.__self__, str) else None
+    def wrap_str_format(self, value: Any) -> None:
+        """Leave `format` as it is: `call` runs it in the sandbox."""
 
     def call(self, context: MeteredContext, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore
         """Call a macro, a loop, a method of data or a function in the globals.
@@ -183,31 +251,28 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
-        kind = type(function)
+        kind, of = type(function), getattr(function, "__self__", None)
+        if kind is BuiltinMethodType or (kind is MethodType and isinstance(of, Markup)):
+            return self._method(context, function, of, args, kwargs)
+        context.spend(CALL + ITEM * (len(args) + len(kwargs)))
         if kind is Macro or kind is LoopContext:
             return self._nested(context, function, args, kwargs)
-        if kind is BuiltinMethodType or (kind is MethodType and isinstance(function.__self__, Markup)):
-            return self._method(context, function, args, kwargs)
-        if kind is _Format:
-            return self._formatted(context, function, args, kwargs)
-        if kind is MethodType and isinstance(function.__self__, jinja2.ext.Extension):
-            return self._nested(context, functools.partial(function, context), args, kwargs)
-        own = kind is MethodType and isinstance(function.__self__, LoopContext | Cycler)
-        if own or kind is Joiner or function in _CLASSES or (kind is FunctionType and function in self._functions):
-            for value in args if function not in _CLASSES[1:] else ():
+        if kind is MethodType and isinstance(of, jinja2.ext.Extension):
+            return self._nested(context, function, (context, *args), kwargs)
+        if function is dict or function is Namespace:
+            args = _charge(context, "dict", args or ((),), {})
+        elif (
+            any(function is known for known in self.globals.values())
+            or kind is Joiner
+            or (kind is MethodType and isinstance(of, LoopContext | Cycler))
+        ):
+            for value in args:
                 context.weigh(value)
-            context.spend(len(kwargs) + sum(1 + costs.length(value) for value in args))
-            return context.counted(function(*args, **kwargs))
-        if isinstance(function, Undefined):
-            return function()
-        raise SecurityError(f"a {kind.__name__} cannot be called")
-
-    @functools.cached_property
-    def _functions(self) -> list[Any]:
-        return [function for function in self.globals.values() if isinstance(function, FunctionType)]
+        elif not isinstance(function, Undefined):
+            raise SecurityError(f"a {kind.__name__} cannot be called")
+        return context.counted(function(*args, **kwargs))
 
     def _nested(self, context: MeteredContext, function: Any, args: Any, kwargs: Any) -> Any:
-        context.spend(1 + len(args) + len(kwargs))
         context.depth += 1
         if context.depth > MOST_DEPTH:
             raise SecurityError(f"macros or loops call themselves more than {MOST_DEPTH} levels deep")
@@ -216,25 +281,20 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             context.depth -= 1
 
-    def _method(self, context: MeteredContext, method: Any, args: Any, kwargs: Any) -> Any:
-        name, of = method.__name__, method.__self__
-        if isinstance(of, str) and name in costs.TEXT_METHODS:
-            if name == "join" and args and is_iterator(args[0]):
-                args = (list(args[0]),)
-            for value in (of, *args, *kwargs.values()):
-                context.weigh(value)
-            context.spend(costs.TEXT_METHODS[name](of, *args, **kwargs))
-        elif name in costs.OTHER_METHODS.get(type(of), ()):
-            for value in args if isinstance(of, dict) else (of, *args):
-                context.weigh(value)
-        else:
+    def _method(self, context: MeteredContext, method: Any, of: Any, args: Any, kwargs: Any) -> Any:
+        name, kind = method.__name__, str if isinstance(of, str) else type(of)
+        if name not in _METHODS.get(kind, ()):
             raise SecurityError(f"{name} of a {type(of).__name__} cannot be called")
-        return context.counted(method(*args, **kwargs))
-
-    def _formatted(self, context: MeteredContext, method: _Format, args: Any, kwargs: Any) -> str:
-        if type(method.text) is not str:
-            raise SecurityError("a string marked as safe cannot be formatted")
-        context.weigh(method.text)
-        if method.by_name:
-            (kwargs,), args = args, ()
-        return context.counted(_Formatter(context).vformat(method.text, args, kwargs))
+        if name in ("format", "format_map"):
+            if type(of) is not str:
+                raise SecurityError("a string marked as safe cannot be formatted")
+            context.spend(CALL + 8 * len(of))
+            fields = args[0] if name == "format_map" else kwargs
+            return context.counted(_Formatter(context).vformat(of, args, fields))
+        if kind is dict:
+            context.spend(CALL + sum(map(context.weigh, args)))
+        elif args or kwargs or kind is not str:
+            args = _charge(context, "" if name == "count" else name, (of, *args), kwargs)[1:]
+        else:
+            context.left -= CALL + len(of)
+        return _made(context, method(*args, **kwargs), of)

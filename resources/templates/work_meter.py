@@ -1,38 +1,40 @@
-"""Counts a template's work while it runs: the context, and the operations that `instrument` inserts.
+"""Counts a template's work while it runs: the context with the count, and the operators that `instrument` inserts.
 
-Work is counted, not timed, so that every machine accepts the same templates. One unit is one node of a loop's or
-macro's body per iteration, or one item or character that is made or read. Each row has `ALLOWANCE` units, plus
-`ALLOWANCE_EACH` for each value and character of its data.
+Work is counted, not timed, so that every machine accepts the same rows. A character that is made or read is one unit,
+an item `ITEM`, a call `CALL`, a node of the body of a loop or macro `instrument.STEP` or more per iteration. Nothing is
+given back, so a row's limit also bounds the memory that its values take, at about 8 bytes per unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from types import BuiltinMethodType
 from typing import Any
 
-import jinja2.nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext, Undefined
 from jinja2.utils import Cycler, Namespace, pass_context
 
-from tokenloom.resources.templates import costs, instrument
-
-ALLOWANCE = 1_000_000
-ALLOWANCE_EACH = 256
-MOST_DEPTH = 64
-"""Largest nesting depth of macro calls and recursive loops, and of lists and objects in a value."""
+ALLOWANCE, ALLOWANCE_EACH = 8_000_000, 2_048
+"""Units of work for a row, and for each unit of its data."""
+MOST, MOST_EACH = 64_000_000, 32
+"""Largest allowance: units for a row, and for each unit of its data, so that long texts can be copied some times."""
+ITEM, CALL = 8, 64
 MOST_BITS = 4096
 """Largest size of an integer."""
+MOST_DEPTH = 64
+"""Largest nesting depth of macro calls and recursive loops, and of lists and objects in a value."""
 
 _SCALARS = (int, float, bool, type(None))
-_VIEWS = (list, tuple, KeysView, ValuesView, type({}.items()))
+_CONTAINERS = (dict, list, tuple, range, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class MeteredContext(Context):
-    """A template's variables and its remaining work units."""
+    """A template's variables and its remaining units of work."""
 
-    allowed = left = ALLOWANCE
+    left = allowed = ALLOWANCE
     given: Mapping[str, Any] | None = None
     """The row's data until it is added to the allowance, then None: its size is only measured when needed."""
     depth = 0
@@ -45,29 +47,19 @@ class MeteredContext(Context):
         self.name, self.blocks = None, {}
 
     def spend(self, amount: float) -> None:
-        """Subtract work units.
+        """Subtract units of work.
 
         Raises:
-            SecurityError: no work units are left.
+            SecurityError: none are left.
         """
-        if amount > 0:
-            self.left -= amount
-            if self.left < 0:
-                self.exhausted()
-
-    def exhausted(self) -> None:
-        """Add the allowance for the row's data, once.
-
-        Raises:
-            SecurityError: no work units are left.
-        """
-        if self.given is not None:
-            size = sum(map(_amount, _items(dict(self.given))))
-            self.left += ALLOWANCE_EACH * size
-            self.allowed += ALLOWANCE_EACH * size
-            self.given = None
+        self.left -= amount
         if self.left < 0:
-            raise SecurityError(f"more than {self.allowed:,} steps and characters for one row")
+            if self.given is not None:
+                size = sum(_sizes(dict(self.given)))
+                allowed = min(ALLOWANCE + ALLOWANCE_EACH * size, MOST + MOST_EACH * size)
+                self.left, self.allowed, self.given = self.left + allowed - ALLOWANCE, allowed, None
+            if self.left < 0:
+                raise SecurityError(f"more than {self.allowed:,} units of work for one row")
 
     def weigh(self, value: Any) -> int:
         """Subtract and return the size of a value, which is what writing, comparing or looking it up reads.
@@ -76,69 +68,77 @@ class MeteredContext(Context):
             SecurityError: the value is too large, nested too deeply, or not data.
         """
         if value.__class__ is str:
-            self.left -= len(value)
-            if self.left < 0:
-                self.exhausted()
+            self.spend(len(value))
             return len(value)
         weight = 0
-        for item in (value,) if value.__class__ in _SCALARS else _items(value):
-            amount = _amount(item)
-            weight += amount
-            self.spend(amount)
+        for size in _sizes(value):
+            weight += size
+            self.spend(size)
         return weight
 
-    def counted(self, value: Any) -> Any:
-        """Count a new value and return it; an iterator is wrapped so that it counts what it yields."""
-        kind = type(value)
-        if kind is str or isinstance(value, str | list | tuple | dict):
-            self.left -= len(value)
-            if self.left < 0:
-                self.exhausted()
-        elif kind is int:
-            _bounded(value)
+    def counted(self, value: Any, each: int = ITEM) -> Any:
+        """Count a new value and return it; an iterator is wrapped so that it counts what it yields.
+
+        Args:
+            each: units for each item.
+        """
+        if isinstance(value, str):
+            self.spend(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.spend(len(value) * each)
+        elif value.__class__ is int:
+            check_bits(value.bit_length())
+        elif isinstance(value, set):
+            raise SecurityError("a set has no order")
         elif is_iterator(value):
+            self.spend(CALL)
             return self._yielded(value)
         return value
 
     def _yielded(self, items: Iterator[Any]) -> Iterator[Any]:
         for item in items:
-            self.spend(1)
-            self.weigh(item)
-            yield item
+            self.spend(2 * CALL)
+            yield self.counted(item)
 
 
-def _amount(item: Any) -> int:
-    """Return a value's own size, without what it contains: characters, numbers in a range, bits."""
-    if isinstance(item, str | range):
-        return 1 + len(item)
-    return 1 + (item.bit_length() if item.__class__ is int else 0)
-
-
-def _items(value: Any) -> Iterator[Any]:
-    """Yield a value and everything in it, field names included.
+def _sizes(value: Any) -> Iterator[int]:
+    """Yield the sizes of a value and of everything in it, field names included, without what each contains.
 
     Raises:
         SecurityError: the value is nested too deeply, or not data.
     """
-    pending = [(value, 0)]
-    while pending:
-        item, depth = pending.pop()
-        yield item
-        if isinstance(item, str) or item.__class__ in _SCALARS:
-            continue
-        if depth > MOST_DEPTH:
-            raise SecurityError(f"a value is nested more than {MOST_DEPTH} levels deep")
-        if isinstance(item, dict):
-            pending += [(inner, depth + 1) for pair in item.items() for inner in pair]
-        elif isinstance(item, _VIEWS):
-            pending += [(inner, depth + 1) for inner in item]
-        elif isinstance(item, Namespace):
-            pending.append((item._Namespace__attrs, depth + 1))
-        elif isinstance(item, BuiltinMethodType):
-            name = item.__name__
-            raise SecurityError(f"{name} is a method here; write ['{name}'] for a field of that name")
-        elif not isinstance(item, Undefined | range):
-            raise SecurityError(f"a {type(item).__name__} is not data")
+    level = [value]
+    for _ in range(MOST_DEPTH + 2):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                yield ITEM + len(item)
+            elif item.__class__ in _SCALARS:
+                yield ITEM + (item.bit_length() if item.__class__ is int else 0)
+            elif isinstance(item, _CONTAINERS):
+                yield ITEM + ITEM * len(item)
+                inner += () if isinstance(item, range) else item
+                inner += item.values() if isinstance(item, dict) else ()
+            elif isinstance(item, Namespace):
+                inner.append(item._Namespace__attrs)
+            elif isinstance(item, BuiltinMethodType):
+                name = item.__name__
+                raise SecurityError(f"{name} is a method here; write ['{name}'] for a field of that name")
+            elif not isinstance(item, Undefined):
+                raise SecurityError(f"a {type(item).__name__} is not data")
+        if not inner:
+            return
+        level = inner
+    raise SecurityError(f"a value is nested more than {MOST_DEPTH} levels deep")
+
+
+def check_bits(bits: int) -> None:
+    """
+    Raises:
+        SecurityError: an integer is too large.
+    """
+    if bits > MOST_BITS:
+        raise SecurityError(f"an integer has more than {MOST_BITS} bits")
 
 
 def is_iterator(value: Any) -> bool:
@@ -146,112 +146,66 @@ def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__") and not isinstance(value, LoopContext | Cycler)
 
 
-def _bounded(*numbers: Any) -> None:
-    for number in numbers:
-        if isinstance(number, int) and number.bit_length() > MOST_BITS:
-            raise SecurityError(f"an integer has more than {MOST_BITS} bits")
-
-
-@pass_context
-def _step(context: MeteredContext, work: int) -> bool:
+def stepped(context: MeteredContext, work: int) -> bool:
     context.left -= work
     if context.left < 0:
-        context.exhausted()
+        context.spend(0)
     return True
 
 
-@pass_context
-def _written(context: MeteredContext, value: Any) -> Any:
-    if value.__class__ is str:
+def weighed(context: MeteredContext, value: Any) -> Any:
+    kind = value.__class__
+    if kind is str:
         context.left -= len(value)
         if context.left < 0:
-            context.exhausted()
-    else:
+            context.spend(0)
+    elif kind is int:
+        context.left -= value.bit_length()
+    elif kind is not bool:
         context.weigh(value)
     return value
 
 
-@pass_context
-def _joined(context: MeteredContext, *parts: Any) -> str:
-    try:
-        text = "".join(parts)
-    except TypeError:
-        for part in parts:
-            context.weigh(part)
-        text = "".join(map(str, parts))
-    context.left -= len(text)
-    if context.left < 0:
-        context.exhausted()
-    return text
-
-
-@pass_context
-def _added(context: MeteredContext, total: Any, *terms: Any) -> Any:
-    for term in terms:
-        total = total + term
-    if total.__class__ is str:
-        context.left -= len(total)
-        if context.left < 0:
-            context.exhausted()
-        return total
-    return context.counted(total)
-
-
-@pass_context
-def _weighed(context: MeteredContext, value: Any) -> Any:
-    context.weigh(value)
-    return value
-
-
-@pass_context
 def searched(context: MeteredContext, value: Any) -> Any:
-    if value.__class__ is not dict and not is_iterator(value):
-        context.weigh(value)
-    return value
+    kind = value.__class__
+    if kind is not str and is_iterator(value):
+        return map(partial(weighed, context), value)
+    return value if kind is dict else weighed(context, value)
 
 
-@pass_context
-def _sliced(context: MeteredContext, value: Any) -> Any:
+def counted(context: MeteredContext, value: Any) -> Any:
     return context.counted(value)
 
 
-@pass_context
-def _subtracted(context: MeteredContext, left: Any, right: Any) -> Any:
-    return context.counted(left - right)
+def joined(context: MeteredContext, *parts: Any) -> str:
+    try:
+        context.left -= sum(map(len, parts))
+        if context.left < 0:
+            context.spend(0)
+        return "".join(parts)
+    except TypeError:  # not all parts are text
+        text = "".join([str(weighed(context, part)) for part in parts])
+        context.spend(len(text))
+        return text
 
 
-@pass_context
-def _multiplied(context: MeteredContext, left: Any, right: Any) -> Any:
-    _bounded(left, right)
-    context.spend(costs.repeated(left, right))
-    return left * right
+def added(context: MeteredContext, total: Any, *terms: Any) -> Any:
+    if total.__class__ is not int:
+        with suppress(TypeError):  # not all terms have a length
+            context.left -= len(total) + sum(map(len, terms))
+        if context.left < 0:
+            context.spend(0)
+    for term in terms:
+        total = total + term
+    return total if total.__class__ is str else context.counted(total)
 
 
-@pass_context
-def _power(context: MeteredContext, left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MOST_BITS:
-        raise SecurityError(f"an integer has more than {MOST_BITS} bits")
-    return left**right
+def added_and_written(context: MeteredContext, *terms: Any) -> Any:
+    total = added(context, *terms)
+    return total if total.__class__ is str else weighed(context, total)
 
 
-@pass_context
-def _remainder(context: MeteredContext, left: Any, right: Any) -> Any:
-    if isinstance(left, str):
-        context.spend(len(left) + costs.formatted(left, right, context.weigh(right)))
-        return context.counted(left % right)
-    return left % right
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    instrument.STEP: _step,
-    instrument.WRITTEN: _written,
-    instrument.JOINED: _joined,
-    instrument.ADDED: _added,
-    instrument.WEIGHED: _weighed,
-    instrument.SEARCHED: searched,
-    instrument.SLICED: _sliced,
-    instrument.ARITHMETIC[jinja2.nodes.Sub]: _subtracted,
-    instrument.ARITHMETIC[jinja2.nodes.Mul]: _multiplied,
-    instrument.ARITHMETIC[jinja2.nodes.Pow]: _power,
-    instrument.ARITHMETIC[jinja2.nodes.Mod]: _remainder,
+OPERATORS: dict[str, Callable[..., Any]] = {
+    f"work of {function.__name__.replace('_', ' ')}": pass_context(function)
+    for function in (stepped, weighed, searched, counted, joined, added, added_and_written)
 }

@@ -151,6 +151,52 @@ EXHAUSTING = [
     "{% for i in range(9999) %}{{ 2 ** 4000 }}{% endfor %}",
     "{% filter center(10 ** 9) %}x{% endfilter %}",
     "{% set x | center(10 ** 9) %}x{% endset %}",
+    NESTED + "{{ namespace([[ns.x, 1]]) }}",
+    NESTED + "{{ {'a': ns.x} is eq({'a': ns.y}) }}",
+    NESTED + "{{ [ns.y].count(ns.x) }}",
+    NESTED + "{{ ns.x in [ns.y] | map('list') }}",
+    NESTED + "{{ ns.x is in([ns.y] | map('list')) }}",
+    NESTED + "{{ [[ns.x, 1]] | map('list') | list is sameas(1) or dict([[ns.x, 1]] | map('list')) }}",
+    NESTED + "{{ [ns.x, ns.y] | max }}",
+    NESTED + "{{ [ns.x] | select('eq', ns.y) | list }}",
+    NESTED + "{{ 1 if ns.x != ns.y < ns.x }}",
+    NESTED + "{{ {'a': ns.x} | dictsort(by='value') }}",
+    NESTED + "{{ messages | groupby(ns.x) }}",
+    "{{ " + "messages[0].content * 50000 ~ " * 500 + "'' }}",
+    "{% set x = 'x' * 1000000 %}{{ " + "x ~ " * 2000 + "'' }}",
+    "{% set x = 'x' * 1000000 %}{{ " + "x + " * 90 + "'' }}",
+    "{% set x = [1] * 100000 %}{{ (" + "x + " * 90 + "x) | length }}",
+    "{% set x = 'x' * 1000000 %}{% set y %}" + "{{ x }}" * 2000 + "{% endset %}",
+    "{% set x = 'x' * 1000000 %}" + "{% set y = x | list %}" * 200,
+    "{% set x = 'x,' * 500000 %}{% for i in range(99) %}{% set y = x.split(',') %}{% endfor %}",
+    "{% set x = 'x' * 900000 %}{% for i in range(9999) %}{{ x.count('y') }}{% endfor %}",
+    "{% set x = 'x' * 900000 %}{% for i in range(9999) %}{{ x | wordcount }}{% endfor %}",
+    "{% set x = 'é' * 900000 %}{% for i in range(9999) %}{{ x | urlencode }}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99) %}{{ i.x is defined }}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99) %}{{ i | filesizeformat }}{% endfor %}{% endfor %}",
+    "{% for i in range(99) %}{{ range(99999) | map('string') | map('length') | sum }}{% endfor %}",
+    "{% for i in range(99) %}{{ range(99999) | map(attribute='a') | list | length }}{% endfor %}",
+    "{% for i in range(99) %}{{ range(99999) | batch(1) | list | length }}{% endfor %}",
+    "{% for i in range(99) %}{{ range(99999) | groupby('real') | length }}{% endfor %}",
+    "{% for i in range(99) %}{{ range(99999) | list | unique | list | length }}{% endfor %}",
+    "{% for i in range(99) %}{{ dict(range(99999) | batch(2, 0)) | length }}{% endfor %}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% for j in range(99) %}"
+    "{% set ns.x = [ns.x, {i: j}, namespace(a=i)][1:] + [i ~ 'x'] %}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = ns.x + [i] %}{% endfor %}" * 3,
+    "{% macro f() %}{% endmacro %}{% for i in range(99999) %}{% for j in range(99) %}{{ f() }}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99) %}{% macro f(x) %}{{ x }}{% endmacro %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99) %}{% set x %}{{ i }}{% endset %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99) %}{{ '%s' % i }}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99) %}{{ '{}'.format(i) }}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{{ messages | tojson(indent=4) }}{% endfor %}",
+    "{% for i in range(99999) %}{{ 1.5 | round(300) }}{{ 1.5 | round(300, 'floor') }}{% endfor %}",
+    "{{ ('a ' * 400000) | title | wordwrap(3) }}",
+    "{{ ('<a> ' * 100000) | striptags }}",
+    "{{ 'x' | indent(10 ** 9, true) }}",
+    "{{ 'x' | truncate(10 ** 9) | center(width=10 ** 9) }}",
+    "{{ ('a' * 9999).join(['b'] * 9999) }}",
+    "{{ messages[0].keys() - messages[1].keys() }}",
+    "{{ (messages[0].keys() - messages[1].keys()) | list }}",
 ]  # fmt: skip
 
 UNAVAILABLE = [
@@ -164,5 +210,25 @@ UNAVAILABLE = [
     "{{ messages | pprint }}",
     "{{ messages | xmlattr }}",
     "{{ 'x' | urlize }}",
-    "{{ messages | map('work of a step', -5) | list }}{{ x | nofilter }}",
+    "{{ x | nofilter }}",
 ]
+
+LARGE = [
+    ("{{ eos_token }}" * 200_000, "at most 1,000,000 characters, found 3,000,000"),
+    ("{{ eos_token }}" * 60_000, "line 1: a template can have at most 20,000 tokens"),
+    (
+        "\n{% if x %}{% set a = [1, 2] %}{% endif %}" * 10_000,
+        r"line 1\d\d\d: a template can have at most 20,000 tokens",
+    ),
+    ("{{ [" + "1," * 400_000 + "] }}", "at most 20,000 tokens"),
+]
+"""Templates that would take long to compile, each with its error."""
+
+LARGE_ROW = [
+    "{% set c = messages[0].content %}" + "".join(f"{{% set x{i} = c | list %}}" for i in range(120)),
+    "{% set c = messages[0].content %}" + "".join(f"{{% set x{i} = c ~ '' %}}" for i in range(500)),
+    "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+    "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% for b in range(99) %}"
+    "{% set ns.x = [ns.x, {a: b}, namespace(a=b)] %}{% endfor %}{% endfor %}",
+]
+"""Templates whose work must not grow without limit with the row."""

@@ -18,7 +18,7 @@ from support.datasets_on_disk import TOKENIZER, write_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, Fault, SpansError, TemplateError
+from tokenloom.errors import ConfigError, DeadlineError, Fault, SpansError, TemplateError
 from tokenloom.resources.engines import worker_processes
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
@@ -112,6 +112,25 @@ def test_no_result_is_lost_when_workers_are_killed(basename: WorkerProcesses) ->
     for pid in pids(basename):
         os.kill(pid, signal.SIGKILL)
     assert [basename(f"x/{number}") for number in range(5)] == [str(number) for number in range(5)]
+
+
+HOLD_LOCK = """
+import re, time
+from tokenloom.resources.engines import worker_processes
+worker_processes.HANG_SECONDS = 0.5
+time.sleep(1.5)
+re.match("(a+)+$", "a" * 50 + "b")
+"""
+
+
+def test_a_call_that_holds_the_lock_for_ever_ends_its_worker_and_is_not_computed_again(eager: None) -> None:
+    run = WorkerProcesses(exec, 1)
+    run("pass")
+    await_workers(run, 1)
+    with pytest.raises(DeadlineError, match="a worker process"):
+        run(HOLD_LOCK)
+    await_end(pids(run))
+    run.close()
 
 
 @pytest.mark.parametrize(

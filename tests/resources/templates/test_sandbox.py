@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.hostile_templates import ESCAPES, EXHAUSTING, UNAVAILABLE
+from support.hostile_templates import ESCAPES, EXHAUSTING, LARGE, LARGE_ROW, UNAVAILABLE
 from support.rendered_prompts import Render, renders
 from support.template_grammar import templates
 from tokenloom.config import PipelineConfig
@@ -33,20 +35,70 @@ TALK = [
         "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}],
     },
 ]
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 VARIABLES = {"messages": TALK, "tools": [{"name": "f", "parameters": {"type": "object"}}], "x": None, **TOKENS}
+
+
+REPEATED = [*ESCAPES, *EXHAUSTING[:: 1 if SOAK else 9]]
 
 
 @pytest.mark.parametrize("template", ESCAPES + EXHAUSTING)
 def test_hostile_templates_are_refused_quickly_and_reproducibly(template: str) -> None:
     started = time.process_time()
     refused = []
-    for _ in range(2):
+    for _ in range(1 + (template in REPEATED)):
         with pytest.raises(SandboxError, match=r"^template, line 3: ") as caught:
             JinjaTemplate("{{ bos_token }}\n\n" + template).render(VARIABLES)
         refused.append((str(caught.value), caught.value.line))
-    assert refused[0] == refused[1]
+    assert refused[0] == refused[-1]
     assert " at 0x" not in refused[0][0]
     assert time.process_time() - started < 5
+
+
+def test_a_template_cannot_call_what_counts_its_work() -> None:
+    template = JinjaTemplate("{{ messages | map('work of stepped', -5) | list }}")
+    assert "work of stepped" in template._template.environment.filters
+    with pytest.raises(TemplateError, match="No filter named 'work of stepped'"):
+        template.render(VARIABLES)
+
+
+@pytest.mark.parametrize(("source", "message"), LARGE)
+def test_a_template_that_is_too_large_is_refused_before_it_is_compiled(source: str, message: str) -> None:
+    started = time.process_time()
+    with pytest.raises(TemplateError, match=message):
+        JinjaTemplate(source)
+    assert time.process_time() - started < 5
+
+
+MEASURED = """
+import json, resource, sys, time
+from tokenloom.errors import TemplateError
+from tokenloom.resources.templates.jinja import JinjaTemplate
+text = "xé😀 y\\n" * 170_000
+messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "So.", "name": "Ann"}]
+for source in json.load(sys.stdin):
+    started = time.process_time()
+    try:
+        JinjaTemplate(source).render({"messages": messages, "eos_token": "</s>"})
+        refused = False
+    except TemplateError:
+        refused = True
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps([refused, time.process_time() - started, peak // 1024]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("templates", [LARGE_ROW, *([EXHAUSTING] if SOAK else [])])
+def test_a_row_of_a_megabyte_takes_bounded_time_and_memory(templates: list[str]) -> None:
+    """Seconds of CPU time; memory is the process's peak, which the templates share."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED], input=json.dumps(templates), capture_output=True, text=True, check=True
+    )
+    measured = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(measured) == len(templates)
+    assert templates is EXHAUSTING or all(refused for refused, _, _ in measured)
+    assert max(seconds for _, seconds, _ in measured) < 10
+    assert max(megabytes for _, _, megabytes in measured) < 1000
 
 
 @pytest.mark.parametrize("template", UNAVAILABLE)
@@ -123,6 +175,7 @@ m.content | trim ~ m.content | length ~ m.role | upper
 m.content | replace('e', 'E')
 m | tojson ~ m | tojson(indent=2)
 messages | map(attribute='role') | join(', ')
+'user' in messages | map(attribute='role') ~ ('x' in messages | map(attribute='role') | list)
 messages | map('length') | list
 'user' in messages | map(attribute='role')
 messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list
@@ -154,6 +207,8 @@ m.content + 1
 raise_exception('no')
 m.content | int(base=99)
 messages[0].content.index('absent')
+('9' * 6000) | int ~ ('9' * 30) | int + 1
+'a' + 'b' + 'c' + 'd' + 'e' + 'f' + 'g' + 'h' + 'i' + 'j' + m.role
 """.strip().splitlines()
 
 
@@ -227,7 +282,7 @@ def test_the_work_allowance_grows_with_the_data() -> None:
     cubed = JinjaTemplate("{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}")
     assert len(every_pair.render({"messages": long_talk(300, 10)})) == 300 * 300 * 6.5
     assert cubed.render({"x": "x" * 50}) == ""
-    with pytest.raises(SandboxError, match="more than 1,129,024 steps and characters for one row"):
+    with pytest.raises(SandboxError, match="more than 9,091,584 units of work for one row"):
         cubed.render({"x": "x" * 500})
 
 
@@ -327,7 +382,7 @@ def fault_of(config: PipelineConfig) -> str:
         ("{% for m in x %}", "Unexpected end of template"),
         ("{{ x | nofilter }}", "No filter named 'nofilter'"),
         ("{% include 'x' %}", "include is not available"),
-        ("{{ 'x' * 10 ** 9 }}", "refused by the sandbox: more than 1,0"),
+        ("{{ 'x' * 10 ** 9 }}", "refused by the sandbox: more than 8,"),
         ("{{ strftime_now('%d') }}", "refused by the sandbox: it asks for today's date; set "),
     ],
 )
