@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, processors
 
 pytest.register_assert_rewrite("support")
+os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
 
 from support.masked_platform import MASKED, mask  # noqa: E402
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402

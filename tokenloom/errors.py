@@ -173,7 +173,7 @@ class DamagedObjectError(StoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """The object storage refuses requests or does not respond. The stored data can still be intact."""
+    """The store's folder or bucket cannot be reached, read or written. The stored data can still be intact."""
 
     exit_code = 1
 

@@ -9,6 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import pyarrow as pa
 
 from tokenloom.assets.building.changes import ChunkState, reasons
 from tokenloom.assets.building.progress import OnProgress, Progress
@@ -16,12 +19,13 @@ from tokenloom.assets.building.restore import restore, restore_inputs
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, Context, InputChunk, Stage, Work
 from tokenloom.assets.stage.keys import key_parts
-from tokenloom.assets.stage.rejects import summarize
+from tokenloom.assets.stage.rejects import REJECTS, summarize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import SIDECARS
+from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 
@@ -114,12 +118,13 @@ class Build:
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """Yield the output chunks of a stage, as input for the next."""
+        check = partial(_check_stored, stage_named(stage))
         for chunk in self.manifest(stage).chunks:
             yield InputChunk(
                 chunk.output,
                 chunk.split,
                 chunk.runs,
-                lambda digest=chunk.output: self.store.objects.get_verified(digest),
+                lambda chunk=chunk: self.store.objects.get_verified(chunk.output, partial(check, chunk.table_rows)),
                 chunk.unit,
                 ((stage, chunk.output),),
             )
@@ -327,7 +332,25 @@ class Build:
 
 def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
     """Return why rows of a stage were rejected, in one line, with an example place in the source for each reason."""
-    return summarize([(store.objects.get(chunk.rejects), chunk.place) for chunk in manifest.chunks if chunk.rejects])
+    stored = [chunk for chunk in manifest.chunks if chunk.rejects]
+    check = partial(check_schema, REJECTS)
+    return summarize([(store.objects.get_verified(chunk.rejects or "", check), chunk.place) for chunk in stored])
+
+
+def _check_stored(stage: Stage, rows: int, table: pa.Table) -> None:
+    """Check a stored output of a stage again: objects can be crafted.
+
+    Raises:
+        ValueError: it breaks its contract, or does not have as many rows as its manifest lists.
+    """
+    from tokenloom.assets.stage.validation import validate
+
+    if table.num_rows != rows:
+        raise ValueError(f"has {table.num_rows:,} rows, but its manifest lists {rows:,}")
+    try:
+        validate(stage, table)
+    except (DataValidationError, pa.ArrowException, TypeError, LookupError) as error:
+        raise ValueError(str(error)) from error
 
 
 def _verify(stage: Stage, output: ChunkOutput) -> None:

@@ -58,7 +58,7 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
         metadata["unused_columns"] = unused_notice(unused)
     if certificate := manifest.notes.get("certificate"):
         metadata["certificate"] = text_table(certificate)
-    if rejects := [store.objects.get(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
+    if rejects := [store.objects.get_intact(chunk.rejects) for chunk in manifest.chunks if chunk.rejects]:
         metadata["rejects"] = _rejects_by_code(rejects)
         metadata["rejects_summary"] = reject_reasons(store, manifest)
     return metadata

@@ -7,13 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.role_candidates import role_candidates
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
 from tokenloom.assets.schema.unicode_scripts import UNICODE
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.tables.untrusted_table import check_schema
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -34,7 +36,8 @@ class SchemaStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
-        columns = merge([context.store.objects.get(chunk.output) for chunk in manifest.chunks])
+        objects = context.store.objects
+        columns = merge([objects.get_verified(chunk.output, _check_sketch) for chunk in manifest.chunks])
         splits: Counter[str] = Counter()
         for chunk in manifest.chunks:
             splits[chunk.split] += chunk.rows_in
@@ -51,3 +54,10 @@ STAGE = SchemaStage()
 
 def _describe(table: pa.Table) -> ChunkOutput:
     return ChunkOutput(sketch(table), rows_in=table.num_rows, rows_out=table.num_rows)
+
+
+def _check_sketch(table: pa.Table) -> None:
+    """Check a stored sketch, for objects can be crafted."""
+    check_schema(SKETCH, table)
+    if pc.any(pc.not_equal(pc.bit_wise_and(pc.binary_length(table["hashes"]), 7), 0)).as_py():
+        raise ValueError("has hashes that are not of 64 bits")

@@ -13,6 +13,7 @@ from tokenloom.assets.tokenizer.train import train
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import Run
+from tokenloom.resources.tables.loaded_chunk import check_tokenizer
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import (
     CONFIG,
@@ -26,7 +27,7 @@ from tokenloom.resources.tokenizers import (
 )
 
 if TYPE_CHECKING:
-    from tokenloom.resources.store import Manifest
+    from tokenloom.resources.store import ArtifactStore, Manifest
 
 
 class TokenizerStage(Stage):
@@ -50,14 +51,15 @@ class TokenizerStage(Stage):
             digest = digest_json({name: digest_bytes(content) for name, content in spec.files.items()})
             chunk = InputChunk(digest, "all", (Run(Path(name).name),), lambda: spec.files[TOKENIZER])
         else:
-            prompts = [chunk.output for chunk in context.manifest("prompts").chunks if chunk.split == "train"]
+            prompts = [chunk for chunk in context.input_chunks("prompts") if chunk.split == "train"]
 
             def trained() -> bytes:
-                tables = (table for digest in prompts for table in sides(context.store.objects.get(digest)).values())
+                tables = (table for chunk in prompts for table in sides(chunk.load()).values())
                 return train((content_segments(table) for table in tables), settings, spec)
 
-            reads = tuple(("prompts", digest) for digest in prompts)
-            chunk = InputChunk(digest_json(prompts), "all", (Run("trained"),), trained, reads=reads)
+            reads = tuple(place for chunk in prompts for place in chunk.reads)
+            digest = digest_json([chunk.digest for chunk in prompts])
+            chunk = InputChunk(digest, "all", (Run("trained"),), trained, reads=reads)
         control = {"control": list(spec.control)} if settings is not None else {}
         resolved = {"special_tokens": spec.tokens(), **control}
         return Work([chunk], lambda tokenizer: exported(tokenizer, spec), side_inputs, resolved, lambda: _notes(spec))
@@ -68,8 +70,7 @@ class TokenizerStage(Stage):
         Also publishes the files for `from_pretrained`.
         """
         digest = manifest.chunks[0].output
-        table = context.store.objects.get_verified(digest)
-        files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
+        files = tokenizer_files(context.store, digest)
         context.store.publish_tokenizer(digest, files)
         control = {"control": list(context.tokenizer.control)}
         if context.last_facts.get("digest") == digest:  # saves loading the tokenizer
@@ -80,6 +81,22 @@ class TokenizerStage(Stage):
 
 
 STAGE = TokenizerStage()
+
+
+def tokenizer_files(store: ArtifactStore, digest: str) -> dict[str, bytes]:
+    """Return the files in an output of this stage, by name.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    table = store.objects.get_verified(digest, _check_files)
+    return dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
+
+
+def _check_files(table: pa.Table) -> None:
+    check_tokenizer(table)
+    if TOKENIZER not in table["file"].to_pylist():
+        raise ValueError(f"lacks {TOKENIZER}")
 
 
 def _notes(spec: TokenizerSpec) -> dict[str, Any]:

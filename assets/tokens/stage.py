@@ -22,6 +22,7 @@ from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work,
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.texts import count_rows, first_of_row
+from tokenloom.assets.tokenizer.stage import tokenizer_files
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -66,10 +67,9 @@ def tokenizer_json(store: ArtifactStore, digest: str) -> bytes:
     """Return the content of tokenizer.json from the output of the tokenizer stage.
 
     Raises:
-        StoreError: the output is missing.
+        StoreError: the output is missing or damaged.
     """
-    files = store.objects.get(digest)
-    return files["content"][files["file"].to_pylist().index(TOKENIZER)].as_py()
+    return tokenizer_files(store, digest)[TOKENIZER]
 
 
 class LazyTokenize:

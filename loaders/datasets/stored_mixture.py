@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tokenloom.errors import StoreError
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import open_split, saved_version
 from tokenloom.resources.store import ArtifactStore, Manifest
@@ -50,8 +51,13 @@ def open_mixture(
 
 def mixed_dataset(store: ArtifactStore, manifest: Manifest, split: str = "train", verify: bool = True) -> MixedDataset:
     """Return the mixture that a manifest describes."""
-    sources = {source["dataset"]: source for source in manifest.facts["datasets"]}
-    datasets = {name: open_split(store, manifest.pinned[name], split, verify) for name in sources}
-    weights = {name: source["weight"] for name, source in sources.items()}
-    epochs = {name: source["epochs"] for name, source in sources.items() if source["epochs"] is not None}
-    return MixedDataset(datasets, weights, manifest.facts["by"], epochs)
+    try:
+        sources = {source["dataset"]: source for source in manifest.facts["datasets"]}
+        digests = {name: manifest.pinned[name] for name in sources}
+        weights = {name: float(source["weight"]) for name, source in sources.items()}
+        epochs = {name: float(source["epochs"]) for name, source in sources.items() if source["epochs"] is not None}
+        by = manifest.facts["by"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"the manifest of mixture {manifest.dataset!r} is damaged; build it again") from error
+    datasets = {name: open_split(store, digest, split, verify) for name, digest in digests.items()}
+    return MixedDataset(datasets, weights, by, epochs)

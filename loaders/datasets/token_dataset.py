@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from tokenloom.errors import DatasetNotFoundError, LoaderStateError, did_you_mean
+from tokenloom.errors import DatasetNotFoundError, LoaderStateError, StoreError, did_you_mean
 from tokenloom.loaders.datasets.trace import TracedRow, traced
 from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
@@ -27,6 +27,7 @@ from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
+from tokenloom.resources.tables.loaded_chunk import SequenceFacts, check_lengths, check_sequences, check_sidecar
 from tokenloom.resources.tables.ragged import Ints, one_array
 from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
 
@@ -56,12 +57,14 @@ class TokenDataset(Dataset[dict[str, Any]]):
         self._hold = hold  # keeps gc away while this object lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
         self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
-        self._facts, self._weighted = manifest.facts, manifest.counters.get(WEIGHTED, 1) > 0
+        self._facts, self._weighted = _facts(manifest), manifest.counters.get(WEIGHTED, 1) > 0
         self._all_trained = manifest.counters.get(TRAINED) == manifest.total("tokens")
         self.digest = digest_json([chunk.output for chunk in self._chunks])
         sidecars = store.manifest_at(manifest.sidecars) if manifest.sidecars else None
         self._sidecars = tuple(sidecars.of_split(split)) if sidecars else ()
-        self.keep_columns: tuple[str, ...] = tuple(sidecars.facts["columns"]) if sidecars else ()
+        self.keep_columns: tuple[str, ...] = _kept_names(sidecars) if sidecars else ()
+        if sidecars and len(self._sidecars) != len(self._chunks):
+            raise StoreError(f"dataset {self.name!r}: its sidecars are those of other chunks; build it again")
 
     def __len__(self) -> int:
         return sum(chunk.table_rows for chunk in self._chunks)
@@ -75,19 +78,24 @@ class TokenDataset(Dataset[dict[str, Any]]):
     @cached_property
     def reader(self) -> SequenceReader:
         """Reads the chunks, each of which is opened when it is first read."""
-        objects, chunks, name, verify = self._store.objects, self._chunks, self.name, self._verify
-        sidecars = self._sidecars
+        objects, name, verify = self._store.objects, self.name, self._verify
+        chunks, sidecars, columns = self._chunks, self._sidecars, self.keep_columns
         objects.fetch(chunk.output for chunk in (*chunks, *sidecars))
 
-        def opened(chunk: int) -> MappedObject:
-            return MappedObject(objects, chunks[chunk], name, DEFERRED, verify)
-
         def sidecar(chunk: int) -> pa.Table:
-            return MappedObject(objects, sidecars[chunk], name, verify=verify).table
+            return MappedObject(
+                objects, sidecars[chunk], name, lambda table: check_sidecar(table, columns), (), verify
+            ).table
 
         rows, has_labels = [chunk.table_rows for chunk in chunks], self.kind != PROMPT
         kept = (self.keep_columns, sidecar) if self.keep_columns else None
-        return SequenceReader(rows, opened, self._weighted, self._all_trained, has_labels, kept)
+        return SequenceReader(rows, self._opened, self._weighted, self._all_trained, has_labels, kept)
+
+    def _opened(self, chunk: int) -> MappedObject:
+        objects, facts = self._store.objects, self._facts
+        return MappedObject(
+            objects, self._chunks[chunk], self.name, lambda table: check_sequences(table, facts), DEFERRED, self._verify
+        )
 
     def lengths(self, rows: Ints) -> Ints:
         """Return the number of tokens of each row, int64 [rows]; for pairs, of the longer side. Opens no chunk.
@@ -102,24 +110,30 @@ class TokenDataset(Dataset[dict[str, Any]]):
         """uint16 or uint32 [all rows]: the number of tokens of each row."""
         objects, digests = self._store.objects, [chunk.lengths or "" for chunk in self._chunks]
         objects.fetch(digests)
-        lengths = [one_array(objects.get_intact(digest)[LENGTH]).to_numpy() for digest in digests]
-        return np.concatenate([np.zeros(0, np.uint16), *lengths])
+        tables = [objects.get_intact(digest) for digest in digests]
+        for chunk, table in zip(self._chunks, tables, strict=True):
+            try:
+                check_lengths(table, chunk.table_rows, self.max_length)
+            except ValueError as error:
+                problem = f"object {chunk.lengths} is damaged: {error}; run `tokenloom verify {self.name}`"
+                raise StoreError(f"dataset {self.name!r}: {problem}, then build it again") from error
+        return np.concatenate([np.zeros(0, np.uint16), *(one_array(table[LENGTH]).to_numpy() for table in tables)])
 
     @property
     def pad_token_id(self) -> int:
-        return self._facts["pad_token_id"]
+        return self._facts.pad_token_id
 
     @property
     def vocab_size(self) -> int:
-        return self._facts["vocab_size"]
+        return self._facts.vocab_size
 
     @property
     def max_length(self) -> int:
-        return self._facts["max_length"]
+        return self._facts.max_length
 
     @property
     def packed(self) -> bool:
-        return self._facts["packed"]
+        return self._facts.packed
 
     def digest_until(self, position: int) -> str:
         """Return the digest, which determines the rows before any position."""
@@ -138,7 +152,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     @property
     def tokenizer_digest(self) -> str:
         """The digest of the tokenizer's files."""
-        return self._facts["tokenizer"]
+        return self._facts.tokenizer
 
     @property
     def vocabulary_digest(self) -> str:
@@ -148,16 +162,16 @@ class TokenDataset(Dataset[dict[str, Any]]):
     @property
     def kind(self) -> str:
         """Kind of row: `sequence`, `prompt`, `pair` (preference data) or `labelled sequence` (KTO data)."""
-        return self._facts["kind"]
+        return self._facts.kind
 
     @property
     def tokenizer_path(self) -> str:
         """Folder of the tokenizer, which `transformers.AutoTokenizer.from_pretrained` loads."""
-        return str(self._store.tokenizer_folder(self._facts["tokenizer"]))
+        return str(self._store.tokenizer_folder(self._facts.tokenizer))
 
     def trace(self, row: int) -> TracedRow:
         """Return where a row comes from: the files and raw rows of its documents."""
-        return traced(self._store.objects, self._chunks, self.name, row)
+        return traced(lambda chunk: self._opened(chunk).table, self._chunks, self.name, row)
 
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
         """Return the rows by position, with positions counted across epochs."""
@@ -169,6 +183,20 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("reader", "_lengths")}
+
+
+def _facts(manifest: Manifest) -> SequenceFacts:
+    try:
+        return SequenceFacts.of(manifest.facts)
+    except ValueError as error:
+        raise StoreError(f"dataset {manifest.dataset!r}: its manifest {error}; build it again") from error
+
+
+def _kept_names(sidecars: Manifest) -> tuple[str, ...]:
+    names = sidecars.facts.get("columns")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise StoreError(f"dataset {sidecars.dataset!r}: the manifest of its sidecars is damaged; build it again")
+    return tuple(names)
 
 
 def open_dataset(

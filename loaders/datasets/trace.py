@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from tokenloom.resources.store import ManifestChunk
-from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.ragged import offsets_of
 from tokenloom.resources.tables.sequence_schema import ROWS
 
@@ -31,17 +31,17 @@ class TracedRow:
     object: str
 
 
-def traced(objects: ObjectStore, chunks: tuple[ManifestChunk, ...], dataset: str, row: int) -> TracedRow:
-    """Return the origin of one row of a split. Opens only the chunk that contains it.
+def traced(load: Callable[[int], pa.Table], chunks: tuple[ManifestChunk, ...], dataset: str, row: int) -> TracedRow:
+    """Return the origin of one row of a split. Opens only the chunk that contains it, with `load`.
 
     Raises:
         IndexError: `row` is out of range.
+        StoreError: the chunk is missing or damaged.
     """
     first = offsets_of(np.array([chunk.table_rows for chunk in chunks], np.int64))
     if not 0 <= row < first[-1]:
         raise IndexError(f"row {row} is out of range: the split has {first[-1]} rows")
     number = int(np.searchsorted(first, row, side="right")) - 1
     chunk = chunks[number]
-    table: pa.Table = objects.get(chunk.output)
-    documents = table[ROWS][row - int(first[number])].as_py()
+    documents = load(number)[ROWS][row - int(first[number])].as_py()
     return TracedRow(dataset, chunk.split, row, tuple(map(chunk.place, documents)), chunk.output)

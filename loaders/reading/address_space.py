@@ -1,10 +1,15 @@
 """The process's memory as one array, so that rows of many memory-mapped chunks are gathered in one operation.
 
-Only addresses inside buffers that are kept alive here are read.
+Only addresses inside buffers that are kept alive here are read, for three reasons:
+
+- `hold` takes only arrays, whose memory NumPy knows; lists are checked to be within their values.
+- `rows` checks the bounds of every list that is gathered, also against offsets that changed since.
+- Every gather is checked against all held buffers if TOKENLOOM_CHECK_BOUNDS is 1, as in the tests.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +24,8 @@ _FIRST = 64
 
 _PLACES, _WIDEST = 1 << 48, 1 << 13
 """Size of a view of memory: start addresses, and values per start. NumPy limits their product to 63 bits."""
+
+_CHECKED = os.environ.get("TOKENLOOM_CHECK_BOUNDS") == "1"
 
 _VIEWS = 1024
 """Number of views of different widths that are kept."""
@@ -73,14 +80,20 @@ class FlatValues:
 
     def at(self, places: Ints) -> npt.NDArray[Any]:
         """Return the values at places."""
+        if _CHECKED:
+            self._check(places, 1)
         return self._memory[places]
 
     def lists(self, places: Ints, lengths: Ints) -> npt.NDArray[Any]:
         """Return the `lengths` values from each place on, concatenated."""
+        if _CHECKED:
+            self._check(places, lengths)
         return self._memory[ranges(places, lengths)]
 
     def windows(self, places: Ints, width: int) -> npt.NDArray[Any]:
         """Return the `width` values from each place on: [places, width]."""
+        if _CHECKED:
+            self._check(places, width)
         view = self._views.get(width)
         if view is not None:
             return view[places]
@@ -92,6 +105,21 @@ class FlatValues:
         step = self.dtype.itemsize
         self._views[width] = view = np.ndarray((_PLACES // step, width), self.dtype, self._memory, 0, (step, step))
         return view[places]
+
+    def _check(self, places: Ints, lengths: Ints | int) -> None:
+        """Check that the values from places on are within one held array.
+
+        Raises:
+            IndexError: they are not.
+        """
+        held = np.array([*self._held], np.int64)
+        held = held[np.argsort(self._begins[held], kind="stable")]
+        begins, ends = self._begins[held], self._begins[held] + self._sizes[held]
+        places = np.asarray(places, np.int64)
+        at = begins.searchsorted(places, "right") - 1
+        inside = (at >= 0) & (places + lengths <= ends[at])
+        if not (inside | (np.asarray(lengths) == 0)).all():
+            raise IndexError("values outside of all chunks")
 
 
 class RaggedLists:
@@ -119,7 +147,10 @@ class RaggedLists:
     def rows(self, chunks: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Return where the lists of rows begin within their chunk's values, and their lengths: int64 [rows] each."""
         begins, ends = self._offsets.windows(self._offsets.places(chunks, rows), 2).T.astype(np.int64)
-        return begins, ends - begins
+        lengths, reach = ends - begins, self.values.reach(chunks, ends)
+        if len(rows) and min(begins.min(), lengths.min(), reach.min()) < 0:  # the file changed after it was opened
+            raise StoreError("a row reaches beyond its chunk: an object is damaged; `tokenloom verify` names it")
+        return begins, lengths
 
 
 def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -1,8 +1,9 @@
-"""Checks the bytes of a memory-mapped object against its digests: block by block, each when it is first read."""
+"""Checks a memory-mapped object: its structure when it is opened, and its bytes against its digests, block by block,
+each when it is first read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,34 +13,32 @@ from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableErr
 from tokenloom.resources.digest import BLOCK_BYTES, BLOCK_DIGEST_BYTES, block_digests
 from tokenloom.resources.store.manifest import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.tables.loaded_chunk import check_mapped
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, one_array
-
-_FRAME = 8
-"""Bytes of the magic at the start of a file, and of the marker and length before each message."""
-
-_TAIL = 10
-"""Bytes of the footer's length and the magic at the end of a file."""
+from tokenloom.resources.tables.sequence_schema import ID_TYPES, OPTIONAL, REQUIRED, TRAINED, WEIGHTS
+from tokenloom.resources.tables.untrusted_table import read_table
 
 
 class MappedObject:
     """A memory-mapped, uncompressed object of one record batch.
 
-    Blocks with only values of `deferred` columns are checked by `touch`. All others are checked on opening,
-    before Arrow reads them, because its kernels can crash on damaged bytes.
+    Opening validates the whole table, because Arrow's and NumPy's functions can crash on damaged or crafted tables.
+    Blocks with only values of `deferred` columns are checked against their digests by `touch`, all others on opening.
 
     Args:
         objects: the store's objects.
         chunk: the manifest's entry for the object.
         dataset: dataset name for error messages.
+        check: raises a ValueError if the table is not what it should be; it must not read values of `deferred` columns.
         deferred: list columns whose flat values are checked by `touch`.
-        verify: False: check only the file's size.
+        verify: False: compare no digests.
 
     Attributes:
         table: the record batch, as views of the memory map.
         unchecked: number of blocks not yet checked.
 
     Raises:
-        StoreError: the object is missing or damaged.
+        StoreError: the object is missing, damaged, or not what `check` expects.
     """
 
     def __init__(
@@ -47,6 +46,7 @@ class MappedObject:
         objects: ObjectStore,
         chunk: ManifestChunk,
         dataset: str,
+        check: Callable[[pa.Table], None],
         deferred: Collection[str] = (),
         verify: bool = True,
     ):
@@ -58,14 +58,16 @@ class MappedObject:
             raise self._fault("has no block digests")
         self._checked = np.full(blocks, not verify)
         self.unchecked = blocks if verify else 0
-        if verify:
-            self._check_metadata()
         try:
-            self.table = pa.ipc.open_file(self._data).read_all()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self._fault(f"is damaged: {str(error).splitlines()[0]}") from error
-        if verify:
-            self._check(np.flatnonzero(~(self._checked | self._holding_values_alone(deferred))))
+            self.table = read_table(self._data)
+            if verify:
+                self._check(np.flatnonzero(~self._holding_values_alone(deferred)))
+            check(self.table)
+            if self.table.num_rows != chunk.table_rows:
+                raise ValueError(f"has {self.table.num_rows:,} rows, but its manifest lists {chunk.table_rows:,}")
+        except ValueError as error:
+            self._check(np.flatnonzero(~self._checked))  # damaged bytes explain it
+            raise self._fault(f"is damaged: {error}") from error
 
     def touch(self, values: Sequence[npt.NDArray[np.generic]], begins: Ints, ends: Ints) -> None:
         """Check the blocks with items [begin, end) of each of `values`, which are views of `table`.
@@ -84,47 +86,30 @@ class MappedObject:
 
     def _map(self, objects: ObjectStore, size: int) -> pa.Buffer:
         try:
-            with pa.memory_map(str(objects.path(self._digest))) as source:
-                data = source.read_buffer()
+            data = objects.mapped(self._digest)
         except StoreUnavailableError:
             raise
         except DamagedObjectError:
             raise self._fault("is damaged") from None
         except StoreError:
             raise self._fault("is missing") from None
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self._fault(f"cannot be read: {str(error).splitlines()[0]}") from error
         if data.size != size:
             raise self._fault(f"is damaged: expected {size:,} bytes, found {data.size:,}")
         return data
 
-    def _check_metadata(self) -> None:
-        """Check the magic, the messages with the schema and the batch's layout, and the footer."""
-        self._check_bytes(0, _FRAME)
-        end = _FRAME
-        for _ in ("schema", "batch"):
-            self._check_bytes(end, end + _FRAME)
-            begin, end = end, end + _FRAME + self._int32(end + 4)
-            self._check_bytes(begin, end)
-        end = self._data.size
-        self._check_bytes(end - _TAIL, end)
-        self._check_bytes(end - _TAIL - self._int32(end - _TAIL), end)
-
-    def _int32(self, at: int) -> int:
-        return int.from_bytes(memoryview(self._data)[at : at + 4], "little", signed=True)
-
-    def _check_bytes(self, begin: int, end: int) -> None:
-        blocks = np.arange(begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1)
-        self._check(blocks[~self._checked[blocks]])
-
     def _holding_values_alone(self, deferred: Collection[str]) -> npt.NDArray[np.bool_]:
         """Return which blocks hold only flat values of one of the columns, bool [blocks]."""
         alone = np.zeros(len(self._checked), bool)
-        for name in deferred:
-            if name in self.table.column_names:
-                values = flat_numbers(one_array(self.table[name]).values)  # offsets are not checked yet
-                begin = self._place(values)
+        for name in {*deferred} & {*self.table.column_names}:
+            array = one_array(self.table[name])
+            if array.type not in (*ID_TYPES, *REQUIRED[TRAINED], *OPTIONAL[WEIGHTS]) or array.values.null_count:
+                raise ValueError(f"has nulls, or values of type {array.type}, in column {name}")
+            values = flat_numbers(array.values)
+            check_mapped(values, self._data)
+            begin = self._place(values)
+            if len(values):
                 alone[-(-begin // BLOCK_BYTES) : (begin + values.nbytes) // BLOCK_BYTES] = True
+        alone[:1] = alone[-1:] = False  # they hold the metadata, which states the places
         return alone
 
     def _place(self, view: npt.NDArray[np.generic]) -> int:

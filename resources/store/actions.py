@@ -6,11 +6,17 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from tokenloom.errors import StoreError
 from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.records import decode_record, encode_record
 
 ACTIONS = "actions"
 
+MAX_ROWS = (1 << 31) - 1
+"""Maximum number of rows of an object: positions of rows are int32."""
+
+_HEX = re.compile(r"([0-9a-f]{2})*")
 _BLOB = re.compile(rf"{ACTIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.json")
 
 
@@ -40,6 +46,26 @@ class Outcome:
     table_rows: int
     blocks: str = ""
 
+    def check(self) -> None:
+        """Check every field: stored records and manifests can be crafted.
+
+        Raises:
+            ValueError: a field is not valid.
+        """
+        digests = [self.output, *self.beside]
+        if not all(map(is_digest, digests)):
+            raise ValueError(f"names {str(digests)[:200]}, which are not digests of objects")
+        counts = [self.rows_out, self.rejected, self.filtered]
+        numbers = [self.bytes, self.rows_in, *counts, self.tokens, self.table_rows]
+        if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+            raise ValueError(f"has counts that are not valid: {str(numbers)[:200]}")
+        if self.table_rows > MAX_ROWS:
+            raise ValueError(f"has {self.table_rows:,} rows, more than a chunk can have")
+        if self.rows_in != sum(counts):
+            raise ValueError(f"has {self.rows_in:,} rows, but accounts for {sum(counts):,}")
+        if not isinstance(self.blocks, str) or not _HEX.fullmatch(self.blocks):
+            raise ValueError("has block digests that are not valid")
+
     @property
     def beside(self) -> list[str]:
         """Digests of the objects stored with the output."""
@@ -58,6 +84,18 @@ class Action(Outcome):
     counters: dict[str, int] = field(default_factory=dict)
     engine: str = ""
 
+    def check(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: a field is not valid.
+        """
+        super().check()
+        if self.engine != "" and not is_digest(self.engine):
+            raise ValueError("has an engine that is not a key of a certificate")
+        if not isinstance(self.counters, dict) or not all(type(count) is int for count in self.counters.values()):
+            raise ValueError("has counters that are not integers")
+
     def outcome(self) -> dict[str, Any]:
         """Return the fields of `Outcome`."""
         return {field.name: getattr(self, field.name) for field in fields(Outcome)}
@@ -71,7 +109,13 @@ class ActionStore:
 
     @staticmethod
     def blob(key: str) -> str:
-        """Return the name of an action's blob."""
+        """Return the name of an action's blob.
+
+        Raises:
+            StoreError: `key` is not a valid key.
+        """
+        if not is_digest(key):
+            raise StoreError(f"{key[:80]!r} is not a valid key of an action")
         return f"{ACTIONS}/{key[:2]}/{key}.json"
 
     def get(self, key: str) -> Action | None:
@@ -98,6 +142,8 @@ def action_key(blob: str) -> str | None:
 def read_action(name: str, data: bytes) -> Action | None:
     """Parse the bytes of the action with that blob name; None if they are damaged, or those of another action."""
     try:
-        return Action(**decode_record(name, data))
+        action = Action(**decode_record(name, data))
+        action.check()
     except (ValueError, TypeError):
         return None
+    return action

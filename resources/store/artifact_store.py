@@ -30,15 +30,17 @@ from tokenloom.resources.digest import block_digests
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.blobs.read_only import ReadOnly
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
-from tokenloom.resources.store.objects import ObjectStore, encode_table
+from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
 from tokenloom.resources.store.pins import Pin, PinStore
 from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.store.versions import LOADED, VersionStore
+from tokenloom.resources.tables.loaded_chunk import is_file_name
 
 FORMAT = "tokenloom store 3\n"
 WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
@@ -71,7 +73,10 @@ def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:
         from tokenloom.resources.store.blobs.bucket import Bucket
 
         return Bucket(location)
-    return Folder(Path(location).expanduser().resolve())
+    try:
+        return Folder(Path(location).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown user, a null character
+        raise StoreAddressError(f"{location!r} is not a valid store address: {error}") from error
 
 
 class ArtifactStore:
@@ -109,7 +114,7 @@ class ArtifactStore:
             return
         if stored != FORMAT:
             found = stored.strip()[:60]
-            writer = WRITERS.get(found, "another version of tokenloom")
+            writer = WRITERS.get(found, "another version of tokenloom unless the file FORMAT is damaged")
             raise StoreError(
                 f"the store {self.address} has the format {found!r}, written by {writer}; this version reads "
                 f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "
@@ -287,8 +292,14 @@ class ArtifactStore:
         return pin
 
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
-        """Write a tokenizer's files into one folder, for `from_pretrained`. Intact files are kept."""
+        """Write a tokenizer's files into one folder, for `from_pretrained`. Intact files are kept.
+
+        Raises:
+            StoreError: a name is not that of a file in the folder.
+        """
         for name, content in files.items():
+            if not is_file_name(name):
+                raise StoreError(f"tokenizer {digest} has a file {name[:80]!r}; {RECOMPUTED}")
             blob = f"tokenizers/{digest}/{name}"
             try:
                 intact = self.blobs.read(blob) == content and renew(self.blobs, blob) is not None
@@ -301,8 +312,10 @@ class ArtifactStore:
         """Return a local folder with a tokenizer's files.
 
         Raises:
-            StoreError: they are missing.
+            StoreError: they are missing, or `digest` is not a digest.
         """
+        if not is_digest(digest):
+            raise StoreError(f"{digest[:80]!r} is not a valid digest of a tokenizer")
         files = [self.blobs.local(blob.name) for blob in self.blobs.below(f"tokenizers/{digest}")]
         if not files:
             raise StoreError(f"tokenizer {digest} is missing; build the dataset again")
@@ -317,13 +330,16 @@ class ArtifactStore:
     def _read_pointer(self, pointer: str, strict: bool = True) -> str | None:
         """Return the digest in a pointer; None if the pointer is missing or, unless `strict`, damaged."""
         try:
-            return decode_record(pointer, self.blobs.read(pointer))["manifest"]
+            digest = decode_record(pointer, self.blobs.read(pointer))["manifest"]
+            if is_digest(digest):
+                return digest
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            if strict:
-                raise StoreError(f"{pointer.removeprefix('datasets/')} is damaged; build the dataset again") from None
-            return None
+            pass
+        if strict:
+            raise StoreError(f"{pointer.removeprefix('datasets/')} is damaged; build the dataset again")
+        return None
 
     def _not_found(self, dataset: str, stage: str) -> str:
         names = self.datasets()

@@ -42,4 +42,7 @@ class KeyParts:
     @classmethod
     def from_json(cls, parts: Mapping[str, Any]) -> KeyParts | None:
         """Return the parts stored in a manifest, or None if another version of tokenloom with other fields wrote it."""
-        return cls(**parts) if {field.name for field in fields(cls)} == set(parts) else None
+        if {field.name for field in fields(cls)} != set(parts):
+            return None
+        mappings = (parts[name] for name in ("settings", "sides", "libraries", "shaping"))
+        return cls(**parts) if all(isinstance(mapping, dict) for mapping in mappings) else None

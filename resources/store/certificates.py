@@ -7,6 +7,8 @@ facts. Each addition writes one blob with everything known and deletes the blobs
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.tables.ragged import Ints, ranges
 
 CERTIFICATES = "certificates"
+CODE_POINTS = 0x110000
 _VOID = "void.json"
 
 
@@ -64,13 +67,16 @@ class CertificateStore:
         self._blobs = blobs
 
     def read(self, key: str) -> Certificate:
-        """Return everything known under `key`."""
-        return merge(list(self._facts(key).values()))
+        """Return everything known under `key`. If a blob is damaged, nothing is: it can be the one that disputes what
+        the others agree on."""
+        facts = self._facts(key)
+        return Certificate() if None in facts.values() else merge([*filter(None, facts.values())])
 
     def add(self, key: str, certificate: Certificate) -> None:
-        """Add to what is known under `key`."""
+        """Add to what is known under `key`. If a blob is damaged, what the others state is not kept."""
         known = self._facts(key)
-        content = asdict(merge([*known.values(), certificate]))
+        kept = [] if None in known.values() else [*filter(None, known.values())]
+        content = asdict(merge([*kept, certificate]))
         name = f"{CERTIFICATES}/{key}/{digest_json(content)[:32]}.json"
         self._blobs.write(name, encode_record(name, content))
         for merged in known:
@@ -90,15 +96,15 @@ class CertificateStore:
     def _void(key: str) -> str:
         return f"{CERTIFICATES}/{key}/{_VOID}"
 
-    def _facts(self, key: str) -> dict[str, Certificate]:
-        """Return the certificate in each blob. If a blob disappears while reading, another process has merged it into a
-        new one: read all of them again."""
+    def _facts(self, key: str) -> dict[str, Certificate | None]:
+        """Return the certificate in each blob, None if it is damaged. If a blob disappears while reading, another
+        process has merged it into a new one: read all of them again."""
         while True:
-            facts: dict[str, Certificate] = {}
+            facts: dict[str, Certificate | None] = {}
             try:
                 for blob in self._blobs.below(f"{CERTIFICATES}/{key}"):
-                    if blob.name != self._void(key) and (certificate := _parse(blob.name, self._blobs.read(blob.name))):
-                        facts[blob.name] = certificate
+                    if blob.name != self._void(key):
+                        facts[blob.name] = parse_certificate(blob.name, self._blobs.read(blob.name))
                 return facts
             except FileNotFoundError:
                 continue
@@ -110,11 +116,19 @@ def void_key(blob: str) -> str | None:
     return folder.removeprefix(f"{CERTIFICATES}/") if name == _VOID and folder.startswith(CERTIFICATES) else None
 
 
-def _parse(name: str, data: bytes) -> Certificate | None:
-    """Return a blob's content, or None if it is damaged; the engines are then compared again."""
+def parse_certificate(name: str, data: bytes) -> Certificate | None:
+    """Return a blob's content, or None if it is damaged."""
     try:
         facts = decode_record(name, data)
-        ranges_of = {name: tuple((int(a), int(b)) for a, b in facts[name]) for name in ("agreed", "disputed")}
-        return Certificate(**ranges_of, refused=str(facts["refused"]))
+        ranges_of = {name: tuple((a, b) for a, b in facts[name]) for name in ("agreed", "disputed")}
+        valid = all(map(_ascend, ranges_of.values())) and isinstance(facts["refused"], str)
+        return Certificate(**ranges_of, refused=facts["refused"]) if valid else None
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _ascend(inclusive: tuple[tuple[Any, Any], ...]) -> bool:
+    """Return whether ranges of code points are valid and ascending."""
+    ends = [end for pair in inclusive for end in pair]
+    in_order = all(first <= last for first, last in pairwise(ends))
+    return all(type(end) is int and 0 <= end < CODE_POINTS for end in ends) and in_order

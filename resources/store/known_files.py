@@ -58,9 +58,12 @@ class KnownFiles:
         name = self._blob(path)
         try:
             entry = decode_record(name, self._blobs.read(name))
-            chunks = [KnownChunk(*chunk) for chunk in entry["chunks"]]
-            return KnownFile(chunks, entry["found"], entry["stamp"] == file_stamp(path))
-        except (OSError, ValueError, KeyError, TypeError):
+            chunks = [_known_chunk(*chunk) for chunk in entry["chunks"]]
+            found = {_text(name): _text(value) for name, value in entry["found"].items()}
+            if not isinstance(entry["chunks"], list):
+                return None
+            return KnownFile(chunks, found, entry["stamp"] == file_stamp(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def note(self, path: str, before: list[int] | None, chunks: list[KnownChunk], found: dict[str, str]) -> None:
@@ -76,6 +79,23 @@ class KnownFiles:
 
     def _blob(self, path: str) -> str:
         return f"{FILES}/{digest_json([str(Path(path).resolve()), self._reading])}.json"
+
+
+def _known_chunk(digest: Any, split: Any, offset: Any, unit: Any, size: Any) -> KnownChunk:
+    """Return the chunk with these fields.
+
+    Raises:
+        ValueError: one is not valid.
+    """
+    if not (type(offset) is type(size) is int and offset >= -1 and size >= -1):
+        raise ValueError("not a chunk")
+    return KnownChunk(_text(digest), _text(split), offset, _text(unit), size)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
 
 
 def file_stamp(path: str) -> list[int] | None:

@@ -6,6 +6,7 @@ import json
 from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ import pyarrow as pa
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.actions import Outcome
+from tokenloom.resources.store.blobs.object_names import is_digest
+from tokenloom.resources.store.records import parse_json
 
 MANIFEST_VERSION = 4
 
@@ -27,6 +30,8 @@ SIDECARS = "sidecars"
 
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
+
+_JSON_FIELDS = ("facts", "counters", "notes", "parts")
 
 _SCHEMA = pa.schema(
     [
@@ -81,6 +86,22 @@ class ManifestChunk(Outcome):
     unit: str
     input: str
     key: str
+
+    def check(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: a field is not valid.
+        """
+        super().check()
+        texts = [self.split, self.unit, self.input, self.key, *(run.source for run in self.runs)]
+        if not all(isinstance(text, str) for text in texts) or not is_digest(self.key):
+            raise ValueError(f"has a split, unit, input, key or source that is not valid: {str(texts)[:200]}")
+        starts = [run.first for run in self.runs]
+        if starts[:1] != [0] or any(first > second for first, second in pairwise(starts)):
+            raise ValueError(f"has runs that start at rows {str(starts)[:100]}")
+        if any(run.offset < -1 for run in self.runs):
+            raise ValueError("has runs with a negative offset")
 
     def place(self, position: int) -> str:
         """Return the source position of a raw row of the chunk, such as `train.jsonl:17` or `train.parquet row 16`.
@@ -155,7 +176,7 @@ class Manifest:
     def to_table(self) -> pa.Table:
         """Encode the manifest as a table: one row per chunk, everything else as JSON in the schema's metadata."""
         head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
-        head |= {"facts": self.facts, "counters": self.counters, "notes": self.notes, "parts": self.parts}
+        head |= {name: getattr(self, name) for name in _JSON_FIELDS}
         rows = [{**asdict(chunk), "runs": [run._asdict() for run in chunk.runs]} for chunk in self.chunks]
         table = pa.Table.from_pylist(rows, _SCHEMA)
         return table.replace_schema_metadata({"tokenloom": json.dumps(head, sort_keys=True)})
@@ -167,19 +188,47 @@ class Manifest:
         Raises:
             StoreError: the table is not a manifest of this version.
         """
-        head = json.loads((table.schema.metadata or {}).get(b"tokenloom", b"{}"))
+        head = _head(table)
         if head.get("version") != MANIFEST_VERSION:
             raise StoreError(
-                f"the manifest has version {head.get('version')}, but this version of tokenloom reads version "
-                f"{MANIFEST_VERSION}; build the dataset again"
+                f"the manifest has version {str(head.get('version'))[:20]}, but this version of tokenloom reads "
+                f"version {MANIFEST_VERSION}; build the dataset again"
             )
-        rows: list[dict[str, Any]] = table.to_pylist()
         try:
+            if not table.schema.equals(_SCHEMA):
+                raise ValueError(f"its columns are {', '.join(table.column_names)[:200]}")
+            rows: list[dict[str, Any]] = table.to_pylist()
             chunks = tuple(ManifestChunk(**{**row, "runs": tuple(Run(**run) for run in row["runs"])}) for row in rows)
-            rest = (head[name] for name in ("facts", "counters", "notes", "parts"))
-            return cls(head["dataset"], head["stage"], chunks, *rest)
-        except (TypeError, KeyError) as error:
+            for chunk in chunks:
+                chunk.check()
+            return cls(head["dataset"], head["stage"], chunks, *(head[name] for name in _JSON_FIELDS))
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise StoreError(
-                f"the manifest does not have the fields that this version of tokenloom expects ({error}); "
+                f"the manifest does not have the fields that this version of tokenloom expects ({str(error)[:200]}); "
                 "build the dataset again"
             ) from error
+
+
+def _head(table: pa.Table) -> dict[str, Any]:
+    """Return the JSON in a manifest's metadata, with the types that every reader relies on.
+
+    Raises:
+        StoreError: it is not valid.
+    """
+    try:
+        head = parse_json((table.schema.metadata or {}).get(b"tokenloom", b"{}"))
+        fields = {name: head.get(name, {}) for name in _JSON_FIELDS}
+        notes = fields["notes"]
+        pinned = notes.get("manifests", {})
+        digests = [*pinned.values(), *(notes[name] for name in (SIDECARS,) if notes.get(name) is not None)]
+        valid = [
+            all(isinstance(head.get(name, ""), str) for name in ("dataset", "stage")),
+            all(isinstance(value, dict) for value in (*fields.values(), pinned)),
+            all(map(is_digest, digests)),
+            all(type(count) is int for count in fields["counters"].values()),
+        ]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise StoreError(f"the manifest has no valid JSON: {str(error)[:200]}; build the dataset again") from error
+    if not all(valid):
+        raise StoreError("the manifest has fields of other types than expected; build the dataset again")
+    return head

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
-from tokenloom.errors import DamagedObjectError, StoreError
+from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest
+from tokenloom.resources.tables.untrusted_table import read_table
 
 MAP_ATTEMPTS = 5
 RECOMPUTED = "`tokenloom verify` removes it and the next build recomputes it"
@@ -78,16 +79,12 @@ class ObjectStore:
         return found.size if (found := renew(self._blobs, self.blob(digest))) else None
 
     def get(self, digest: str) -> pa.Table:
-        """Open an object as a memory map, without checking its bytes.
+        """Open an object as a memory map, without comparing its bytes with its digest.
 
         Raises:
-            StoreError: it is missing, or not an Arrow file.
+            StoreError: it is missing, or not a valid Arrow file.
         """
-        try:
-            with self._map(digest) as source:
-                return pa.ipc.open_file(source).read_all()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise StoreError(f"object {digest} is damaged: {str(error).splitlines()[0]}; {RECOMPUTED}") from error
+        return self._table(digest, self.mapped(digest))
 
     def is_intact(self, digest: str) -> bool:
         """Return whether an object's bytes match its digest.
@@ -96,43 +93,67 @@ class ObjectStore:
             StoreError: it is missing.
         """
         try:
-            with self._map(digest) as source:
-                return digest_bytes(memoryview(source.read_buffer())) == digest
+            return digest_bytes(memoryview(self.mapped(digest))) == digest
         except DamagedObjectError:
             return False
 
     def get_intact(self, digest: str) -> pa.Table:
-        """Open an object after checking its bytes: Arrow kernels can crash on a damaged table.
+        """Open an object after comparing its bytes with its digest.
 
         Raises:
-            StoreError: it is missing or damaged.
+            StoreError: it is missing, damaged, or not a valid Arrow file.
         """
-        damaged = StoreError(f"object {digest} is damaged; {RECOMPUTED}")
-        try:
-            with self._map(digest) as source:
-                data = source.read_buffer()
-        except DamagedObjectError:
-            raise damaged from None
+        data = self.mapped(digest)
         if digest_bytes(memoryview(data)) != digest:
-            raise damaged
-        return pa.ipc.open_file(data).read_all()
+            raise DamagedObjectError(f"object {digest} is damaged; {RECOMPUTED}")
+        return self._table(digest, data)
 
-    def get_verified(self, digest: str) -> pa.Table:
-        """Open an object after checking its bytes. A damaged one is removed, so that the next build recomputes it.
+    def get_verified(self, digest: str, check: Callable[[pa.Table], None] = lambda table: None) -> pa.Table:
+        """Open an object after comparing its bytes with its digest. A damaged one is removed, so that the next build
+        recomputes it.
+
+        Args:
+            check: raises a ValueError if the table is not what it should be.
 
         Raises:
             StoreError: it is missing or damaged.
         """
-        if not self.is_intact(digest):
+        try:
+            table = self.get_intact(digest)
+            check(table)
+        except (DamagedObjectError, ValueError) as error:
             self.delete(digest)
-            raise StoreError(f"object {digest} was damaged and has been removed; build again to recompute it")
-        return self.get(digest)
+            problem = f" ({error})" if isinstance(error, ValueError) else ""
+            raise StoreError(
+                f"object {digest} was damaged{problem} and has been removed; build again to recompute it"
+            ) from None
+        return table
 
-    def _map(self, digest: str) -> pa.MemoryMappedFile:
-        for _ in range(MAP_ATTEMPTS):
-            with suppress(FileNotFoundError):  # evicted from the cache before it was mapped
-                return pa.memory_map(str(self.path(digest)))
+    def mapped(self, digest: str) -> pa.Buffer:
+        """Return an object's bytes, memory-mapped.
+
+        Raises:
+            StoreError: it is missing.
+            StoreUnavailableError: it cannot be read.
+            DamagedObjectError: it is damaged in the bucket.
+        """
+        try:
+            for _ in range(MAP_ATTEMPTS):
+                with suppress(FileNotFoundError):  # evicted from the cache before it was mapped
+                    path = self.path(digest)
+                    if not path.stat().st_size:
+                        return pa.py_buffer(b"")
+                    with pa.memory_map(str(path)) as source:
+                        return source.read_buffer()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise StoreUnavailableError(f"object {digest} cannot be read: {str(error).splitlines()[0]}") from error
         raise StoreError(f"object {digest} is evicted from the cache before it can be read; raise TOKENLOOM_CACHE_SIZE")
+
+    def _table(self, digest: str, data: pa.Buffer) -> pa.Table:
+        try:
+            return read_table(data)
+        except ValueError as error:
+            raise DamagedObjectError(f"object {digest} is damaged: {error}; {RECOMPUTED}") from error
 
     def delete(self, digest: str) -> None:
         self._blobs.delete(self.blob(digest))

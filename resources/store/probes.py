@@ -29,7 +29,8 @@ class ProbeStore:
         """Return the digest, or None if it is missing or damaged."""
         name = self.blob(stage, version, libraries)
         try:
-            return decode_record(name, self._blobs.read(name))["probe"]
+            probe = decode_record(name, self._blobs.read(name))["probe"]
+            return probe if isinstance(probe, str) else None
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

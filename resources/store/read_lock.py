@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import StoreError, StoreUnavailableError
 from tokenloom.resources.file_lock import lock_shared
 
 
@@ -28,6 +28,8 @@ class ReadLock:
             self._file = path.open("rb")
         except FileNotFoundError:
             raise removed from None
+        except OSError as error:
+            raise StoreUnavailableError(f"object {path.stem} cannot be read: {error.strerror}") from error
         lock_shared(self._file)
         if not os.fstat(self._file.fileno()).st_nlink:  # gc deleted it between `open` and the lock
             raise removed

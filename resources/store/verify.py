@@ -9,16 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
+import pyarrow as pa
+
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
-from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.digest import block_digests, digest_bytes
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store.actions import ActionStore, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.blobs.object_names import is_digest, object_digest
-from tokenloom.resources.store.certificates import CERTIFICATES, void_key
+from tokenloom.resources.store.certificates import CERTIFICATES, parse_certificate, void_key
 from tokenloom.resources.store.known_files import FILES
 from tokenloom.resources.store.manifest import SIDECARS, Manifest, ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
@@ -26,6 +29,18 @@ from tokenloom.resources.store.pins import PINS, Pin
 from tokenloom.resources.store.probes import PROBES
 from tokenloom.resources.store.records import decode_record
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
+from tokenloom.resources.tables.loaded_chunk import (
+    SequenceFacts,
+    check_lengths,
+    check_mapped,
+    check_sequences,
+    check_sidecar,
+    check_tokenizer,
+)
+from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tables.ragged import flat_numbers, list_parts
+from tokenloom.resources.tables.sequence_schema import INPUT_IDS
+from tokenloom.resources.tables.untrusted_table import read_table
 
 Kind = Literal[
     "output",
@@ -96,7 +111,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Expected:
-    """An object that should exist with bytes that match its digest; `may_be_gone` allows it to be missing."""
+    """An object that should exist, match its digest and pass `check`; `may_be_gone` allows it to be missing."""
 
     digest: str
     kind: Kind
@@ -105,6 +120,7 @@ class _Expected:
     chunk: ManifestChunk | None = None
     latest: bool = True
     may_be_gone: bool = False
+    check: Callable[[pa.Table, pa.Buffer], None] = lambda table, data: None
 
     def finding(self, problem: Problem) -> Finding:
         place = self.chunk.place(0) if self.chunk else ""
@@ -132,6 +148,44 @@ def verify(
         DatasetNotFoundError: the dataset does not exist.
     """
     return _Run(store, engine or ComputeEngine(), remove, on_progress).run(dataset)
+
+
+def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Table, pa.Buffer], None]]:
+    """Return what the objects of a chunk must be, by kind.
+
+    Raises:
+        ValueError: the facts of the manifest are not valid.
+    """
+
+    def has_rows(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
+        if table.num_rows != chunk.table_rows:
+            raise ValueError(f"has {table.num_rows:,} rows")
+
+    def is_sequences(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
+        has_rows(chunk, table, data)
+        check_sequences(table, facts)
+        for side in sides(table).values():
+            check_mapped(flat_numbers(list_parts(side[INPUT_IDS])[1]), data)
+
+    def is_lengths(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
+        check_lengths(table, chunk.table_rows, facts.max_length)
+
+    def is_sidecar(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
+        has_rows(chunk, table, data)
+        check_sidecar(table, manifest.facts.get("columns", ()))
+
+    if manifest.stage == LOADED:
+        facts = SequenceFacts.of(manifest.facts)
+        return {"output": is_sequences, "lengths": is_lengths}
+    if manifest.stage == "tokenizer":
+        return {"output": lambda _, table, __: check_tokenizer(table)}
+    return {"output": is_sidecar if manifest.stage == SIDECARS else has_rows}
+
+
+def _has_blocks(expected: _Expected, data: bytes) -> bool:
+    """Whether the block digests in the manifest are those of an output."""
+    blocks = expected.chunk.blocks if expected.chunk and expected.kind == "output" else ""
+    return blocks in ("", block_digests(data).hex())
 
 
 class _Run:
@@ -246,7 +300,13 @@ class _Run:
         self._count(size)
         if problem is not None:
             return self._report(expected.finding(problem))
-        manifest = Manifest.from_table(self._store.objects.get(expected.digest))
+        try:
+            manifest = Manifest.from_table(self._store.objects.get(expected.digest))
+            _checks_of(manifest)
+        except StoreUnavailableError:
+            raise
+        except (StoreError, ValueError):
+            return self._report(expected.finding("damaged"))
         if (manifest.dataset, manifest.stage) != (expected.dataset, expected.stage):
             return self._report(wrong_pointer)
         return manifest
@@ -273,6 +333,7 @@ class _Run:
         """Add what a manifest names to `_expected`. If several manifests name an object, the first one is reported,
         unless a later one is stricter about it."""
         stage = manifest.stage
+        checks = _checks_of(manifest)
         for chunk in manifest.chunks:
             needed = not manifest.droppable if latest else stage in (LOADED, SIDECARS, "tokenizer")
             named: dict[Kind, str | None] = {
@@ -286,8 +347,9 @@ class _Run:
                 may_be_gone = kind == "output" and not needed
                 known = self._expected.get(digest)
                 if known is None or (known.may_be_gone, not known.latest) > (may_be_gone, not latest):
+                    check = partial(checks[kind], chunk) if kind in checks else _Expected.check
                     self._expected[digest] = _Expected(
-                        digest, kind, manifest.dataset, stage, chunk, latest, may_be_gone
+                        digest, kind, manifest.dataset, stage, chunk, latest, may_be_gone, check
                     )
             if latest:
                 self._keys.add(chunk.key)
@@ -315,7 +377,14 @@ class _Run:
             data = self._store.blobs.read(ObjectStore.blob(expected.digest))
         except FileNotFoundError:
             return "missing", 0
-        return (None if digest_bytes(data) == expected.digest else "damaged"), len(data)
+        intact = digest_bytes(data) == expected.digest and (expected.chunk is None or _has_blocks(expected, data))
+        try:
+            if intact:
+                content = pa.py_buffer(data)
+                expected.check(read_table(content), content)
+        except ValueError:
+            intact = False
+        return (None if intact else "damaged"), len(data)
 
     def _count(self, size: int) -> None:
         self._result.objects += size > 0
@@ -330,21 +399,23 @@ class _Run:
         return None if intact else Finding("action", "damaged", blob, digest=key)
 
     def _check_record(self, name: str) -> Finding | None:
+        folder = name.partition("/")[0]
         try:
-            decode_record(name, self._store.blobs.read(name))
+            data = self._store.blobs.read(name)
+            decode_record(name, data)
         except FileNotFoundError:
             return None
         except ValueError:
-            return Finding(_RECORDS[name.partition("/")[0]], "damaged", name)
-        return None
+            return Finding(_RECORDS[folder], "damaged", name)
+        is_fact = folder == CERTIFICATES and void_key(name) is None
+        return Finding("certificate", "damaged", name) if is_fact and parse_certificate(name, data) is None else None
 
     def _check_tokenizer(self, digest: str) -> None:
         """Compare a tokenizer's files with the object that stores them, and restore them if they differ."""
         table = self._store.objects.get(digest)
+        found = [blob.name for blob in self._store.blobs.below(f"tokenizers/{digest}")]
         if table.column_names != ["file", "content"]:
-            self._result.findings += [
-                Finding("file", "unknown", blob.name) for blob in self._store.blobs.below(f"tokenizers/{digest}")
-            ]
+            self._result.findings += [Finding("file", "unknown", name) for name in found]
             return
         files = dict(zip(table["file"].to_pylist(), table["content"].to_pylist(), strict=True))
         problems: dict[str, Problem | None] = {
@@ -354,6 +425,8 @@ class _Run:
             if problem is not None:
                 blob, dataset = f"tokenizers/{digest}/{name}", self._tokenizers[digest]
                 self._result.findings.append(Finding("tokenizer", problem, blob, dataset, "tokenizer", name, digest))
+        for name in {blob.rpartition("/")[2] for blob in found} - files.keys():
+            self._result.findings.append(Finding("tokenizer", "unknown", f"tokenizers/{digest}/{name}", digest=digest))
         if any(problems.values()) and self._remove:
             self._store.publish_tokenizer(digest, files)
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from tokenloom.errors import DatasetNotFoundError
 from tokenloom.resources.store.blobs.blobs import Blob, Blobs
+from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.records import decode_record, encode_record
 
 VERSIONS = "versions"
@@ -73,8 +74,9 @@ class VersionStore:
         try:
             entry = decode_record(name, self._blobs.read(name))
             published = datetime.strptime(name.rpartition("/")[2].partition("-")[0], _STAMP).replace(tzinfo=UTC)
-            stages = {str(stage): str(manifest) for stage, manifest in dict(entry["stages"]).items()}
-            return Version(str(entry["digest"]), published, stages)
+            digest, stages = entry["digest"], entry["stages"]
+            intact = isinstance(digest, str) and isinstance(stages, dict) and all(map(is_digest, stages.values()))
+            return Version(digest, published, stages) if intact else None
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

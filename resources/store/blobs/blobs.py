@@ -27,7 +27,7 @@ class Blob:
 class Blobs(Protocol):
     """Where a store keeps its blobs.
 
-    All methods raise StoreError if the blobs cannot be reached, read or written.
+    All methods raise StoreUnavailableError if the blobs cannot be reached, read or written.
     """
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tokenloom.errors import ConfigError, Fault, StoreError
+from tokenloom.errors import ConfigError, Fault, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
 
 DEFAULT_LIMIT = "50GB"
@@ -93,7 +93,7 @@ class FileCache:
         """Add an object whose bytes were checked, and return its file.
 
         Raises:
-            StoreError: the folder cannot be written.
+            StoreUnavailableError: the folder cannot be written.
         """
         path = self._path(digest)
         found = self._write(path, data)
@@ -116,7 +116,7 @@ class FileCache:
             data: the blob's current content.
 
         Raises:
-            StoreError: the folder cannot be written.
+            StoreUnavailableError: the folder cannot be written.
         """
         path = self.root / digest_bytes(address.encode())[:16] / name
         with suppress(OSError):
@@ -139,7 +139,7 @@ class FileCache:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise StoreError(
+            raise StoreUnavailableError(
                 f"cannot write to the cache {self.root}: {error.strerror or error}; "
                 "set TOKENLOOM_CACHE to a folder with free space, or set a smaller TOKENLOOM_CACHE_SIZE"
             ) from error

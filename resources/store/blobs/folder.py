@@ -5,14 +5,16 @@ Takes no locks. Listing does not follow symbolic links, so that nothing outside 
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from tokenloom.errors import StoreError
+from tokenloom.errors import StoreError, StoreUnavailableError
 from tokenloom.resources.store.blobs.blobs import Blob
 
 SCRATCH = "scratch"
@@ -31,24 +33,24 @@ class Folder:
         return str(self.root)
 
     def read(self, name: str) -> bytes:
-        with _store_errors(name, "read"):
-            return (self.root / name).read_bytes()
+        with _store_errors(self.root, f"cannot read {name}"):
+            return self._path(name).read_bytes()
 
     def size(self, name: str) -> int | None:
         return found.size if (found := self.stat(name)) else None
 
     def stat(self, name: str) -> Blob | None:
         try:
-            found = (self.root / name).stat()
+            found = self._path(name).stat()
         except OSError:
             return None
         return Blob(name, found.st_size, found.st_mtime)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        self._write(name, data, lambda temporary, path: temporary.replace(path))
+        self._write(name, data, Path.replace)
 
-    def _write(self, name: str, data: bytes | memoryview, publish: Callable[[Path, Path], object]) -> None:
-        path, temporary = self.root / name, self._scratch / uuid.uuid4().hex
+    def _write(self, name: str, data: bytes | memoryview, publish: Callable[[Path, Path], Any]) -> Any:
+        path, temporary = self._path(name), self._scratch / uuid.uuid4().hex
         try:
             self._scratch.mkdir(parents=True, exist_ok=True)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,29 +58,22 @@ class Folder:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            publish(temporary, path)
-        except FileExistsError:
-            temporary.unlink(missing_ok=True)
-            raise
+            return publish(temporary, path)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise StoreError(f"cannot write {path.name} to the store: {error.strerror or error}") from error
+            raise _refused(self.root, f"cannot write {path.name}", error) from error
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         try:
-            exists = self.size(name) == len(data) and (self.root / name).read_bytes() == data
+            exists = self.size(name) == len(data) and self._path(name).read_bytes() == data
         except OSError:
             exists = False
         if not exists:
             self.write(name, data)
 
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
-        try:
-            self._write(name, data, _link)
-        except FileExistsError:
-            return False
-        return True
+        return self._write(name, data, _link)
 
     def below(self, prefix: str) -> Iterator[Blob]:
         if (self.root / prefix).is_symlink():
@@ -87,8 +82,9 @@ class Folder:
                 "replace it with a folder that has its content"
             )
         try:
-            entries = sorted(os.scandir(self.root / prefix), key=_sort_key)
-        except (FileNotFoundError, NotADirectoryError):
+            with _store_errors(self.root, f"cannot list {prefix or 'its files'}"):
+                entries = sorted(os.scandir(self.root / prefix), key=_sort_key)
+        except FileNotFoundError:
             return
         for entry in entries:
             if entry.is_dir():
@@ -99,21 +95,31 @@ class Folder:
                 yield Blob(f"{prefix}/{entry.name}".lstrip("/"), found.st_size, found.st_mtime)
 
     def delete(self, name: str) -> None:
-        with _store_errors(name, "remove"), suppress(FileNotFoundError):
-            (self.root / name).unlink()
+        with _store_errors(self.root, f"cannot remove {name}"), suppress(FileNotFoundError):
+            self._path(name).unlink()
 
     def touch(self, name: str) -> None:
         with suppress(OSError):
-            os.utime(self.root / name, follow_symlinks=os.utime not in os.supports_follow_symlinks)
+            os.utime(self._path(name), follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def local(self, name: str) -> Path:
-        path = self.root / name
+        path = self._path(name)
         if not path.is_file():
             raise FileNotFoundError(name)
         return path
 
     def fetch(self, names: Iterable[str]) -> None:
         """Do nothing: all blobs are local."""
+
+    def _path(self, name: str) -> Path:
+        """Return the file of a blob.
+
+        Raises:
+            StoreError: the name, read from a crafted store, leads out of the folder.
+        """
+        if name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name:
+            raise StoreError(f"{name[:200]!r} is not a valid name in a store")
+        return self.root / name
 
     def sweep(self) -> None:
         limit = time.time() - STALE_SECONDS
@@ -122,18 +128,19 @@ class Folder:
                 self.delete(blob.name)
 
 
-def _link(temporary: Path, path: Path) -> None:
-    """Give a file another name, unless that exists, and remove the first one."""
+def _link(temporary: Path, path: Path) -> bool:
+    """Move a file to a path, unless that exists; returns whether it was moved. The file is gone in any case."""
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise
+        return False
     except OSError:  # the file system has no hard links
-        with path.open("xb") as file:
-            file.write(temporary.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.unlink()
+        if path.exists():
+            return False
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 def _sort_key(entry: os.DirEntry[str]) -> str:
@@ -141,12 +148,33 @@ def _sort_key(entry: os.DirEntry[str]) -> str:
     return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space there"),
+    errno.EFBIG: "raise the limit on file sizes (`ulimit -f`)",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder readable and writable"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "remove the file that is in its place"),
+}
+
+
 @contextmanager
-def _store_errors(name: str, action: str) -> Iterator[None]:
-    """Raise errors of the file system as StoreError, except FileNotFoundError."""
+def _store_errors(root: Path, problem: str) -> Iterator[None]:
+    """Raise errors of the file system as StoreUnavailableError, except FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"cannot {action} {name} in the store: {error.strerror or error}") from error
+        raise _refused(root, problem, error) from error
+
+
+def _refused(root: Path, problem: str, error: OSError) -> StoreUnavailableError:
+    """Return the error for an operation that the file system refused: the stored data is not damaged."""
+    if not root.is_dir() and root.exists():
+        return StoreUnavailableError(
+            f"the store {root} is a file, not a folder; choose another (--store or $TOKENLOOM_STORE)"
+        )
+    remedy = _REMEDIES.get(error.errno or 0, "check the file system")
+    return StoreUnavailableError(
+        f"the store {root}: {problem}: {error.strerror or error}; {remedy}, or use another store (--store or "
+        "$TOKENLOOM_STORE)"
+    )

@@ -10,9 +10,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
 
 
-def is_digest(text: str) -> bool:
-    """Return whether a text has the form of an object's digest."""
-    return _DIGEST.fullmatch(text) is not None
+def is_digest(value: object) -> bool:
+    """Return whether a value is a text that has the form of an object's digest."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def object_digest(blob: str) -> str | None:

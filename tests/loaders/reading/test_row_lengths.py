@@ -41,13 +41,11 @@ def test_a_token_budget_opens_no_chunk(tmp_path: Path, names: tuple[str, ...]) -
 
 
 def test_lengths_of_pairs_are_those_of_the_longer_side(tmp_path: Path, tokenizer_folder: Path) -> None:
-    def turns(answer: str) -> list[dict[str, object]]:
-        return [said("user", "which?"), said("assistant", answer)]
+    def row(number: int) -> dict[str, object]:
+        yes, no = said("assistant", "yes " * (1 + number % 5)), said("assistant", "no " * (1 + number % 3))
+        return {"prompt": [said("user", "which?")], "chosen": [yes], "rejected": [no]}
 
-    rows = [
-        {"prompt": [], "chosen": turns("yes " * (1 + number % 5)), "rejected": turns("no " * (1 + number % 3))}
-        for number in range(20)
-    ]
+    rows = [row(number) for number in range(20)]
     config = config_of(tokenizer_folder, {"format_type": "preference", "add_eos": False})
     store = ArtifactStore(tmp_path)
     build, _ = build_canonical(config, store, "preference", [table_of("preference", rows)])

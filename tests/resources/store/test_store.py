@@ -46,8 +46,8 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
         split=split,
         runs=(Run("a.jsonl", offset=0),),
         unit="line",
-        input="i" * 64,
-        key="k" * 64,
+        input="1" * 64,
+        key="2" * 64,
         output=output,
         bytes=9,
         rejects=None,
@@ -142,7 +142,7 @@ RUNS = (Run("a.csv", 0, 0), Run("b.csv", 3, 0), Run("c.csv", 4, 7), Run("d.json"
     [(0, "a.csv:1"), (2, "a.csv:3"), (3, "b.csv:1"), (4, "c.csv:8"), (9, "c.csv:13"), (12, "d.json")],
 )
 def test_the_place_of_a_row_is_in_its_run(store: ArtifactStore, position: int, place: str) -> None:
-    shared = replace(chunk("o" * 64), runs=RUNS)
+    shared = replace(chunk("a" * 64), runs=RUNS)
     assert shared.place(position) == place
     assert Manifest.from_table(Manifest("d", "raw", (shared,)).to_table()).chunks == (shared,)
 

@@ -98,7 +98,7 @@ class RowReader:
     def read(self, row: int) -> ShownRow:
         """Return the sequences that hold a raw row, at most `MOST_SHOWN`; if packed, with the other rows in them."""
         number, position, chunk = self._place(row)
-        table = self._store.objects.get(chunk.output)
+        table = self._store.objects.get_intact(chunk.output)
         offsets, rows = list_parts(table["rows"])
         matches = np.flatnonzero(rows.to_numpy() == position)
         place = chunk.place(position)
@@ -121,11 +121,11 @@ class RowReader:
 
         if config.tokenizer.train is not None:
             config = with_tokenizer(config, self._tokenizer_folder)
-        heads = [self._store.objects.get(digest) for digest in self._heads()]
+        heads = [self._store.objects.get_intact(digest) for digest in self._heads()]
         for row in rows:
             number, position, chunk = self._place(row)
             engine = PromptEngine(config, heads)
-            prompts = engine.prompt_only(self._store.objects.get(self._raw.chunks[number].output))
+            prompts = engine.prompt_only(self._store.objects.get_intact(self._raw.chunks[number].output))
             place = (row, chunk.split, chunk.place(position))
             if len(matches := np.flatnonzero(prompts[ROW].to_numpy() == position)):
                 ids = np.array(prompts["input_ids"][matches[0]].as_py())
@@ -153,7 +153,7 @@ class RowReader:
         """Return the position of the `local`-th raw row of a chunk, counting rejected rows."""
         chunk = self._raw.chunks[number]
         objects = [chunk.output, *([chunk.rejects] if chunk.rejects else [])]
-        positions = np.concatenate([self._store.objects.get(digest)[ROW].to_numpy() for digest in objects])
+        positions = np.concatenate([self._store.objects.get_intact(digest)[ROW].to_numpy() for digest in objects])
         return int(np.sort(positions)[local])
 
     def _runs_of(self, table: Any, sequence: int) -> Iterator[Run]:
@@ -177,7 +177,7 @@ class RowReader:
         """Return why a raw row has no sequence."""
         for stage, manifest in self._manifests.items():
             rejects = manifest.chunks[number].rejects
-            for reject in self._store.objects.get(rejects).to_pylist() if rejects else []:
+            for reject in self._store.objects.get_intact(rejects).to_pylist() if rejects else []:
                 if reject[ROW] == position:
                     return f"rejected by {stage}: {reject['code']}: {reject['message']}"
         return "filtered"

@@ -1,0 +1,187 @@
+"""Checks what loaders read: chunks of sequences, their lengths and sidecars, and the facts of their manifest.
+
+Objects can be crafted: right digests, wrong content. All checks are vectorized over rows; none reads the tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenloom.resources.tables.preference_pairs import SIDES, sides
+from tokenloom.resources.tables.ragged import Ints, flat_numbers, list_parts, one_array, sum_rows
+from tokenloom.resources.tables.sequence_schema import (
+    DOCUMENT_LENGTHS,
+    INPUT_IDS,
+    KINDS,
+    LABEL,
+    LENGTH,
+    RAW_ROW,
+    REQUIRED,
+    ROWS,
+    SEQUENCE,
+    TRAINED,
+    WEIGHTS,
+)
+
+_MOST_IDS, _LONGEST = 1 << 32, (1 << 31) - 1
+_SHORT_IDS = 1 << 16
+
+_FILE_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
+
+_COLUMNS = {**{name: types[0] for name, types in REQUIRED.items()}, WEIGHTS: pa.list_(pa.float32())}
+
+
+@dataclass(frozen=True)
+class SequenceFacts:
+    """What the manifest of `sequences` states about all chunks.
+
+    Args:
+        pad_token_id: fills padding.
+        vocab_size: the highest token id plus one.
+        max_length: maximum number of tokens per row.
+        packed: whether a row can hold several documents.
+        kind: what a row is, one of `KINDS`.
+        tokenizer: digest of the tokenizer's files.
+    """
+
+    pad_token_id: int
+    vocab_size: int
+    max_length: int
+    packed: bool
+    kind: str
+    tokenizer: str
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> SequenceFacts:
+        """Return the facts of a manifest.
+
+        Raises:
+            ValueError: one is missing or not valid.
+        """
+        found: dict[str, Any] = {name: facts.get(name) for name in cls.__dataclass_fields__}
+        pad, size, longest = found["pad_token_id"], found["vocab_size"], found["max_length"]
+        valid = {
+            "vocab_size": type(size) is int and 0 < size <= _MOST_IDS,
+            "pad_token_id": type(pad) is int and type(size) is int and 0 <= pad < size,
+            "max_length": type(longest) is int and 0 < longest <= _LONGEST,
+            "packed": type(found["packed"]) is bool,
+            "kind": found["kind"] in (SEQUENCE, *KINDS.values()),
+            "tokenizer": type(found["tokenizer"]) is str,
+        }
+        if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+            raise ValueError(f"has no valid {wrong[0]}: {str(found[wrong[0]])[:60]}")
+        return cls(**found)
+
+
+def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
+    """Check a chunk of sequences: exact columns, lengths, and documents that fill their sequences.
+
+    Raises:
+        ValueError: the chunk is not what the stage `sequences` writes.
+    """
+    pairs, labelled = facts.kind == KINDS["preference"], facts.kind == KINDS["kto"]
+    prefixes = [f"{side}_" for side in SIDES] if pairs else [""]
+    types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if facts.vocab_size <= _SHORT_IDS else pa.uint32())}
+    shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if labelled else {})}
+    expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
+    optional = {name for name in expected if name.endswith(WEIGHTS)}
+    _check_columns(table, expected, optional)
+    for side in sides(table).values():
+        _check_side(side, facts.max_length)
+
+
+def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
+    """Check that values read from an object are a view of its bytes, as those of uncompressed objects are.
+
+    Raises:
+        ValueError: they are not, or not aligned.
+    """
+    begin = values.ctypes.data - data.address
+    if len(values) and (begin < 0 or begin + values.nbytes > data.size or begin % values.itemsize):
+        raise ValueError("has columns that cannot be memory-mapped")
+
+
+def _check_side(table: pa.Table, longest: int) -> None:
+    lengths = _list_lengths(table, INPUT_IDS)
+    for name in {TRAINED, WEIGHTS} & {*table.column_names}:
+        if not np.array_equal(_list_lengths(table, name), lengths):
+            raise ValueError(f"has rows with different numbers of {INPUT_IDS} and {name}")
+    if lengths.max(initial=0) > longest:
+        raise ValueError(f"has a row of {lengths.max():,} tokens, but the dataset's max_length is {longest:,}")
+    offsets, documents = list_parts(table[DOCUMENT_LENGTHS])
+    sizes = flat_numbers(documents)
+    if sizes.min(initial=0) < 0 or not np.array_equal(sum_rows(sizes, offsets), lengths):
+        raise ValueError(f"has {DOCUMENT_LENGTHS} that do not add up to the tokens of their row")
+    if not np.array_equal(_list_lengths(table, ROWS), np.diff(offsets)):
+        raise ValueError(f"has rows with different numbers of {ROWS} and {DOCUMENT_LENGTHS}")
+    if flat_numbers(list_parts(table[ROWS])[1]).min(initial=0) < 0:
+        raise ValueError(f"has negative numbers in {ROWS}")
+
+
+def check_lengths(table: pa.Table, rows: int, longest: int) -> None:
+    """Check the lengths of a chunk with `rows` sequences of at most `longest` tokens.
+
+    Raises:
+        ValueError: they are not what the stage `sequences` writes.
+    """
+    short = table.column_names == [LENGTH] and table.schema.field(LENGTH).type == pa.uint16()
+    _check_columns(table, {LENGTH: pa.uint16() if short else pa.uint32()})
+    lengths = flat_numbers(one_array(table[LENGTH]))
+    if len(lengths) != rows or lengths.max(initial=0) > longest:
+        raise ValueError(f"has {len(lengths):,} lengths of at most {lengths.max(initial=0):,} tokens")
+
+
+def check_sidecar(table: pa.Table, names: Sequence[str]) -> None:
+    """Check the sidecar of a chunk with the kept columns `names`, which can be of any type.
+
+    Raises:
+        ValueError: it is not what the stage `sidecars` writes.
+    """
+    if {*table.column_names} != {RAW_ROW, *names}:
+        raise ValueError(f"has the columns {', '.join(table.column_names)[:200]}")
+    _check_columns(table.select([RAW_ROW]), {RAW_ROW: pa.int32()})
+    if (np.diff(flat_numbers(one_array(table[RAW_ROW]))) <= 0).any():
+        raise ValueError(f"has rows that do not ascend in {RAW_ROW}")
+
+
+def check_tokenizer(table: pa.Table) -> None:
+    """Check the files of a tokenizer.
+
+    Raises:
+        ValueError: they are not what the stage `tokenizer` writes.
+    """
+    _check_columns(table, {"file": pa.string(), "content": pa.binary()})
+    if wrong := [name for name in table["file"].to_pylist() if not is_file_name(name)]:
+        raise ValueError(f"has a file {wrong[0][:80]!r}")
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a file in a folder, and leads nowhere else."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
+def _check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], optional: set[str] | None = None) -> None:
+    """Check that a table has exactly the expected columns, without nulls."""
+    found = {field.name: field.type for field in table.schema}
+    for name, kind in expected.items():
+        if name not in found and name not in (optional or ()):
+            raise ValueError(f"has no column {name}")
+        if name in found and found[name] != kind:
+            raise ValueError(f"has a column {name} of type {found[name]}, not {kind}")
+    if unknown := found.keys() - expected.keys():
+        raise ValueError(f"has an unexpected column {min(unknown)[:60]!r}")
+    for name in found:
+        array = one_array(table[name])
+        if array.null_count or (pa.types.is_list(array.type) and array.values.null_count):
+            raise ValueError(f"has nulls in column {name}")
+
+
+def _list_lengths(table: pa.Table, name: str) -> Ints:
+    return np.diff(list_parts(table[name])[0])

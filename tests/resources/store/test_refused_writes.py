@@ -1,0 +1,44 @@
+"""A file system that refuses is no damage: exit code 1, one line with the folder and what to do, and a sound store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = ["unshare", "--mount", "--map-root-user"]
+HAS_MOUNTS = shutil.which("unshare") and subprocess.run([*COMMAND, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not HAS_MOUNTS, reason="mounting a full and a read-only file system needs user namespaces")
+def test_refused_writes_are_no_damage(tmp_path: Path) -> None:
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    command = [*COMMAND, sys.executable, "-m", "support.refusing_systems", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {case: (codes, text) for case, codes, text in map(json.loads, done.stdout.splitlines())}
+    assert {case: codes for case, (codes, _) in found.items()} == {
+        "full disk": [1],
+        "room again": [0, 0],
+        "read-only": [1, 0, 0, 0, 0],
+        "a file": [1] * 5,
+        "below a file": [1, 1],
+        "limit": [1],
+        "no limit": [0, 0],
+    }
+    remedies = {
+        "full disk": ("full", "No space left on device; free space there, or use another store"),
+        "read-only": ("full", "Read-only file system; make the folder readable and writable"),
+        "a file": ("file", "is a file, not a folder; choose another (--store or $TOKENLOOM_STORE)"),
+        "below a file": ("file/store", "Not a directory; remove the file that is in its place"),
+        "limit": ("small", "File too large; raise the limit on file sizes"),
+    }
+    for case, (folder, remedy) in remedies.items():
+        (error,) = (line for line in found[case][1].splitlines() if line.startswith("error: "))
+        assert f"the store {tmp_path / folder}" in error
+        assert remedy in error
