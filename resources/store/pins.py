@@ -123,8 +123,11 @@ class PinStore:
         """Return the blob name of a pin.
 
         Raises:
+            DatasetNotFoundError: the dataset's name is not valid.
             ValueError: the run's name is not valid.
         """
+        if dataset in ("", ".", "..") or "/" in dataset or "\\" in dataset:
+            raise DatasetNotFoundError(f"{dataset!r} is not a valid dataset name")
         if not isinstance(run, str) or not re.fullmatch(RUN_NAME, run):
             raise ValueError(f"a pin's name must be letters, digits, _, . and -, at most 100, got {run!r}")
         return f"{PINS}/{dataset}/{run}.json"
