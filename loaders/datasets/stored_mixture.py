@@ -40,8 +40,7 @@ def open_mixture(
     if pin is None:
         manifest = opened.manifest(name, MIXTURE)
     else:
-        pinned = opened.pins.find(name, pin) or opened.pin(name, pin, stage=MIXTURE)
-        manifest = opened.manifest_at(pinned.stages[MIXTURE])
+        manifest = opened.manifest_at(opened.pinned(name, pin, MIXTURE).stages[MIXTURE])
     if state is not None:
         saved = {each: saved_version(opened, state, each) for each in manifest.pinned}
         opens = {each: opened.manifest_digest(each, version=version) for each, version in saved.items()}

@@ -235,8 +235,8 @@ def open_dataset(
             raise ValueError("give version or state, not both")
         version = saved_version(opened, state, name)
     if pin is not None:
-        pinned = opened.pins.find(name, pin) if version is None else None
-        return open_split(opened, (pinned or opened.pin(name, pin, version)).stages[LOADED], split, verify)
+        pinned = opened.pinned(name, pin) if version is None else opened.pin(name, pin, version)
+        return open_split(opened, pinned.stages[LOADED], split, verify)
     return open_split(opened, opened.manifest_digest(name, version=version), split, verify)
 
 

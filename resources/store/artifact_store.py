@@ -291,6 +291,23 @@ class ArtifactStore:
         del lock
         return pin
 
+    def pinned(self, dataset: str, run: str, stage: str = LOADED) -> Pin:
+        """Return a run's pin of a dataset. If it has none, pin the latest version. All ranks of a run get the same pin.
+
+        Raises:
+            DatasetNotFoundError: no such dataset exists.
+            StoreError: the pin is damaged.
+            ValueError: the run's name is not valid.
+        """
+        if (known := self.pins.find(dataset, run)) is not None:
+            return known
+        try:
+            return self.pin(dataset, run, stage=stage)
+        except DatasetNotFoundError:  # another rank was faster, and a version was published in between
+            if (known := self.pins.find(dataset, run)) is None:
+                raise
+            return known
+
     def publish_tokenizer(self, digest: str, files: dict[str, bytes]) -> None:
         """Write a tokenizer's files into one folder, for `from_pretrained`. Intact files are kept.
 
