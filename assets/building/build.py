@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -118,8 +119,9 @@ class Build:
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """Yield the output chunks of a stage, as input for the next."""
-        check = partial(_check_stored, stage_named(stage))
-        for chunk in self.manifest(stage).chunks:
+        manifest = self.manifest(stage)
+        check = partial(_check_stored, stage_named(stage), manifest.facts)
+        for chunk in manifest.chunks:
             yield InputChunk(
                 chunk.output,
                 chunk.split,
@@ -340,11 +342,11 @@ def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
     return summarize([(store.objects.get_verified(chunk.rejects or "", check), chunk.place) for chunk in stored])
 
 
-def _check_stored(stage: Stage, rows: int, table: pa.Table) -> None:
+def _check_stored(stage: Stage, facts: dict[str, Any], rows: int, table: pa.Table) -> None:
     """Check a stored output of a stage again: objects can be crafted.
 
     Raises:
-        ValueError: it breaks its contract, or does not have as many rows as its manifest lists.
+        ValueError: it breaks its contract, or does not fit the facts and the number of rows in its manifest.
     """
     from tokenloom.assets.stage.validation import validate
 
@@ -352,8 +354,11 @@ def _check_stored(stage: Stage, rows: int, table: pa.Table) -> None:
         raise ValueError(f"has {table.num_rows:,} rows, but its manifest lists {rows:,}")
     try:
         validate(stage, table)
+        fits = stage.fits(table.schema, facts)
     except (DataValidationError, pa.ArrowException, TypeError, LookupError) as error:
         raise ValueError(str(error)) from error
+    if not fits:
+        raise ValueError(f"has other columns than its manifest states: {', '.join(table.column_names)[:200]}")
 
 
 def _verify(stage: Stage, output: ChunkOutput) -> None:

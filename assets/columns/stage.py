@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve, unused_by
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
+from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
@@ -52,6 +55,14 @@ class ColumnsStage(Stage):
         from tokenloom.assets.columns.contract import CONTRACTS, form_of
 
         return CONTRACTS[form_of(columns)]
+
+    def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
+        """Whether the columns are those of the mapping in the facts."""
+        mapping, types = facts["mapping"], {field.name: field.type for field in columns if field.name != ROW}
+        if mapping["form"] in FORMS:
+            return types == dict(FORMS[mapping["form"]])
+        texts = mapping.get("objects") or {*types.values()} <= {pa.string()}
+        return types.keys() == mapping.get("roles", types).keys() and texts
 
 
 STAGE = ColumnsStage()

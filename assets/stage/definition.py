@@ -214,6 +214,10 @@ class Stage(ABC):
         """Return the pandera schema that an output chunk with these columns must satisfy. Imports pandera."""
         return self._module("contract").CONTRACT
 
+    def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
+        """Whether a stored output chunk with these columns fits the facts in its manifest."""
+        return True
+
     def probe(self) -> Sequence[pa.Table]:
         """Return the stage's output for fixed rows.
 

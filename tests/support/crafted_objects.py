@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.errors import ConfigError, TokenloomError
+from tokenloom.errors import ConfigError, StoreError, TokenloomError
 from tokenloom.loaders import TokenLoader, open_dataset
 from tokenloom.resources.digest import block_digests
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
@@ -152,7 +152,7 @@ def outcome(read: Callable[[], Any]) -> str:
         read()
     except TokenloomError as error:
         assert "\n" not in str(error) or isinstance(error, ConfigError)
-        return type(error).__name__
+        return "StoreError" if isinstance(error, StoreError) else type(error).__name__
     except BaseException as error:
         return repr(error)[:200]
     return "read"

