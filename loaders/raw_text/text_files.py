@@ -18,6 +18,8 @@ PLAIN = (".txt", ".text")
 
 TEXTS_AT_ONCE = 1024
 """Texts tokenized in one call."""
+MAX_CHARACTERS = 64 << 20
+"""The length of a line; longer ones are an error before they fill the memory."""
 
 
 def text_files(path: Path) -> list[Path]:
@@ -49,7 +51,7 @@ def tokenized_file(
         int64 [tokens].
 
     Raises:
-        SourceError: the file cannot be read, or a line is not such an object.
+        SourceError: the file cannot be read, or a line is not such an object or longer than `MAX_CHARACTERS`.
         TypeError: `encode` returned neither ids, nor a mapping with `input_ids`, nor an Encoding.
     """
     texts = _texts(path, path.suffix.lower() in JSONL if jsonl is None else jsonl)
@@ -62,7 +64,9 @@ def _texts(path: Path, jsonl: bool) -> Iterator[tuple[int, str]]:
     """Yield each text with its line number."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(iter(lambda: lines.readline(MAX_CHARACTERS + 1), ""), 1):
+                if len(line) > MAX_CHARACTERS:
+                    raise SourceError(f"{path}:{number}: the line has more than {MAX_CHARACTERS:,} characters")
                 if not line.isspace():
                     yield number, _json_text(line, f"{path}:{number}") if jsonl else line.rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -81,6 +81,7 @@ CASES = [
     Case("dataset.reader.header", True, NOTHING),
     Case("dataset.reader.delimiter", ",", NOTHING, "csv"),
     Case("dataset.reader.delimiter", "|", ROWS, "csv"),
+    Case("dataset.reader.max_record_bytes", 1 << 20, NOTHING),
     Case("dataset.reader.lines_per_row", "paragraph", ROWS, "text"),
     Case("dataset.reader.lines_per_row", "paragraph", NOTHING, "csv"),
     Case("dataset.reader.root", "a[]", NOTHING, "nested"),

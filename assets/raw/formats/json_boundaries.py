@@ -148,6 +148,8 @@ def _ends_escaped(at: Ints, char: Bytes, size: int) -> bool:
 def unescaped_quotes(at: Ints, char: Bytes) -> Flags:
     """Return which structural characters are quotes after an even number of backslashes."""
     backslash = char == BACKSLASH
+    if not backslash.any():
+        return char == QUOTE
     index = np.arange(len(at))
     follows = np.zeros(len(at), bool)
     follows[1:] = (at[1:] == at[:-1] + 1) & backslash[:-1]

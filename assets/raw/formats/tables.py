@@ -24,6 +24,8 @@ from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
+_PARQUET_ROWS = 1000
+"""Rows per batch of Parquet, which can store a large value once for many rows, so that sizes say little."""
 
 _CAST_INCORRECTLY = re.compile(r"list_view|list<\w+: null")
 """Types whose values Arrow's casts damage: views of lists after a null, and lists that hold only nulls."""
@@ -189,7 +191,8 @@ def _parquet(opened: Any) -> Iterator[pa.Table]:
     file = pq.ParquetFile(opened, pre_buffer=False)
     for group in range(file.num_row_groups):  # pyarrow cannot read nested dictionaries across groups
         metadata = file.metadata.row_group(group)
-        for batch in file.iter_batches(_rows(metadata.num_rows, metadata.total_byte_size), [group], use_threads=False):
+        rows = min(_rows(metadata.num_rows, metadata.total_byte_size), _PARQUET_ROWS)
+        for batch in file.iter_batches(rows, [group], use_threads=False):
             yield pa.Table.from_batches([batch])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,6 +29,7 @@ from tokenloom.assets.raw.formats.record_boundaries import (
 )
 from tokenloom.errors import SourceError
 
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 Finders = Callable[[], Finder]
 
 
@@ -49,7 +51,7 @@ def pieces(block: RecordBlock) -> list[bytes]:
 def found_in(data: bytes, finder: Finders, step: int) -> list[bytes]:
     """Return the records that a finder finds, whether or not it sees long records as a whole."""
     found = [piece for block in blocks_of(data, finder, step, 1 << 20) for piece in pieces(block)]
-    for again in (0, 3):
+    for again in (0, 3) if SOAK else (0,):
         assert [piece for block in blocks_of(data, finder, step, again) for piece in pieces(block)] == found
     assert_large_are_skipped(data, finder, step, found)
     return found
@@ -57,14 +59,14 @@ def found_in(data: bytes, finder: Finders, step: int) -> list[bytes]:
 
 def assert_large_are_skipped(data: bytes, finder: Finders, step: int, expected: list[bytes]) -> None:
     """Check with limits that of all records only the larger ones are skipped, with their sizes and lines."""
-    for limit in {1, 4, *(len(piece) for piece in expected[:2])}:
+    ends = line_ends if isinstance(finder(), QuotedLines) else newlines
+    for limit in {4, *(len(piece) for piece in expected[:1])}:
         kept, skipped, lines = [], [], 0
         for block in blocks_of(data, finder, step, 0, limit):
             large = {one.record: one for one in block.skipped}
             records = pieces(block)
             kept += [None if number in large else piece for number, piece in enumerate(records)]
             skipped += [one.missing + len(records[number]) for number, one in large.items()]
-            ends = line_ends if isinstance(finder(), QuotedLines) else newlines
             lines += len(ends(block.data)) + sum(one.lines for one in block.skipped)
         assert kept == [piece if len(piece) <= limit else None for piece in expected]
         assert skipped == [len(piece) for piece in expected if len(piece) > limit]

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from support.array_rows import Dicts, Ids, rows_of
-from tokenloom.errors import LoaderStateError
+from tokenloom.errors import LoaderStateError, SourceError
 from tokenloom.loaders import ArrayDataLoader
 
 MULTILINGUAL = [
@@ -91,3 +91,13 @@ def test_raw_text_resumes_and_is_cut_to_max_length(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("c", "d"))
     with pytest.raises(LoaderStateError, match="data is"):
         ArrayDataLoader(config, Ids(), path).load_state_dict(begun.state_dict())
+
+
+def test_a_line_that_is_too_long_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenloom.loaders.raw_text import text_files
+
+    monkeypatch.setattr(text_files, "MAX_CHARACTERS", 10)
+    (tmp_path / "data.txt").write_text("a" * 9 + "\n" + "b" * 10 + "\n")
+    encode = SimpleNamespace(encode=lambda text, **_: [len(text)])
+    with pytest.raises(SourceError, match=r"data\.txt:2: the line has more than 10 characters"):
+        list(text_files.tokenized_file(tmp_path / "data.txt", encode))
