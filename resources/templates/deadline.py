@@ -16,27 +16,29 @@ from tokenloom.errors import DeadlineError
 SECONDS = 300
 """Seconds that one rendering can take; the most work that is counted takes a few."""
 
-_running: dict[object, int] = {}
-"""The threads that render, by the clock of each rendering. Whoever removes a clock decides how its rendering ends."""
+_running: dict[int, object] = {}
+"""What each thread renders. Whoever removes an entry decides how its rendering ends."""
 _lock = threading.Lock()
 _watching = False
 
 
-class Clock:
-    """A context in which this thread renders one row.
+def start(rendering: object) -> int:
+    """Start the clock of a rendering, an object of its own, in this thread. Return the thread's number."""
+    thread = threading.get_ident()
+    _running[thread] = rendering
+    if not _watching:
+        _start_watch()
+    return thread
+
+
+def stop(thread: int) -> None:
+    """Stop the clock of a rendering that has not raised a `DeadlineError`.
 
     Raises:
-        DeadlineError: the row takes `SECONDS`.
+        DeadlineError: the deadline has passed.
     """
-
-    def __enter__(self) -> None:
-        _running[self] = threading.get_ident()
-        if not _watching:
-            _start_watch()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        while kind is not DeadlineError and _running.pop(self, None) is None:
-            time.sleep(1)  # the exception is on its way
+    while _running.pop(thread, None) is None:
+        time.sleep(1)  # the exception is on its way
 
 
 def _start_watch() -> None:
@@ -49,14 +51,19 @@ def _start_watch() -> None:
 
 def _watch() -> None:
     """Count each rendering's seconds by this thread's own, which stand still while the process is stopped."""
-    seconds: dict[object, int] = {}
+    ages: dict[object, int] = {}
     while True:
         time.sleep(1)
-        seconds = {clock: seconds.get(clock, 0) + 1 for clock in list(_running)}
-        for clock in [clock for clock, count in seconds.items() if count >= SECONDS]:
-            thread = _running.pop(clock, None)
-            if thread is not None:
+        current = dict(_running)
+        ages = {rendering: ages.get(rendering, 0) + 1 for rendering in current.values()}
+        for thread, rendering in current.items():
+            if ages[rendering] < SECONDS:
+                continue
+            ended = _running.pop(thread, None)
+            if ended is rendering:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(DeadlineError))
+            elif ended is not None:
+                _running[thread] = ended  # the next one, which waits for this if it has ended, too
 
 
 def _forget() -> None:

@@ -327,15 +327,23 @@ class JinjaTemplate:
     def _text(self, template: jinja2.Template, functions: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
         context = MeteredContext(template.environment, {**functions, **variables})
         context.given = variables
+        thread = deadline.start(context)
         try:
-            with deadline.Clock():
-                return "".join(template.root_render_func(context))
+            try:
+                text = "".join(template.root_render_func(context))
+            except DeadlineError:
+                raise
+            except BaseException:
+                deadline.stop(thread)
+                raise
+            deadline.stop(thread)
+            return text
         except Exception as error:  # a template can raise anything
             line = self._line(template, error)
             place = f"template, line {line}" if line else "template"
             if isinstance(error, DeadlineError):
-                text = f"one row takes more than {deadline.SECONDS} s; report the template, and use another one"
-                raise DeadlineError(f"{place}: {text}") from error
+                message = f"one row takes more than {deadline.SECONDS} s; report the template, and use another one"
+                raise DeadlineError(f"{place}: {message}") from error
             if isinstance(error, jinja2.exceptions.SecurityError | RecursionError | MemoryError | OverflowError):
                 raise SandboxError(f"{place}: refused by the sandbox: {error}", line) from error
             own = isinstance(error, jinja2.TemplateError)

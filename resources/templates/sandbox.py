@@ -261,6 +261,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self._nested(context, function, (context, *args), kwargs)
         if function is dict or function is Namespace:
             args = _charge(context, "dict", args or ((),), {})
+            context.spend(4 * CALL)
         elif (
             any(function is known for known in self.globals.values())
             or kind is Joiner

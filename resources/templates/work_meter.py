@@ -8,7 +8,6 @@ given back, so a row's limit also bounds the memory that its values take, at abo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from types import BuiltinMethodType
 from typing import Any
@@ -189,23 +188,33 @@ def joined(context: MeteredContext, *parts: Any) -> str:
         return text
 
 
-def added(context: MeteredContext, total: Any, *terms: Any) -> Any:
-    if total.__class__ is not int:
-        with suppress(TypeError):  # not all terms have a length
-            context.left -= len(total) + sum(map(len, terms))
-        if context.left < 0:
-            context.spend(0)
-    for term in terms:
-        total = total + term
-    return total if total.__class__ is str else context.counted(total)
+def _adding(writes: bool) -> Callable[..., Any]:
+    def added(context: MeteredContext, total: Any, *terms: Any) -> Any:
+        if total.__class__ is str:
+            try:
+                context.left -= len(total) + sum(map(len, terms))
+            except TypeError:  # adding fails, too
+                pass
+            if context.left < 0:
+                context.spend(0)
+        for term in terms:
+            total = total + term
+        if total.__class__ is str:
+            return total
+        return weighed(context, total) if writes else context.counted(total)
 
-
-def added_and_written(context: MeteredContext, *terms: Any) -> Any:
-    total = added(context, *terms)
-    return total if total.__class__ is str else weighed(context, total)
+    return added
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    f"work of {function.__name__.replace('_', ' ')}": pass_context(function)
-    for function in (stepped, weighed, searched, counted, joined, added, added_and_written)
+    f"work of {name}": pass_context(function)
+    for name, function in {
+        "stepped": stepped,
+        "weighed": weighed,
+        "searched": searched,
+        "counted": counted,
+        "joined": joined,
+        "added": _adding(writes=False),
+        "added and written": _adding(writes=True),
+    }.items()
 }

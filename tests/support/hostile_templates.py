@@ -227,7 +227,6 @@ LARGE = [
 LARGE_ROW = [
     "{% set c = messages[0].content %}" + "".join(f"{{% set x{i} = c | list %}}" for i in range(120)),
     "{% set c = messages[0].content %}" + "".join(f"{{% set x{i} = c ~ '' %}}" for i in range(500)),
-    "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
     "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}{% for b in range(99) %}"
     "{% set ns.x = [ns.x, {a: b}, namespace(a=b)] %}{% endfor %}{% endfor %}",
 ]

@@ -54,10 +54,11 @@ def test_a_deadline_only_ends_the_rendering_that_is_late(monkeypatch: pytest.Mon
 
     def render(name: str, seconds: float) -> None:
         try:
-            with deadline.Clock():
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
-                    pass
+            thread = deadline.start(object())
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                pass
+            deadline.stop(thread)
             ended.append(name)
         except DeadlineError:
             ended.append(f"{name} late")
@@ -74,16 +75,15 @@ def test_a_deadline_only_ends_the_rendering_that_is_late(monkeypatch: pytest.Mon
 def _late_in_a_fork(answers: Any) -> None:
     deadline.SECONDS = 1
     try:
-        with deadline.Clock():
-            for _ in range(600):
-                time.sleep(0.1)
+        deadline.start(object())
+        for _ in range(600):
+            time.sleep(0.1)
     except DeadlineError:
         answers.put("late")
 
 
 def test_a_forked_process_has_its_own_watch() -> None:
-    with deadline.Clock():
-        pass
+    deadline.stop(deadline.start(object()))
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     process = context.Process(target=_late_in_a_fork, args=(answers,))

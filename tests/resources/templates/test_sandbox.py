@@ -175,7 +175,7 @@ m.content | trim ~ m.content | length ~ m.role | upper
 m.content | replace('e', 'E')
 m | tojson ~ m | tojson(indent=2)
 messages | map(attribute='role') | join(', ')
-'user' in messages | map(attribute='role') ~ ('x' in messages | map(attribute='role') | list)
+('user' in messages | map(attribute='role')) ~ ('x' in messages | map(attribute='role') | list)
 messages | map('length') | list
 'user' in messages | map(attribute='role')
 messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list
