@@ -17,7 +17,7 @@ from tokenloom.resources.store.actions import MAX_ROWS
 from tokenloom.resources.store.verify import verify as check
 
 NAMES = ("rows", "packed")
-CASES = 3000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 100
+CASES = 3000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
 
 
 @pytest.fixture(scope="module")
