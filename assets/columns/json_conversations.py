@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.message_objects import Unfit
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.json_depth import MAX_DEPTH, read_json_value
-from tokenloom.resources.tables.json_text import read_json
+from tokenloom.resources.tables.json_text import read_values
 from tokenloom.resources.tables.json_values import too_deep
-from tokenloom.resources.tables.ragged import list_array, one_array
 
 LAYOUTS = (("role", "content"), ("from", "value"))
 """Names of the fields of messages that are read without Python."""
@@ -41,17 +39,14 @@ def read_plain(text: pa.Array) -> pa.Array | None:
     """
     if too_deep(text, MAX_DEPTH).any():
         return None
-    line = pc.binary_join_element_wise('{"m":', text, "}", "")
-    data = pc.binary_join(list_array(np.array([0, len(line)]), line), "\n")[0].as_buffer()
     for layout in LAYOUTS:
         kind = pa.list_(pa.struct([(name, pa.string()) for name in layout]))
         try:
-            table = read_json(data, multi_line=True, schema=pa.schema([("m", kind)]), closed=True)
+            lists = read_values(text, kind, closed=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
-        if table.num_rows == len(text):
-            table.validate(full=True)
-            return one_array(table["m"])
+        lists.validate(full=True)
+        return lists
     return None
 
 

@@ -63,11 +63,15 @@ def smallest_hashes(array: pa.Array) -> Hashes:
 
     Empty if the values' type has no text form.
     """
+    if pa.types.is_string(array.type) and len(array[:SAMPLED_ROWS].unique()) <= FEW_VALUES:
+        array = array.unique()
     try:
         hashes, _ = hash_array(array)
     except (pa.ArrowException, ValueError, OverflowError):
         return np.zeros(0, np.uint64)
-    return np.unique(hashes)[:KEPT_HASHES]
+    share = min(4 * KEPT_HASHES / max(len(hashes), 1), 0.5)
+    smallest = np.unique(hashes[hashes < np.uint64(share * 2.0**64)])
+    return (smallest if len(smallest) >= KEPT_HASHES else np.unique(hashes))[:KEPT_HASHES]
 
 
 def estimate_distinct(smallest: Hashes) -> int:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.json_depth import MAX_DEPTH, which_deeper
-from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json, without_dates
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_values, without_dates
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
 
 Kinds = npt.NDArray[np.uint8]
@@ -97,24 +97,20 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     """
     if too_deep(texts, MAX_DEPTH).any():
         return None
-    lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
-    data = pa.py_buffer(text_parts(lines)[1])
     try:
-        table = read_json(data, multi_line=True)
-        inferred = table.schema.field("v").type
-        kind = without_dates(inferred, null_items=pa.string())
-        if kind != inferred or not _is_valid(table):
-            table = read_json(data, multi_line=True, schema=pa.schema([("v", kind)]))
-            table.validate(full=True)
+        values = read_values(texts)
+        kind = without_dates(values.type, null_items=pa.string())
+        if kind != values.type or not _is_valid(values):
+            values = read_values(texts, kind)
+            values.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
-    return one_array(table["v"]) if len(table) == len(texts) and _is_exact(kind) else None
+    return values if _is_exact(kind) else None
 
 
-def _is_valid(table: pa.Table) -> bool:
-    """Return whether a table is valid: pyarrow loses nulls at the start of lists whose type it infers."""
+def _is_valid(array: pa.Array) -> bool:
     try:
-        table.validate(full=True)
+        array.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True
@@ -131,8 +127,7 @@ def _strings(texts: pa.Array) -> pa.Array:
     """Return the strings that JSON string literals stand for."""
     if b"\\" not in text_parts(texts.fill_null("") if texts.null_count else texts)[1].tobytes():
         return pc.binary_slice(texts.cast(pa.binary()), 1, -1).cast(pa.string())
-    lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null"), "}\n", "")
-    return one_array(read_json(pa.py_buffer(text_parts(lines)[1]), schema=pa.schema([("v", pa.string())]))["v"])
+    return read_values(texts, pa.string())
 
 
 @dataclass(frozen=True)
