@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.message_objects import Unfit
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.json_depth import MAX_DEPTH, read_json_value
-from tokenloom.resources.tables.json_text import read_values
-from tokenloom.resources.tables.json_values import too_deep
+from tokenloom.resources.tables.json_values import read_values, too_deep
 
 LAYOUTS = (("role", "content"), ("from", "value"))
 """Names of the fields of messages that are read without Python."""

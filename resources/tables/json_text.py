@@ -8,10 +8,9 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from tokenloom.resources.tables.ragged import one_array, text_parts
+from tokenloom.resources.tables.ragged import one_array
 
 _JSON = pa.json_()
 
@@ -63,26 +62,6 @@ def read_json(
         newlines_in_values=multi_line, explicit_schema=schema, unexpected_field_behavior=unexpected
     )
     return arrow_json.read_json(pa.BufferReader(data), read, parse)
-
-
-def read_values(texts: pa.Array, kind: pa.DataType | None = None, closed: bool = False) -> pa.Array:
-    """Read JSON texts with pyarrow in one pass. The result must be validated: lists whose type is inferred lose nulls.
-
-    Args:
-        texts: strings; null for the value `null`.
-        kind: the type of the values; default: pyarrow infers it.
-        closed: whether fields that `kind` lacks are an error.
-
-    Raises:
-        ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the texts.
-    """
-    lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
-    data = text_parts(lines)[1].tobytes()
-    schema = None if kind is None else pa.schema([("v", kind)])
-    table = read_json(data, data.count(b"\n") != len(texts), schema, closed)
-    if len(table) != len(texts):
-        raise pa.ArrowInvalid(f"{len(texts):,} texts hold {len(table):,} values")
-    return one_array(table["v"])
 
 
 def without_dates(kind: pa.DataType, null_items: pa.DataType | None = None) -> pa.DataType:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.json_depth import MAX_DEPTH, which_deeper
-from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_values, without_dates
+from tokenloom.resources.tables.json_text import is_json, json_column, json_texts, read_json, without_dates
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, one_array, row_of, text_array, text_parts
 
 Kinds = npt.NDArray[np.uint8]
@@ -87,6 +87,26 @@ def typed(texts: pa.Array) -> pa.Array:
             except pa.ArrowInvalid:
                 pass
     return json_column(texts)
+
+
+def read_values(texts: pa.Array, kind: pa.DataType | None = None, closed: bool = False) -> pa.Array:
+    """Read JSON texts with pyarrow in one pass. The result must be validated: lists whose type is inferred lose nulls.
+
+    Args:
+        texts: strings; null for the value `null`.
+        kind: the type of the values; default: pyarrow infers it.
+        closed: whether fields that `kind` lacks are an error.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the texts.
+    """
+    lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
+    data = text_parts(lines)[1].tobytes()
+    schema = None if kind is None else pa.schema([("v", kind)])
+    table = read_json(data, data.count(b"\n") != len(texts), schema, closed)
+    if len(table) != len(texts):
+        raise pa.ArrowInvalid(f"{len(texts):,} texts hold {len(table):,} values")
+    return one_array(table["v"])
 
 
 def arrow_values(texts: pa.Array) -> pa.Array | None:

@@ -45,9 +45,7 @@ def sum_rows(values: npt.NDArray[Any], offsets: Ints) -> npt.NDArray[Any]:
 def list_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, pa.Array]:
     """Return offsets [rows + 1], starting at 0, and the flat values of a list array without nulls."""
     array = one_array(array)
-    offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    if not len(offsets):
-        offsets = np.zeros(1, np.int64)
+    offsets = flat_numbers(array.offsets).astype(np.int64) if len(array) else np.zeros(1, np.int64)
     return offsets - offsets[0], array.values.slice(offsets[0], offsets[-1] - offsets[0])
 
 

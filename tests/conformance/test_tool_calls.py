@@ -45,7 +45,7 @@ OMITTED: dict[str, dict[str, str]] = {
     "llama3_2": LLAMA,
     "gptoss": {
         "reasoning beside a call": "reasoning_ignored",
-        "text beside a call": "tool_calls",
+        "text beside a call": "content_dropped",
         "parallel calls": "tool_calls_ignored",
         "calls of different functions": "tool_calls_ignored",
     },
