@@ -90,7 +90,7 @@ def _has_text(data: Bytes, bounds: Ints) -> Any:
     """Return bool [records]: which records contain more than line breaks."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
-    return np.add.reduceat((data != 10) & (data != 13), bounds[:-1], dtype=np.int64) > 0
+    return np.logical_or.reduceat((data != 10) & (data != 13), bounds[:-1])
 
 
 def guess_delimiter(head: bytes, usual: str) -> str:

@@ -13,6 +13,8 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 
 MAX_COLUMNS = 10_000
+MAX_CELLS = 1 << 25
+"""Rows times columns of a chunk. Only rows that lack most columns reach it: their nulls take memory, but no text."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,16 @@ def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Tabl
     return reject_rows(rows, "raw", "too_large", "", message, excerpts)
 
 
-def check_columns(count: int, name: str) -> None:
-    """Refuse a file with more than `MAX_COLUMNS` columns.
+def check_columns(count: int, name: str, rows: int = 1) -> None:
+    """Refuse a file with more than `MAX_COLUMNS` columns, or a chunk with more than `MAX_CELLS` cells.
 
     Raises:
         SourceError: it has more; the message names it.
     """
     if count > MAX_COLUMNS:
         raise SourceError(f"{name}: found {count:,} columns, but at most {MAX_COLUMNS:,} are supported")
+    if count * rows > MAX_CELLS:
+        raise SourceError(
+            f"{name}: found {count:,} columns in {rows:,} rows, most of them missing in each row; put the values "
+            "into one object per row"
+        )

@@ -301,7 +301,8 @@ class QuotedLines:
         if final and len(edges) % 2:
             line = self._line(ends, edges[-1])
             raise SourceError(f"{self._name}: the quote that opens a field on line {line} is never closed")
-        bounds = _bounds(ends[np.searchsorted(edges, ends) % 2 == 0], window, final)
+        unquoted = ends[np.searchsorted(edges, ends) % 2 == 0] if len(edges) else ends
+        bounds = _bounds(unquoted, window, final)
         self._lines += int(np.searchsorted(ends, bounds[-1], side="right"))
         self._opened = 0 if bounds[-1] else self._opened
         return bounds
