@@ -4,9 +4,9 @@ A row ends a chunk if its hash is lower than that of every other row that ends l
 it. An edit therefore moves only cuts within one reach of it. Chunks are one to a few reaches long, two on average, and
 their sizes vary much less than with a threshold on the hash. A row's chance of being a candidate is proportional to its
 size. No cut is made within one reach of the start or end of a file. If `maximum` bytes or `max_rows` rows contain no
-cut, one is forced after the row with the lowest hash for its size. The method is the local maximum of Bjørner, Blass and Gurevich
-("Content-dependent chunking for differential compression, the local maximum approach", J. Comput. Syst. Sci. 76, 2010),
-applied to rows instead of a rolling window of bytes.
+cut, one is forced after the row with the lowest hash for its size. The method is the local maximum of Bjørner, Blass
+and Gurevich ("Content-dependent chunking for differential compression, the local maximum approach", J. Comput. Syst.
+Sci. 76, 2010), applied to rows instead of a rolling window of bytes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.raw.formats.explode import explode
 from tokenloom.assets.raw.formats.json_boundaries import split_entries
 from tokenloom.assets.raw.formats.json_layout import JsonLayout
-from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS, ParsedChunk, check_columns
+from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS, ParsedChunk, check_columns, reject_records
 from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, only, trimmed
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
@@ -248,10 +248,10 @@ def _read_singly(
         The rows, the JSON texts of their keys if the records are entries, the record of each row, and the rejects.
     """
     kept: list[tuple[int, str, dict[str, bytes]]] = []
-    rejects: list[pa.Table] = []
+    rejected: list[tuple[int, str, str, str]] = []
 
     def reject(row: int, code: str, message: str, excerpt: str) -> None:
-        rejects.append(reject_rows(np.array([row]), "raw", code, "", message, [excerpt]))
+        rejected.append((row, code, message, excerpt))
 
     used = columns if layout.kind == "lines" and not layout.inner else None
     for row in solid.tolist():
@@ -278,7 +278,12 @@ def _read_singly(
     check_columns(len(names), name, len(kept))
     texts = {name: _texts([members.get(name) for _, _, members in kept]) for name in names}
     keys = pa.array([key for _, key, _ in kept], pa.string()) if layout.kind == "entries" else None
-    return _typed_table(texts, len(kept)), keys, np.array([row for row, _, _ in kept], np.int64), rejects
+    return (
+        _typed_table(texts, len(kept)),
+        keys,
+        np.array([row for row, _, _ in kept], np.int64),
+        reject_records(rejected),
+    )
 
 
 def _value(record: bytes, layout: JsonLayout) -> tuple[str, Any, str]:

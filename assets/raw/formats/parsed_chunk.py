@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -77,6 +78,23 @@ def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Tabl
     """Return rejects for records that are larger than `dataset.reader.max_record_bytes`."""
     message = f"larger than dataset.reader.max_record_bytes, {limit:,} bytes"
     return reject_rows(rows, "raw", "too_large", "", message, excerpts)
+
+
+def reject_records(found: Iterable[tuple[int, str, str, str]]) -> list[pa.Table]:
+    """Return rejects, one table per reason.
+
+    Args:
+        found: the record, code, message and excerpt of each reject.
+    """
+    reasons: defaultdict[tuple[str, str], tuple[list[int], list[str]]] = defaultdict(lambda: ([], []))
+    for record, code, message, excerpt in found:
+        records, excerpts = reasons[code, message]
+        records.append(record)
+        excerpts.append(excerpt)
+    return [
+        reject_rows(np.array(records), "raw", code, "", message, excerpts)
+        for (code, message), (records, excerpts) in reasons.items()
+    ]
 
 
 def check_columns(count: int, name: str, rows: int = 1) -> None:
