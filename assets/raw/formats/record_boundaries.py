@@ -361,7 +361,7 @@ def is_solid(data: Bytes, bounds: Ints) -> Flags:
     """Return bool [records]: which records contain more than white space."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
-    return np.concatenate([_is_solid(*part) for _, *part in slices(data, bounds)])
+    return np.concatenate([_is_solid(part, limits) for _, part, limits in slices(data, bounds)])
 
 
 def _is_solid(data: Bytes, bounds: Ints) -> Flags:
