@@ -3,10 +3,10 @@
 A row ends a chunk if its hash is lower than that of every other row that ends less than `reach` bytes before or after
 it. An edit therefore moves only cuts within one reach of it. Chunks are one to a few reaches long, two on average, and
 their sizes vary much less than with a threshold on the hash. A row's chance of being a candidate is proportional to its
-size. No cut is made within one reach of the start or end of a file. If `maximum` bytes contain no cut, one is forced
-after the row with the lowest hash for its size. The method is the local maximum of Bjørner, Blass and Gurevich
-("Content-dependent chunking for differential compression, the local maximum approach", J. Comput. Syst. Sci. 76, 2010),
-applied to rows instead of a rolling window of bytes.
+size. No cut is made within one reach of the start or end of a file. If `maximum` bytes or `max_rows` rows contain no
+cut, one is forced after the row with the lowest hash for its size. The method is the local maximum of Bjørner, Blass
+and Gurevich ("Content-dependent chunking for differential compression, the local maximum approach", J. Comput. Syst.
+Sci. 76, 2010), applied to rows instead of a rolling window of bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tokenloom.assets.stage.definition import ChunkSize
-from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints, offsets_of
 from tokenloom.resources.tables.row_hash import Hashes
 
 CANDIDATES = 64
@@ -59,10 +59,10 @@ class Candidates:
         """Return these candidates followed by others."""
         return Candidates(np.concatenate([self.ends, other.ends]), np.concatenate([self.hashes, other.hashes]))
 
-    def before(self, position: int, reach: int) -> Candidates:
-        """Return the candidates that end at a position or less than a reach before it, relative to the position."""
-        near = slice(*np.searchsorted(self.ends, [position - reach, position], side="right"))
-        return Candidates(self.ends[near] - position, self.hashes[near])
+    def since(self, position: int, reach: int) -> Candidates:
+        """Return the candidates after a position and less than a reach before it, relative to the position."""
+        first = np.searchsorted(self.ends, position - reach, side="right")
+        return Candidates(self.ends[first:] - position, self.hashes[first:])
 
     def lowest(self, reach: int) -> Ints:
         """Return the ends of the candidates that are lower than all others less than a reach away."""
@@ -80,7 +80,7 @@ def _least(hashes: Hashes, start: Ints, end: Ints) -> Hashes:
 
 
 def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_end: int) -> Ints:
-    """Cut chunks larger than `maximum` after the row with the lowest hash for its size.
+    """Cut chunks of more than `maximum` bytes or `max_rows` rows after the row with the lowest hash for its size.
 
     The cut is at least `reach` and at most `maximum` bytes from the start of the chunk. A single larger row stays
     whole.
@@ -91,11 +91,15 @@ def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_en
         open_end: bytes at the end of the last chunk that later rows can still cut.
     """
     forced: list[Ints] = []
-    for chunk in np.flatnonzero(np.diff(offsets[bounds]) > size.maximum):
+    for chunk in np.flatnonzero((np.diff(offsets[bounds]) > size.maximum) | (np.diff(bounds) > size.max_rows)):
         row, end, cuts = int(bounds[chunk]), int(bounds[chunk + 1]), []
-        while offsets[end] - offsets[row] > size.maximum + (open_end if end == len(hashes) else 0):
+        final = offsets[end] - (open_end if end == len(hashes) else 0)
+        while final - offsets[row] > size.maximum or (
+            end - row > size.max_rows and final >= offsets[row + size.max_rows]
+        ):
             first = max(int(np.searchsorted(offsets, offsets[row] + size.reach)), row + 1)
             last = int(np.searchsorted(offsets, offsets[row] + size.maximum, side="right")) - 1
+            last = min(last, row + size.max_rows)
             sizes = np.diff(offsets[first - 1 : last + 1]).astype(np.uint64)
             row = first + int(np.argmin(hashes[first - 1 : last] // sizes)) if last >= first else max(last, row + 1)
             if row < end:
@@ -140,30 +144,41 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
             stream starts a file.
     """
     pending: list[B] = []
-    pending_bytes, near = 0, before or Candidates.at(0)
+    pending_bytes, candidates = 0, before or Candidates.at(0)
     for block in blocks:
         pending.append(block)
-        pending_bytes += int(block.sizes.sum())
+        sizes = block.sizes
+        ends = pending_bytes + np.cumsum(sizes)
+        candidates = candidates.join(Candidates.of(block.hashes, ends, sizes, size))
+        pending_bytes += int(sizes.sum())
         if pending_bytes >= 2 * size.target:
-            *whole, rest, near = _chunks(pending[0].join(pending), size, near, last=False)
-            yield from whole
-            pending, pending_bytes = [rest], int(rest.sizes.sum())
+            whole = _chunks(_joined(pending), size, candidates, last=False)
+            pending.append(whole.pop())
+            pending_bytes -= (done := sum(int(chunk.sizes.sum()) for chunk in whole))
+            candidates = candidates.since(done, size.reach)
+            while whole:
+                yield whole.pop(0)
     if pending:
-        yield from _chunks(pending[0].join(pending), size, near, last=True)[:-1]
+        yield from _chunks(_joined(pending), size, candidates, last=True)
 
 
-def _chunks(block: Block, size: ChunkSize, before: Candidates, last: bool) -> list[Any]:
-    """Return the chunks of a block, then the candidates less than a reach before the last chunk.
+def _joined(blocks: list[B]) -> B:
+    """Return several blocks as one, and empty the list, so that they are in memory only once."""
+    block = blocks[0].join(blocks)
+    blocks.clear()
+    return block
+
+
+def _chunks(block: B, size: ChunkSize, candidates: Candidates, last: bool) -> list[B]:
+    """Return the chunks of a block.
 
     Args:
-        before: the candidates less than a reach before the block.
+        candidates: those of the block, and those less than a reach before it.
         last: whether the block is the last one; if not, the end of its last chunk is not final.
     """
-    offsets = np.concatenate([[0], np.cumsum(block.sizes)])
-    candidates = before.join(Candidates.of(block.hashes, offsets[1:], block.sizes, size))
+    offsets = offsets_of(block.sizes)
     natural = candidates.join(Candidates.at(int(offsets[-1]))).lowest(size.reach)
     rows = np.searchsorted(offsets, natural[natural > 0])
     bounds = np.unique(np.concatenate([[0], rows, [len(block.hashes)]]))
     bounds = _force(bounds, offsets, block.hashes, size, open_end=0 if last else size.reach)
-    chunks = [block.slice(start, end) for start, end in pairwise(bounds.tolist())]
-    return [*chunks, candidates.before(int(offsets[bounds[-2]]), size.reach)]
+    return [block.slice(start, end) for start, end in pairwise(bounds.tolist())]

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS
 from tokenloom.assets.schema.column_statistics import (
     EXAMPLES,
     FEW_VALUES,
@@ -31,6 +32,7 @@ from tokenloom.assets.schema.column_statistics import (
 from tokenloom.assets.schema.repeated_prompts import repeated_conversations
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.errors import SourceError
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -439,6 +441,9 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
         - traits: fraction of a sample of the texts that has each trait.
         - examples.
         - repeats: for prompts as text, the columns whose conversations start with them in every row, if there are any.
+
+    Raises:
+        SourceError: there are more than `MAX_COLUMNS` columns.
     """
     merged: dict[Steps, _Merged] = {(): _Merged()}
     inside: Counter[str | None] = Counter()
@@ -459,6 +464,11 @@ def _added(steps: Steps, merged: dict[Steps, _Merged], inside: Counter[str | Non
     """
     if (above := merged.get(steps[:-1])) is None:
         return False
+    if len(steps) == 1 and len(above.fields) >= MAX_COLUMNS:
+        raise SourceError(
+            f"the data has more than {MAX_COLUMNS:,} columns, the most that are supported; the rows have different "
+            f"columns, such as {steps[0]!r}, which not all of them have"
+        )
     if JSON_TYPES & set(above.types):
         inside[steps[0]] += 1
         if inside[steps[0]] >= MAX_PATHS:

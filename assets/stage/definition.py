@@ -36,6 +36,11 @@ class ChunkSize:
     maximum: int = 16 << 20
 
     @property
+    def max_rows(self) -> int:
+        """The maximum number of rows in a chunk. Only rows of less than 4 bytes on average reach it."""
+        return max(self.maximum // 4, 1)
+
+    @property
     def reach(self) -> int:
         """The minimum size of a chunk in bytes; a file's only chunk can be smaller."""
         return max(self.target // 2, 1)

@@ -21,6 +21,8 @@ _LONG_RECORD = 1 << 22
 """Bytes beyond which a record has another hash function, which needs no memory."""
 _GROUP_BYTES = 1 << 20
 """Bytes that are hashed at a time, so that the arrays stay in the processor's cache."""
+_EMPTY_RECORD = np.uint64(0x7C2FE70AB6585B7A)
+"""The hash of a record without bytes, as `_hash_short` computes it."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(32)
 
@@ -28,12 +30,12 @@ _SHIFT = np.uint64(32)
 def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
     """Return a hash of each record's bytes, uint64 [records]."""
     lengths = ends - starts
-    hashes = np.empty(len(lengths), np.uint64)
+    hashes = np.full(len(lengths), _EMPTY_RECORD)
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
     for record in np.flatnonzero(lengths > _LONG_RECORD):
         digest = blake3(data[starts[record] : ends[record]].data).digest(8)
         hashes[record] = np.frombuffer(digest, "<u8")[0]
-    short = np.flatnonzero(lengths <= _LONG_RECORD)
+    short = np.flatnonzero((lengths > 0) & (lengths <= _LONG_RECORD))
     group = np.cumsum(lengths[short]) // _GROUP_BYTES
     for start, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1), len(short)]):
         members = short[start:end]

@@ -149,6 +149,8 @@ def other_files() -> Iterator[HostileFile]:
     yield _of("colons.jsonl", GOOD[0] + b'{"q": "' + b":" * 200_000 + b'"}\n' + GOOD[1], rows=3)
     rows = (b"{" + b", ".join(b'"key%d": 1' % key for key in range(at, at + 5000)) + b"}\n" for at in (0, 5000, 9000))
     yield _of("many_keys.jsonl", b"".join(rows), error="columns")
+    yield from sparse_files()
+    yield from tiny_records(100 * MIB)
     yield _of("columns.csv", b",".join(b"c%d" % number for number in range(200_000)) + b"\n", error="200,000 columns")
     for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.tsv", "rows.parquet", "rows.arrow", "rows.txt"):
         yield _of(f"zeros.{name}", b"\0" * 4096)
@@ -162,6 +164,32 @@ def other_files() -> Iterator[HostileFile]:
     yield HostileFile("deep.parquet", lambda path: pq.write_table(_deep_table(90), path))
     yield HostileFile("deep.arrow", lambda path: _write_arrow(_deep_table(40), path))
     yield HostileFile("json_text.parquet", lambda path: pq.write_table(_json_texts(), path), rows=2)
+
+
+def sparse_files(rows: int = 100_000) -> Iterator[HostileFile]:
+    """Yield files of many rows, with a key of its own in each."""
+
+    def lines(row: bytes, names: int = rows) -> bytes:
+        return b"".join(row % (number % names) for number in range(rows))
+
+    refused = f"{rows:,} columns"
+    yield _of("own_keys.jsonl", lines(b'{"k%d": 1}\n'), error=refused)
+    yield _of("own_keys_last.jsonl", GOOD[0] * (rows // 2) + lines(b'{"k%d": 1}\n'), error=f"{rows + 1:,} columns")
+    yield _of("own_keys_nan.jsonl", lines(b'{"k%d": NaN}\n'), error=refused)
+    yield _of("own_keys_bad.jsonl", lines(b'{"k%d": 1}\n') + b"{bad}\n", error=refused)
+    yield _of("own_keys_deep.jsonl", lines(b'{"k%d": {"a": []}}\n'), error=refused)
+    yield _of("own_keys_inside.jsonl", GOOD[0] + lines(b'{"q": {"k%d": 1}}\n'), rows=rows + 1)
+    yield _of("missing.jsonl", lines(b'{"k%d": 1}\n', 9000), error=f"9,000 columns in {rows:,} rows")
+
+
+def tiny_records(size: int) -> Iterator[HostileFile]:
+    """Yield files of empty lines, and files of bad records of a few bytes."""
+    blank, bad = b"\n" * size, b"1\n" * (min(size, MIB) // 8)
+    yield _of("blank.jsonl", GOOD[0] + blank + GOOD[1], rows=2)
+    yield _of("blank.txt", b"one\n" + blank + b"two\n", rows=2)
+    yield _of("blank.csv", b"q,r\n1,2\n" + blank + b"3,4\n", rows=2)
+    yield _of("numbers.jsonl", GOOD[0] + bad + GOOD[1], rows=2, rejects=("not_an_object",))
+    yield _of("fields.csv", b"q,r\n1,2\n" + bad + b"3,4\n", rows=2, rejects=("wrong_field_count",))
 
 
 def _large_cells() -> pa.Table:

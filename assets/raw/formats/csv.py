@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
+from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, reject_records
 from tokenloom.assets.raw.formats.record_boundaries import Bytes
 from tokenloom.assets.raw.formats.text import BOM, reject_undecodable, undecodable
-from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints
 
@@ -72,17 +71,15 @@ def parse_csv(part: Bytes, bounds: Ints, names: Sequence[str], delimiter: str, n
             f"{name}: found {count} rows in {len(rows)} records; quote fields that contain quotes or line breaks"
         )
     invalid_rows = np.array([row.number - 1 for row in invalid], np.int64)
-    rejects += [
-        reject_rows(
-            rows[[row.number - 1]],
-            "raw",
+    rejects += reject_records(
+        (
+            int(rows[row.number - 1]),
             "wrong_field_count",
-            "",
             f"expected {row.expected_columns} fields, found {row.actual_columns}",
-            [row.text or ""],
+            row.text or "",
         )
         for row in invalid
-    ]
+    )
     return ParsedChunk.of(table, np.delete(rows, invalid_rows), rejects)
 
 
@@ -90,7 +87,7 @@ def _has_text(data: Bytes, bounds: Ints) -> Any:
     """Return bool [records]: which records contain more than line breaks."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
-    return np.add.reduceat((data != 10) & (data != 13), bounds[:-1], dtype=np.int64) > 0
+    return np.logical_or.reduceat((data != 10) & (data != 13), bounds[:-1])
 
 
 def guess_delimiter(head: bytes, usual: str) -> str:

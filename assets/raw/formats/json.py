@@ -7,6 +7,7 @@ for a chunk, the records are parsed one by one: bad records are rejected, the ot
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.raw.formats.explode import explode
 from tokenloom.assets.raw.formats.json_boundaries import split_entries
 from tokenloom.assets.raw.formats.json_layout import JsonLayout
-from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS, ParsedChunk, check_columns
+from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS, ParsedChunk, check_columns, reject_records
 from tokenloom.assets.raw.formats.record_boundaries import Bytes, is_solid, only, trimmed
 from tokenloom.assets.raw.formats.text import NOT_UTF8
 from tokenloom.assets.stage.rejects import reject_rows
@@ -26,7 +27,10 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.json_depth import MAX_DEPTH, PARSED_DEPTH, TOO_DEEP, which_deeper
 from tokenloom.resources.tables.json_text import is_json, json_texts, read_json, without_dates
 from tokenloom.resources.tables.json_values import (
+    LIST,
+    OBJECT,
     has_long_integer,
+    kinds_of,
     member_texts,
     members_of,
     object_slices,
@@ -40,6 +44,8 @@ KEY, ITEMS = "key", "items"
 """Columns: an entry's key; the items of a record that is a list."""
 
 _HEAD = 1 << 16
+_SAMPLES, _SAMPLE, _MANY_NAMES = 128, 512, 100
+_NAME = re.compile(rb'"([^"\\\n]*+)"\s*+:')
 
 
 def parse_json(
@@ -70,10 +76,10 @@ def parse_json(
     wrapped = layout.lists or keys is not None
     table = None
     if (wrapped or _are_objects(part, bounds, solid)) and not _is_hostile(part, bounds):
-        table = _read_whole(data, layout.kind != "lines", len(solid))
+        table = _read_whole(data, layout.kind != "lines", len(solid), name)
     if table is None:
         table, keys, rows, rejects = _read_singly(part, bounds, solid, layout, columns, name, start)
-    check_columns(table.num_columns, name)
+    check_columns(table.num_columns, name, table.num_rows)
     if keys is not None:
         table = table.add_column(0, KEY if KEY not in table.column_names else f"_{KEY}", typed(keys))
     if layout.inner:
@@ -132,13 +138,36 @@ def _slices(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     return every.take(pa.array(np.arange(len(starts)) * 2 + 1))
 
 
-def _read_whole(data: bytes, multi_line: bool, expected: int) -> pa.Table | None:
+def _read_whole(data: bytes, multi_line: bool, expected: int, name: str) -> pa.Table | None:
     """Read records that are objects in one pass; return None if that does not give one row per record.
 
     Never pass it a bare `null`: that crashes pyarrow's reader.
+
+    Raises:
+        SourceError: there are too many columns.
     """
-    table = None if _starts_nested(data) else _read_scalars(data, multi_line, expected)
-    return _read_members(data, expected) if table is None else table
+    nested = _starts_nested(data)
+    if not nested and _has_many_names(data):
+        try:
+            members = members_of(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            if len(set(_NAME.findall(data))) > MAX_COLUMNS:
+                return None
+        else:
+            check_columns(len(members.names), name, members.rows)
+            nested = bool(np.isin(kinds_of(members.values), (LIST, OBJECT)).any())
+    table = None if nested else _read_scalars(data, multi_line, expected)
+    return _read_members(data, expected, name) if table is None else table
+
+
+def _has_many_names(data: bytes) -> bool:
+    """Return whether random samples of JSON contain many different names, at any depth.
+
+    pyarrow's reader needs 0.2 ms for each name, and more with many rows. Only decides whether they are counted first.
+    """
+    positions = np.random.default_rng().integers(0, max(len(data) - _SAMPLE, 0) + 1, _SAMPLES)
+    samples = b"\n".join(data[at : at + _SAMPLE] for at in positions.tolist())
+    return len(set(_NAME.findall(samples))) > _MANY_NAMES
 
 
 def _starts_nested(data: bytes) -> bool:
@@ -179,11 +208,16 @@ def _has_whole_float(column: pa.ChunkedArray) -> bool:
     return pa.types.is_float64(column.type) and bool(pc.any(pc.equal(pc.floor(column), column)).as_py())
 
 
-def _read_members(data: bytes, expected: int) -> pa.Table | None:
-    """Read objects by cutting out the text of each value; return None if a record is not valid or too deep."""
+def _read_members(data: bytes, expected: int, name: str) -> pa.Table | None:
+    """Read objects by cutting out the text of each value; return None if a record is not valid or too deep.
+
+    Raises:
+        SourceError: there are too many columns.
+    """
     try:
         members = members_of(data)
         members.values.validate(full=True)
+        check_columns(len(members.names), name, members.rows)
         table = _typed_table(members.columns(), members.rows)
     except (pa.ArrowInvalid, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
@@ -214,10 +248,10 @@ def _read_singly(
         The rows, the JSON texts of their keys if the records are entries, the record of each row, and the rejects.
     """
     kept: list[tuple[int, str, dict[str, bytes]]] = []
-    rejects: list[pa.Table] = []
+    rejected: list[tuple[int, str, str, str]] = []
 
     def reject(row: int, code: str, message: str, excerpt: str) -> None:
-        rejects.append(reject_rows(np.array([row]), "raw", code, "", message, [excerpt]))
+        rejected.append((row, code, message, excerpt))
 
     used = columns if layout.kind == "lines" and not layout.inner else None
     for row in solid.tolist():
@@ -241,10 +275,15 @@ def _read_singly(
         else:
             kept.append((row, key, _members(record, layout, used)))
     names = list(dict.fromkeys(name for _, _, members in kept for name in members))
-    check_columns(len(names), name)
+    check_columns(len(names), name, len(kept))
     texts = {name: _texts([members.get(name) for _, _, members in kept]) for name in names}
     keys = pa.array([key for _, key, _ in kept], pa.string()) if layout.kind == "entries" else None
-    return _typed_table(texts, len(kept)), keys, np.array([row for row, _, _ in kept], np.int64), rejects
+    return (
+        _typed_table(texts, len(kept)),
+        keys,
+        np.array([row for row, _, _ in kept], np.int64),
+        reject_records(rejected),
+    )
 
 
 def _value(record: bytes, layout: JsonLayout) -> tuple[str, Any, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 
 MAX_COLUMNS = 10_000
+MAX_CELLS = 1 << 25
+"""Rows times columns of a chunk. Only rows that lack most columns reach it: their nulls take memory, but no text."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,33 @@ def reject_too_large(rows: Ints, limit: int, excerpts: Sequence[str]) -> pa.Tabl
     return reject_rows(rows, "raw", "too_large", "", message, excerpts)
 
 
-def check_columns(count: int, name: str) -> None:
-    """Refuse a file with more than `MAX_COLUMNS` columns.
+def reject_records(found: Iterable[tuple[int, str, str, str]]) -> list[pa.Table]:
+    """Return rejects, one table per reason.
+
+    Args:
+        found: the record, code, message and excerpt of each reject.
+    """
+    reasons: defaultdict[tuple[str, str], tuple[list[int], list[str]]] = defaultdict(lambda: ([], []))
+    for record, code, message, excerpt in found:
+        records, excerpts = reasons[code, message]
+        records.append(record)
+        excerpts.append(excerpt)
+    return [
+        reject_rows(np.array(records), "raw", code, "", message, excerpts)
+        for (code, message), (records, excerpts) in reasons.items()
+    ]
+
+
+def check_columns(count: int, name: str, rows: int = 1) -> None:
+    """Refuse a file with more than `MAX_COLUMNS` columns, or a chunk with more than `MAX_CELLS` cells.
 
     Raises:
         SourceError: it has more; the message names it.
     """
     if count > MAX_COLUMNS:
         raise SourceError(f"{name}: found {count:,} columns, but at most {MAX_COLUMNS:,} are supported")
+    if count * rows > MAX_CELLS:
+        raise SourceError(
+            f"{name}: found {count:,} columns in {rows:,} rows, most of them missing in each row; put the values "
+            "into one object per row"
+        )

@@ -25,6 +25,8 @@ equivalent."""
 SHOWN = 400
 """Bytes that are kept of a record that is too large."""
 _WITHOUT_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+_SLICE = 1 << 17
+"""Records that are looked at together, so that arrays of their positions stay small."""
 SPACE = np.zeros(256, bool)
 """bool [256]: which bytes are white space in JSON."""
 SPACE[[ord(char) for char in " \t\r\n"]] = True
@@ -86,7 +88,10 @@ class RecordBlock:
 
     @cached_property
     def _hashed(self) -> Hashes:
-        return hash_records(self.data, *trimmed(self.data, self.bounds))
+        hashes = np.empty(len(self.bounds) - 1, np.uint64)
+        for start, data, bounds in slices(self.data, self.bounds):
+            hashes[start : start + len(bounds) - 1] = hash_records(data, *trimmed(data, bounds))
+        return hashes
 
     @property
     def hashes(self) -> Hashes:
@@ -296,7 +301,8 @@ class QuotedLines:
         if final and len(edges) % 2:
             line = self._line(ends, edges[-1])
             raise SourceError(f"{self._name}: the quote that opens a field on line {line} is never closed")
-        bounds = _bounds(ends[np.searchsorted(edges, ends) % 2 == 0], window, final)
+        unquoted = ends[np.searchsorted(edges, ends) % 2 == 0] if len(edges) else ends
+        bounds = _bounds(unquoted, window, final)
         self._lines += int(np.searchsorted(ends, bounds[-1], side="right"))
         self._opened = 0 if bounds[-1] else self._opened
         return bounds
@@ -355,13 +361,24 @@ def is_solid(data: Bytes, bounds: Ints) -> Flags:
     """Return bool [records]: which records contain more than white space."""
     if len(bounds) < 2:
         return np.zeros(0, bool)
+    return np.concatenate([_is_solid(part, limits) for _, part, limits in slices(data, bounds)])
+
+
+def _is_solid(data: Bytes, bounds: Ints) -> Flags:
     starts, ends = bounds[:-1], bounds[1:]
     solid = starts < ends
     solid[solid] = ~SPACE[data[starts[solid]]]
-    rest = np.flatnonzero(~solid)  # records that are empty or start with white space
+    rest = np.flatnonzero(~solid & (ends - starts > 1))  # records that start with white space
     lengths = ends[rest] - starts[rest]
     solid[rest] = any_of(~SPACE[data[ranges(starts[rest], lengths)]], lengths)
     return solid
+
+
+def slices(data: Bytes, bounds: Ints) -> Iterator[tuple[int, Bytes, Ints]]:
+    """Yield the first record, the bytes and the bounds of every `_SLICE` records."""
+    for first in range(0, len(bounds) - 1, _SLICE):
+        limits = bounds[first : first + _SLICE + 1]
+        yield first, data[limits[0] : limits[-1]], limits - limits[0]
 
 
 def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
@@ -388,4 +405,4 @@ def _bounds(ends: Ints, window: Bytes, final: bool) -> Ints:
     """Return bounds, given the ends of records. A last record without a separator counts if the file ends there."""
     size = len(window)
     last = [size] if final and size and (not len(ends) or ends[-1] < size) else []
-    return np.concatenate([[0], ends, last]).astype(np.int64)
+    return np.concatenate([[0], ends, last]).astype(np.int64, copy=False)

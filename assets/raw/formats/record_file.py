@@ -105,7 +105,9 @@ class RecordFile:
         if self.line_ends is None:
             return None, len(block.bounds) - 1
         ends = self.line_ends(block.data)
-        positions = np.searchsorted(ends, block.bounds[:-1], side="right")
+        positions = np.arange(len(block.bounds) - 1)
+        if len(ends) < len(positions) - 1 or not np.array_equal(ends, block.bounds[1 : len(ends) + 1]):
+            positions = np.searchsorted(ends, block.bounds[:-1], side="right")
         for skipped in block.skipped:
             positions[skipped.record + 1 :] += skipped.lines
         return positions, len(ends) + sum(skipped.lines for skipped in block.skipped)

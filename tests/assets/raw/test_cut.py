@@ -84,6 +84,18 @@ def test_chunks_contain_all_rows_and_none_exceeds_the_maximum(rows: list[bytes],
     assert all(len(chunk) <= size.maximum or chunk in rows for chunk in chunks)
 
 
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=5), st.integers(0, 50))
+def test_chunks_of_tiny_rows_have_at_most_the_maximum_of_rows_for_any_blocks(steps: list[int], seed: int) -> None:
+    noise, size = random.Random(seed), ChunkSize(target=128, maximum=512)
+    rows = [*([b"\n"] * 400), *(noise.randbytes(seed % 3) + b"\n" for _ in range(600))]
+    ends = np.cumsum(steps).tolist()
+    parts = [rows[end - step : end] for step, end in zip(steps, ends, strict=True)] + [rows[ends[-1] :]]
+    found = [block.rows for block in cut_blocks((Rows(tuple(part)) for part in parts), size)]
+    assert [b"".join(chunk) for chunk in found] == cut_rows(rows, size)
+    assert [row for chunk in found for row in chunk] == rows
+    assert max(map(len, found)) <= size.max_rows
+
+
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
 def test_repeated_rows_do_not_give_tiny_chunks(period: int) -> None:
     noise = random.Random(period)

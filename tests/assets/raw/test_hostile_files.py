@@ -7,12 +7,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from support.hostile_files import MIB, HostileFile, deep_files, endless_files, other_files
+from support.hostile_files import MIB, HostileFile, deep_files, endless_files, other_files, sparse_files, tiny_records
 from support.raw_rows import chunks_of, places, read, write_table
 from support.reading_child import read_in_children
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources.store import ArtifactStore
@@ -44,6 +46,21 @@ def test_other_hostile_files_are_read_or_refused(tmp_path: Path) -> None:
     quick = ("keys.jsonl", "many_keys.jsonl", "columns.csv", "deep.arrow", "json_text.parquet")
     files = [file for file in other_files() if SOAK or file.name in quick or file.name.startswith("short.")]
     assert_read_as_expected(tmp_path, files, 1600 * MIB)
+
+
+@pytest.mark.skipif(SOAK, reason="the other hostile files include these, in full size")
+def test_tiny_records_and_sparse_rows_are_read_or_refused_in_seconds(tmp_path: Path) -> None:
+    files = [*tiny_records(5 * MIB), *sparse_files(20_000)]
+    assert_read_as_expected(tmp_path, files, 600 * MIB, seconds=10.0)
+
+
+def test_columns_are_counted_over_all_chunks() -> None:
+    dataset, column = sketch(pa.table({"a": ["x"]})).to_pylist()
+    columns = [{**column, "steps": [f"column{number}"]} for number in range(10_001)]
+    parts = [pa.Table.from_pylist([dataset, *part], SKETCH) for part in (columns[:6000], columns[5000:-1])]
+    assert len(merge(parts)) == 10_000
+    with pytest.raises(SourceError, match="more than 10,000 columns"):
+        merge([*parts, pa.Table.from_pylist([dataset, *columns[-1:]], SKETCH)])
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".txt", ".parquet"])
