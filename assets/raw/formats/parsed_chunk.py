@@ -14,7 +14,7 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 
 MAX_COLUMNS = 10_000
-MAX_CELLS = 1 << 25
+MAX_CELLS = 1 << 26
 """Rows times columns of a chunk. Only rows that lack most columns reach it: their nulls take memory, but no text."""
 
 
