@@ -105,9 +105,13 @@ class ChatFormat:
         """Return the template with the form of arguments that it takes from a group's conversations."""
         return ShapeFormat(self, self._argument_form(group))
 
-    @cached_property
+    @property
     def continued(self) -> ChatFormat:
         """The format with a template that continues its generation prompts."""
+        return self._continued
+
+    @cached_property
+    def _continued(self) -> ChatFormat:
         return replace(self, template=ContinuedPrompt.of(self.template))
 
     @property

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.config import PipelineConfig
-from tokenloom.config.small_file import read_small_file
+from tokenloom.config.small_file import read_small_text
 from tokenloom.config.yaml_file import LARGEST_FILE
 from tokenloom.errors import ConfigError, TemplateError
 from tokenloom.resources.sources.resolve import local_path
@@ -112,7 +112,7 @@ def _read_file(config: PipelineConfig, name: str) -> str:
     if path is None or not path.is_file():
         raise _fault(config, f"no such file: {name}")
     try:
-        return read_small_file(path, LARGEST_FILE).decode()
+        return read_small_text(path, LARGEST_FILE)
     except OSError as error:
         raise _fault(config, f"{name} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.config.small_file import read_small_file
+from tokenloom.config.small_file import read_small_text
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert, with_more_tokens
 from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, LARGEST_SETTINGS, TOKENIZER, find_files
@@ -130,7 +130,7 @@ def _chat_template(config: PipelineConfig) -> str | None:
     if path is None or not path.is_file():
         raise config.fault("tokenizer.chat_template", f"no such file: {given}")
     try:
-        return read_small_file(path, LARGEST_SETTINGS).decode()
+        return read_small_text(path, LARGEST_SETTINGS)
     except OSError as error:
         raise config.fault("tokenizer.chat_template", f"{given} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -28,3 +28,13 @@ def read_small_file(path: Path, largest: int) -> bytes:
     if max(found.st_size, len(content)) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest >> 20} MiB", str(path))
     return content
+
+
+def read_small_text(path: Path, largest: int) -> str:
+    r"""Return the text of a regular file, with `\n` for every line end, as Python reads text files.
+
+    Raises:
+        OSError: as for `read_small_file`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_small_file(path, largest).decode().replace("\r\n", "\n").replace("\r", "\n")

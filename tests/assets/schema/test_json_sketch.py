@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ def columns(draw: st.DrawFn) -> list[Any]:
     return draw(st.lists(draw(shapes()), min_size=1, max_size=6))
 
 
-def both_ways(texts: list[str | None]) -> tuple[list[Any], list[Any]]:
+def both_ways(texts: Sequence[str | None]) -> tuple[list[Any], list[Any]]:
     table = pa.table({"c": json_column(texts)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "arrow_values", lambda texts: None)

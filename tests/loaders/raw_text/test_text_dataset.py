@@ -98,6 +98,6 @@ def test_a_line_that_is_too_long_is_an_error_that_names_it(tmp_path: Path, monke
 
     monkeypatch.setattr(text_files, "MAX_CHARACTERS", 10)
     (tmp_path / "data.txt").write_text("a" * 9 + "\n" + "b" * 10 + "\n")
-    encode = SimpleNamespace(encode=lambda text, **_: [len(text)])
+    encode: Any = SimpleNamespace(encode=lambda text, **_: [len(text)])
     with pytest.raises(SourceError, match=r"data\.txt:2: the line has more than 10 characters"):
         list(text_files.tokenized_file(tmp_path / "data.txt", encode))
