@@ -1,4 +1,4 @@
-"""Earlier turns in a column of their own: lists of [question, answer], or of messages."""
+"""Earlier turns in a separate column: lists of [question, answer], or of messages."""
 
 from __future__ import annotations
 

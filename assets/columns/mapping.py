@@ -172,7 +172,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
 def _only_beside_text(
     config: PipelineConfig, paths: Profiles, form: Form, sources: Mapping[str, Source]
 ) -> list[Fault]:
-    """Return faults for a context or earlier turns beside a prompt or an answer that they cannot be added to."""
+    """Return faults for a context or earlier turns next to a prompt or an answer that they cannot be added to."""
     spoken = [role for role in ("prompt", "completion") if _is_spoken(paths, sources.get(role))]
     faults = []
     if "context" in sources and "prompt" in spoken:

@@ -197,7 +197,7 @@ class ChatFormat:
         )
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
-        """Yield the contents beside tool calls that another text of the row trains: inference can drop them."""
+        """Yield the contents next to tool calls that another text of the row trains: inference can drop them."""
         for index, turn in enumerate(group.turns):
             if self.exact and turn.role == "assistant" and turn.tool_calls and turn.weight == 0:
                 yield index

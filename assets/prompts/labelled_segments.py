@@ -27,7 +27,7 @@ from tokenloom.resources.tables.ragged import (
 class SegmentedTexts:
     """Joins the segments of each row; segments with a weight are answers, the others input.
 
-    Each text between control tokens is a message of its own, with the control tokens after it in its segment.
+    Each text between control tokens is a separate message, with the control tokens after it in its segment.
 
     Args:
         control: the tokenizer's control tokens.

@@ -113,7 +113,7 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     """Return JSON values as Arrow lists, structs and scalars if these hold all of them exactly, else None.
 
     There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits. A field
-    that an object lacks is null; a path with nothing but nulls has the type null or string.
+    that an object lacks is null; a path with only nulls has the type null or string.
     """
     if too_deep(texts, MAX_DEPTH).any():
         return None

@@ -23,7 +23,7 @@ _watching = False
 
 
 def start(rendering: object) -> int:
-    """Start the clock of a rendering, an object of its own, in this thread. Return the thread's number."""
+    """Start the clock of a rendering, a distinct object, in this thread. Return the thread's number."""
     thread = threading.get_ident()
     _running[thread] = rendering
     if not _watching:
