@@ -91,6 +91,7 @@ class Build:
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
+        self._validated: set[str] = set()  # outputs that this build checked before it stored them
 
     def manifest(self, stage: str) -> Manifest:
         """Return the output of a stage: from this build, else the latest in the store."""
@@ -121,15 +122,15 @@ class Build:
         """Yield the output chunks of a stage, as input for the next."""
         manifest = self.manifest(stage)
         check = partial(_check_stored, stage_named(stage), manifest.facts)
+
+        def load(chunk: ManifestChunk) -> pa.Table:
+            if chunk.output in self._validated:
+                return self.store.objects.get_verified(chunk.output)
+            return self.store.objects.get_verified(chunk.output, partial(check, chunk.table_rows))
+
         for chunk in manifest.chunks:
-            yield InputChunk(
-                chunk.output,
-                chunk.split,
-                chunk.runs,
-                lambda chunk=chunk: self.store.objects.get_verified(chunk.output, partial(check, chunk.table_rows)),
-                chunk.unit,
-                ((stage, chunk.output),),
-            )
+            reads = ((stage, chunk.output),)
+            yield InputChunk(chunk.output, chunk.split, chunk.runs, partial(load, chunk), chunk.unit, reads)
 
     def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
         """Recompute those outputs of an intermediate stage that `gc` dropped.
@@ -294,6 +295,7 @@ class Build:
                 stage.lengths(output.table),
                 output.engine,
             )
+            self._validated.add(action.output)
             return chunk, key, action, missed
 
         return step

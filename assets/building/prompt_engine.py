@@ -13,7 +13,8 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, check_kept_columns, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.sequences.stage import in_turn, sequencer
 from tokenloom.assets.sidecars.stage import kept_columns
 from tokenloom.assets.stage.definition import ChunkOutput

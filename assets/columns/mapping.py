@@ -32,7 +32,7 @@ from tokenloom.resources.templates.columns_used import columns_used
 Form = str
 """`fields`, or a key of `tokenloom.assets.columns.forms.FORMS`."""
 Columns = Sequence[dict[str, Any]]
-"""Profiles of the dataset's columns, as `tokenloom.assets.schema.sketch.merge` returns them."""
+"""Profiles of the dataset's columns, as `tokenloom.assets.schema.merge` returns them."""
 Profiles = Mapping[Steps, Profile]
 
 ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {

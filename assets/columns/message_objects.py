@@ -179,7 +179,7 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
 
 
 def _is_plain_result(value: Any) -> bool:
-    """Return whether a tool's result is a number, a truth value or a list of texts, which are no content parts."""
+    """Return whether a tool's result is a number, a truth value or a list of texts, not content parts."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, str) for item in value)
     return isinstance(value, bool | int | float)

@@ -1,8 +1,9 @@
 """The schema stage: what is in the raw rows, and which dataset format they suggest.
 
-In order: `sketch` describes a chunk and merges the descriptions of all chunks, with `column_statistics` and
-`unicode_scripts`; `evidence` compares columns with roles, by their names and values; `role_candidates` lists the roles
-that each column could have, and `format_candidates` the formats that the dataset could have, with one module per format
-in `formats`; `choose_format` picks the format if it is certain. `display_cells` formats profiles and candidates as text
-for the terminal and the Dagster UI. `contract` checks the stage's output.
+In order: `sketch` describes a chunk, with `column_statistics` and `unicode_scripts`; `merge` combines the
+descriptions of all chunks to profiles; `evidence` compares columns with roles, by their names and values;
+`role_candidates` lists the roles that each column could have, and `format_candidates` the formats that the dataset
+could have, with one module per format in `formats`; `choose_format` picks the format if it is certain.
+`display_cells` formats profiles and candidates as text for the terminal and the Dagster UI. `contract` checks the
+stage's output.
 """

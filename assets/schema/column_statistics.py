@@ -77,7 +77,6 @@ def smallest_hashes(array: pa.Array) -> Hashes:
 def estimate_distinct(smallest: Hashes) -> int:
     """Return the number of distinct values: exact below KEPT_HASHES, else an estimate with a standard error of 3 %.
 
-    Texts of the same length over 128 bytes that differ in only a few bytes can count as one: see `hash_records`.
     The estimator uses the k minimum values: Bar-Yossef et al., RANDOM 2002; unbiased as in Beyer et al., SIGMOD 2007.
     """
     if len(smallest) < KEPT_HASHES:

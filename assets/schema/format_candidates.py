@@ -52,7 +52,7 @@ def format_candidates(columns: Sequence[Mapping[str, object]]) -> list[FormatCan
     """Return all formats that a dataset could have, the most likely first; one per mapping of roles.
 
     Args:
-        columns: profiles as `tokenloom.assets.schema.sketch.merge` returns them.
+        columns: profiles as `tokenloom.assets.schema.merge` returns them.
     """
     paths = profiles(columns)
     best: dict[tuple[str, tuple[tuple[str, str], ...]], FormatCandidate] = {}

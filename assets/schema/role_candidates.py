@@ -43,7 +43,7 @@ def role_candidates(columns: Sequence[Mapping[str, object]]) -> list[RoleCandida
     """Return the roles that each column, and text nested in columns, could have, the most likely first.
 
     Args:
-        columns: profiles as `tokenloom.assets.schema.sketch.merge` returns them.
+        columns: profiles as `tokenloom.assets.schema.merge` returns them.
     """
     ranked = (
         sorted(_roles(profile), key=lambda role: -role.confidence)

@@ -1,4 +1,4 @@
-"""Sketches: a description of one chunk with one row per path, and how the sketches of all chunks merge.
+"""Sketches: a description of one chunk with one row per path. `merge` combines those of all chunks.
 
 A path leads from a column to its nested values: `a.b` is a field of a struct, `a[]` the items of a list. A sketch has
 counts, histograms and maxima, which add up when chunks are merged.
@@ -6,33 +6,25 @@ counts, histograms and maxima, which add up when chunks are merged.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.raw.formats.parsed_chunk import MAX_COLUMNS
 from tokenloom.assets.schema.column_statistics import (
     EXAMPLES,
-    FEW_VALUES,
-    KEPT_HASHES,
-    TRAITS,
-    estimate_distinct,
     examples,
     few_values,
     length_buckets,
-    percentile,
     smallest_hashes,
     text_traits,
 )
 from tokenloom.assets.schema.repeated_prompts import repeated_conversations
-from tokenloom.assets.schema.unicode_scripts import SCRIPTS, count_letters
+from tokenloom.assets.schema.unicode_scripts import count_letters
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.errors import SourceError
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -313,198 +305,7 @@ def _within(array: pa.Array, kind: str) -> Iterator[tuple[str | None, pa.Array]]
     if kind == "list":
         yield None, array.flatten()
     elif kind == "struct":
-        names = [inner.name for inner in array.type]
-        for index, (name, inner) in enumerate(zip(names, array.flatten(), strict=True)):
-            if name not in names[:index]:
-                yield name, inner
-
-
-@dataclass
-class _Merged:
-    """The merged sketches of one path."""
-
-    types: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("rows", "nulls", "empty", "sampled"), 0))
-    longest: int = 0
-    lengths: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    letters: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    traits: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    hashes: list[bytes] = field(default_factory=list)
-    values: Counter[str] | None = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    repeats: set[str] | None = None
-    structs: int = 0
-    fields: list[str | None] = field(default_factory=list)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Add one row of a sketch."""
-        for seen, new in ((self.types, row["type"]), (self.kinds, row["kind"])):
-            if new not in seen and row["kind"] != "null":
-                seen.append(new)
-        for name in self.counts:
-            self.counts[name] += row[name]
-        self.longest = max(self.longest, row["longest"])
-        self.lengths, self.letters = _sum(self.lengths, row["lengths"]), _sum(self.letters, row["letters"])
-        self.traits = _sum(self.traits, row["traits"])
-        self.hashes.append(row["hashes"])
-        if self.values is not None:
-            counts = Counter(dict(zip(row["values"], row["counts"], strict=True)))
-            self.values = self.values + counts if row["few"] else None
-            self.values = None if self.values and len(self.values) > FEW_VALUES else self.values
-        self.examples = (self.examples + row["examples"])[:EXAMPLES]
-        if row["kind"] != "null":
-            self.repeats = {*row["repeats"]} & ({*row["repeats"]} if self.repeats is None else self.repeats)
-        if row["kind"] == "struct":
-            self.structs += row["rows"] - row["nulls"]
-
-    def profile(self, steps: Steps, described: str, occurrences: int | None) -> dict[str, Any]:
-        """Return the profile as JSON.
-
-        Args:
-            described: the types as text.
-            occurrences: how often the path could occur, if known; chunks without the path count as nulls.
-        """
-        rows, nulls = self.counts["rows"], self.counts["nulls"]
-        if occurrences is not None:
-            rows, nulls = occurrences, nulls + occurrences - rows
-        kind = _one_kind(self.kinds)
-        hashes = np.unique(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
-        is_counted = len(hashes) or nulls == rows
-        letters, sampled = int(self.letters.sum()), self.counts["sampled"]
-        scripts = {
-            name: round(int(count) / letters, 4) for name, count in zip(SCRIPTS, self.letters, strict=False) if count
-        }
-        values = dict(sorted(self.values.items())) if self.values and kind in COUNTABLE else None
-        measured = [name for name in self.kinds if name in MEASURED]
-        repeats = {"repeats": sorted(self.repeats)} if self.repeats else {}
-        return {
-            "column": steps[0],
-            "path": path_text(steps),
-            "steps": list(steps),
-            "type": described,
-            "kind": kind,
-            "rows": rows,
-            "nulls": nulls,
-            "empty": self.counts["empty"],
-            "distinct": min(estimate_distinct(hashes), rows - nulls) if is_counted else None,
-            "lengths": self._lengths() if measured and self.lengths.any() else None,
-            "scripts": {name: part for name, part in sorted(scripts.items(), key=lambda item: -item[1]) if part},
-            "values": list(values) if values else None,
-            "counts": list(values.values()) if values else None,
-            "traits": {
-                name: round(int(count) / sampled, 4) for name, count in zip(TRAITS, self.traits, strict=False) if count
-            },
-            "examples": self.examples,
-            **repeats,
-        }
-
-    def _lengths(self) -> dict[str, int]:
-        percentiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-        return {
-            **{name: percentile(self.lengths, fraction, self.longest) for name, fraction in percentiles.items()},
-            "longest": self.longest,
-        }
-
-
-def _sum(one: Ints, other: Sequence[int]) -> Ints:
-    short, long = sorted((one, np.asarray(other, np.int64)), key=len)
-    return np.pad(short, (0, len(long) - len(short))) + long
-
-
-def _one_kind(kinds: Sequence[str]) -> str:
-    """Return the kind of a path that has these kinds in different chunks."""
-    if len(kinds) <= 1:
-        return kinds[0] if kinds else "null"
-    return "text" if set(kinds) <= set(COUNTABLE) else "other"
-
-
-def path_text(steps: Steps) -> str:
-    """Return a path as text: `a.b` for a field, `a[]` for the items of a list."""
-    return (steps[0] or "") + "".join("[]" if step is None else f".{step}" for step in steps[1:])
-
-
-def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
-    """Merge the sketches of all chunks into profiles, one per path.
-
-    Returns:
-        The profiles as JSON, depth first, columns and fields in order of their first occurrence. The keys:
-
-        - column; path: its text (for a column its name); steps: the same as a list, with null for a list's items.
-        - type: several types are joined by " | "; kind: as in `kind_of`.
-        - rows: occurrences of the path, such as the items of a list or structs that are not null.
-        - nulls: including those of chunks without the path; empty.
-        - distinct: null if not counted. A null in a list counts as an empty value, a null field does not count.
-        - lengths: p50, p90, p99 and longest, in characters or items.
-        - scripts: fraction of the letters per script.
-        - values, counts: all values and how often each occurs, if there are few and they are short.
-        - traits: fraction of a sample of the texts that has each trait.
-        - examples.
-        - repeats: for prompts as text, the columns whose conversations start with them in every row, if there are any.
-
-    Raises:
-        SourceError: there are more than `MAX_COLUMNS` columns.
-    """
-    merged: dict[Steps, _Merged] = {(): _Merged()}
-    inside: Counter[str | None] = Counter()
-    for table in sketches:
-        for row in table.to_pylist():
-            steps = tuple(row["steps"])
-            if steps and steps not in merged and not _added(steps, merged, inside):
-                continue
-            merged.setdefault(steps, _Merged()).add(row)
-    return list(_profiles((), merged))
-
-
-def _added(steps: Steps, merged: dict[Steps, _Merged], inside: Counter[str | None]) -> bool:
-    """Add a path to the fields of the path that contains it, unless that is JSON with `MAX_PATHS` paths already.
-
-    Args:
-        inside: the number of JSON paths of each column.
-    """
-    if (above := merged.get(steps[:-1])) is None:
-        return False
-    if len(steps) == 1 and len(above.fields) >= MAX_COLUMNS:
-        raise SourceError(
-            f"the data has more than {MAX_COLUMNS:,} columns, the most that are supported; the rows have different "
-            f"columns, such as {steps[0]!r}, which not all of them have"
-        )
-    if JSON_TYPES & set(above.types):
-        inside[steps[0]] += 1
-        if inside[steps[0]] >= MAX_PATHS:
-            above.types = [UNKNOWN_TYPE]
-            return False
-    above.fields.append(steps[-1])
-    return True
-
-
-def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, Any]]:
-    """Yield the profiles of all paths inside a path."""
-    above = merged[steps]
-    for step in above.fields:
-        inner = (*steps, step)
-        described = " | ".join(_types_of(inner, merged)) or "null"
-        yield merged[inner].profile(inner, described, None if step is None else above.structs)
-        yield from _profiles(inner, merged)
-
-
-def _types_of(steps: Steps, merged: dict[Steps, _Merged]) -> list[str]:
-    """Return the types of a path as text; lists and objects of JSON as Arrow's list and struct types."""
-    found = merged[steps]
-    types = []
-    for described in found.types:
-        if described == "list":
-            described = f"list<item: {_inner_type((*steps, None), merged)}>"
-        elif described == "struct":
-            fields = [step for step in found.fields if step is not None]
-            described = f"struct<{', '.join(f'{name}: {_inner_type((*steps, name), merged)}' for name in fields)}>"
-        types.append(described)
-    return types
-
-
-def _inner_type(steps: Steps, merged: dict[Steps, _Merged]) -> str:
-    """Return the one type of a path, or `json` for several."""
-    types = _types_of(steps, merged) if steps in merged else []
-    if set(types) == {"int64", "double"}:
-        return "double"
-    return types[0] if len(types) == 1 else UNKNOWN_TYPE if types else "null"
+        first: dict[str, pa.Array] = {}
+        for field, inner in zip(array.type, array.flatten(), strict=True):
+            first.setdefault(field.name, inner)
+        yield from first.items()

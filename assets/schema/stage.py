@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.schema.format_candidates import format_candidates
+from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.role_candidates import role_candidates
-from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
+from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.assets.schema.unicode_scripts import UNICODE
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work
 from tokenloom.config import PipelineConfig

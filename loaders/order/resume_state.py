@@ -23,7 +23,7 @@ states have none. A list, because torch.distributed.checkpoint asks an older che
 
 
 def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) -> Mapping[str, Any]:
-    """Return a state that is a mapping of this version with all of these fields, each one a single value.
+    """Return a state that is a mapping of this version with all of these fields, all of them single values.
 
     `skips` are not checked.
 

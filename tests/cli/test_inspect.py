@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from support.datasets_on_disk import rows
 from tokenloom.assets.schema.choose_format import Ambiguity
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.cli import main
 from tokenloom.cli.starter.source_facts import dataset_name
 from tokenloom.cli.starter.starter_yaml import FILL_IN, scalar, starter_yaml

@@ -12,7 +12,8 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore

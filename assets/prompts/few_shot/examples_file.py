@@ -12,7 +12,8 @@ from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.columns.source_expressions import paths_of
 from tokenloom.assets.prompts.few_shot.draw import SETTING
 from tokenloom.assets.raw.chunks import source_chunks
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Profiles of paths, as `sketch.merge` returns them, and how well the values of a path fit a role.
+"""Profiles of paths, as `merge` returns them, and how well the values of a path fit a role.
 
 A fit is a number from 0 to 1 that changes gradually with the values: a few more rows change it only a little.
 """

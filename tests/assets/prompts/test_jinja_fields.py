@@ -18,7 +18,8 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.columns.stage import STAGE
 from tokenloom.assets.prompts.render import renderer
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.validation import validate

@@ -14,7 +14,8 @@ from support.hostile_files import MIB, HostileFile, deep_files, endless_files, o
 from support.raw_rows import chunks_of, places, read, write_table
 from support.reading_child import read_in_children
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.schema.sketch import SKETCH, merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import SKETCH, sketch
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError
 from tokenloom.resources.store import ArtifactStore

@@ -14,7 +14,8 @@ import pytest
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 
 Row = dict[str, Any]
 

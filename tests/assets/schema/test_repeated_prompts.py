@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.schema.stage import STAGE
 from tokenloom.assets.stage.validation import validate
 from tokenloom.resources.tables.json_text import json_column

@@ -1,4 +1,4 @@
-"""A file system that refuses is no damage: exit code 1, one line with the folder and what to do, and a sound store."""
+"""A file system that refuses writes is not damage: exit code 1, one line with folder and remedy, and a sound store."""
 
 from __future__ import annotations
 

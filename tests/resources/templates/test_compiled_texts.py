@@ -23,7 +23,8 @@ from support.small_tokenizers import CONTROL
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.chat import ChatFormat
-from tokenloom.assets.schema.sketch import merge, sketch
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.templates.jinja import JinjaTemplate
