@@ -21,6 +21,7 @@ from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, Context, InputChunk, Stage, Work
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.rejects import REJECTS, summarize
+from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
 from tokenloom.resources.engines.compute import ComputeEngine
@@ -350,8 +351,6 @@ def _check_stored(stage: Stage, facts: dict[str, Any], rows: int, table: pa.Tabl
     Raises:
         ValueError: it breaks its contract, or does not fit the facts and the number of rows in its manifest.
     """
-    from tokenloom.assets.stage.validation import validate
-
     if table.num_rows != rows:
         raise ValueError(f"has {table.num_rows:,} rows, but its manifest lists {rows:,}")
     try:
@@ -365,8 +364,6 @@ def _check_stored(stage: Stage, facts: dict[str, Any], rows: int, table: pa.Tabl
 
 def _verify(stage: Stage, output: ChunkOutput) -> None:
     """Check one chunk's output against its contract, and that its row counts add up."""
-    from tokenloom.assets.stage.validation import validate, validate_rejects
-
     validate(stage, output.table)
     validate_rejects(output.rejects)
     counts = output.counts()

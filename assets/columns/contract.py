@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import FORMS, MESSAGES
-from tokenloom.assets.stage.contract import column, contract, row_column
+from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import one_array
@@ -74,14 +74,14 @@ FIELDS = "fields"
 """Form of rows that a template with named fields renders."""
 
 CONTRACTS = {
-    form: contract(
+    form: Contract(
         f"One row in the form `{form}`.",
         {ROW: row_column(), **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()}},
         _MESSAGE_CHECKS if MESSAGES in columns.values() else _CHECKS,
     )
     for form, columns in FORMS.items()
 }
-CONTRACTS[FIELDS] = contract(
+CONTRACTS[FIELDS] = Contract(
     f"One row in the form `{FIELDS}`: a column for each field of `prompt_template.template`, a string column or, for "
     "a Jinja template, one of any type.",
     {ROW: row_column()},

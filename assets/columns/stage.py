@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.contract import CONTRACTS, form_of
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve, unused_by
+from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 
 if TYPE_CHECKING:
-    from pandera.pyarrow import DataFrameSchema
-
     from tokenloom.resources.store import Manifest
 
 
@@ -51,9 +51,7 @@ class ColumnsStage(Stage):
         """Return the resolved mapping."""
         return {"mapping": resolve(context.config, context.manifest("schema").facts["columns"]).to_json()}
 
-    def contract(self, columns: pa.Schema) -> DataFrameSchema:
-        from tokenloom.assets.columns.contract import CONTRACTS, form_of
-
+    def contract(self, columns: pa.Schema) -> Contract:
         return CONTRACTS[form_of(columns)]
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:

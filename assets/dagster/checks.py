@@ -11,6 +11,7 @@ from tokenloom.assets.dagster.names import asset_key
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.assets.dagster.tables import text_table
 from tokenloom.assets.stage.definition import Stage
+from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, TokenloomError
 from tokenloom.resources.engines.compute import ComputeEngine, keep_memory_low
@@ -111,14 +112,12 @@ def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetChec
 
 
 def _check_chunk(stage: Stage, store: ArtifactStore, chunk: ManifestChunk, droppable: bool) -> CheckedChunk:
-    from tokenloom.assets.stage.validation import validate, validate_rejects
-
     rows, dropped = 0, droppable and store.objects.size(chunk.output) is None
     try:
         if not dropped:
             table = store.objects.get_intact(chunk.output)
             rows = table.num_rows
-            validate(stage, table)
+            validate(stage, table, by_pandera=True)
         if chunk.rejects:
             rejects = store.objects.get_intact(chunk.rejects)
             validate_rejects(rejects)

@@ -66,14 +66,12 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
 
 def column_schema(stage: Stage, columns: pa.Schema) -> dg.TableSchema:
     """Return the columns of a stage's output, with descriptions and constraints from its contract."""
-    from tokenloom.assets.stage.contract import contract_row
-
     contract = stage.contract(columns)
     described = []
-    for row in (contract_row(contract, field) for field in columns):
+    for row in map(contract.row, columns):
         constraints = dg.TableColumnConstraints(nullable=row.nullable)
         described.append(dg.TableColumn(row.name, row.type, row.description or None, constraints))
-    return dg.TableSchema(described, dg.TableConstraints([str(check.name) for check in contract.checks or ()]))
+    return dg.TableSchema(described, dg.TableConstraints([*contract.checks]))
 
 
 def _lengths(report: StageReport, max_length: int) -> dict[str, Any]:

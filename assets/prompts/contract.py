@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tokenloom.assets.prompts.spans import SPANS, partition_text
-from tokenloom.assets.stage.contract import column, contract, row_column
+from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.pairs import LABEL
 from tokenloom.assets.stage.rejects import ROW
 
-CONTRACT = contract(
+CONTRACT = Contract(
     "One rendered row, or with `turns: exact` one of its texts.",
     {
         ROW: row_column(),

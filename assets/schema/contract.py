@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.schema.column_statistics import KEPT_HASHES
 from tokenloom.assets.schema.sketch import MEASURED, SKETCH
-from tokenloom.assets.stage.contract import column, contract
+from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.resources.tables.ragged import list_parts, one_array, row_of, sum_rows
 
 
@@ -75,7 +75,7 @@ _DESCRIPTIONS = {
     "repeats": "For prompts as text: columns whose conversations start with them in every row.",
 }
 
-CONTRACT = contract(
+CONTRACT = Contract(
     "One path in the columns of a raw chunk, from a column to what is nested in it. If its values are JSON of several "
     "kinds, it has one row for each kind. The first row is the chunk itself.",
     {field.name: column(_DESCRIPTIONS[field.name], field.type) for field in SKETCH},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.stage.contract import column, contract
+from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.resources.tables import sequence_schema
 from tokenloom.resources.tables.ragged import list_parts, sum_rows
 
@@ -36,7 +36,7 @@ _DESCRIPTIONS = {
     sequence_schema.LABEL: "KTO only: whether the answer is desired.",
 }
 
-CONTRACT = contract(
+CONTRACT = Contract(
     "One sequence: a row, or several rows packed.",
     {
         **{name: column(_DESCRIPTIONS[name], *types) for name, types in sequence_schema.REQUIRED.items()},

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 from pydantic_core import to_jsonable_python
 
+from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.rejects import no_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import Run
 
 if TYPE_CHECKING:
-    from pandera.pyarrow import DataFrameSchema
-
     from tokenloom.resources.store import ArtifactStore, Manifest
     from tokenloom.resources.tokenizers import TokenizerSpec
 
@@ -215,8 +214,8 @@ class Stage(ABC):
         """Return what a reader of the output needs to know; stored in its manifest."""
         return {}
 
-    def contract(self, columns: pa.Schema) -> DataFrameSchema:
-        """Return the pandera schema that an output chunk with these columns must satisfy. Imports pandera."""
+    def contract(self, columns: pa.Schema) -> Contract:
+        """Return the contract that an output chunk with these columns must satisfy."""
         return self._module("contract").CONTRACT
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:

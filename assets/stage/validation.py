@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pandera.errors import SchemaError, SchemaErrors
-from pandera.pyarrow import DataFrameSchema
 
-from tokenloom.assets.stage.contract import allows_pairs, types_of
+from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import REJECTS
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.preference_pairs import sides
 
 
-def validate(stage: Stage, table: pa.Table) -> None:
+def validate(stage: Stage, table: pa.Table, by_pandera: bool = False) -> None:
     """Check one chunk of a stage's output.
+
+    Args:
+        by_pandera: whether pandera, which must come to the same verdict, checks a chunk without problems too.
 
     Raises:
         DataValidationError: the chunk breaks the contract; the message lists every violation.
     """
     contract = stage.contract(table.schema)
-    tables = sides(table) if allows_pairs(contract) else {"": table}
-    problems = [f"{side} {problem}".strip() for side, rows in tables.items() for problem in _problems(contract, rows)]
+    tables = sides(table) if contract.pairs else {"": table}
+    problems = [f"{side} {problem}".strip() for side, rows in tables.items() for problem in contract.problems(rows)]
+    if by_pandera and not problems:
+        problems = [problem for rows in tables.values() for problem in _found_by_pandera(contract, rows)]
     if problems:
         raise DataValidationError(f"{stage.name}: output breaks its contract: {'; '.join(problems)}")
 
@@ -38,36 +41,11 @@ def validate_rejects(table: pa.Table) -> None:
         raise DataValidationError(f"rejects have other columns than expected: {table.schema}")
 
 
-def _problems(contract: DataFrameSchema, table: pa.Table) -> list[str]:
-    """Return what is wrong with a table: columns and types, else nulls, else the contract's checks.
+def _found_by_pandera(contract: Contract, table: pa.Table) -> Iterator[str]:
+    from pandera.errors import SchemaError, SchemaErrors
 
-    Columns are checked in plain Arrow: pandera does not distinguish all Arrow types, and takes longer.
-    """
-    if problems := [*_column_problems(contract, table)] or [*_null_problems(contract, table)]:
-        return problems
-    if not contract.checks:
-        return []
     try:
-        DataFrameSchema(checks=contract.checks).validate(table, lazy=True)
+        contract.schema().validate(table, lazy=True)
     except (SchemaErrors, SchemaError) as error:
-        cases = getattr(error, "schema_errors", [error])
-        return [str(getattr(case, "args", [case])[0]).splitlines()[0] for case in cases]
-    return []
-
-
-def _column_problems(contract: DataFrameSchema, table: pa.Table) -> Iterator[str]:
-    for name, column in contract.columns.items():
-        if column.required and name not in table.column_names:
-            yield f"no column {name}"
-    for name in table.column_names:
-        if contract.strict and name not in contract.columns:
-            yield f"unexpected column {name}"
-    for name, column in contract.columns.items():
-        if name in table.column_names and (found := table.schema.field(name).type) not in types_of(column):
-            yield f"column {name} is {found}, not {' or '.join(map(str, types_of(column)))}"
-
-
-def _null_problems(contract: DataFrameSchema, table: pa.Table) -> Iterator[str]:
-    for name, column in contract.columns.items():
-        if name in table.column_names and not column.nullable and table[name].null_count:
-            yield f"column {name} has nulls"
+        for case in getattr(error, "schema_errors", [error]):
+            yield str(getattr(case, "args", [case])[0]).splitlines()[0]

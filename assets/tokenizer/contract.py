@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tokenloom.assets.stage.contract import column, contract
+from tokenloom.assets.stage.contract import Contract, column
 from tokenloom.resources.tokenizers import CONFIG, TOKENIZER
 
 
@@ -12,7 +12,7 @@ def _has_tokenizer(table: pa.Table) -> bool:
     return {TOKENIZER, CONFIG} <= set(table["file"].to_pylist())
 
 
-CONTRACT = contract(
+CONTRACT = Contract(
     "One file of the tokenizer.",
     {
         "file": column("Name of the file.", pa.string()),

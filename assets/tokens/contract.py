@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.prompts.spans import SPANS, spans_cover
-from tokenloom.assets.stage.contract import column, contract, row_column
+from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.pairs import LABEL
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import list_parts
@@ -17,7 +17,7 @@ def _spans_cover_ids(table: pa.Table) -> bool:
     return spans_cover(table["spans"], np.diff(list_parts(table["input_ids"])[0]))
 
 
-CONTRACT = contract(
+CONTRACT = Contract(
     "One tokenized row, not truncated and not padded.",
     {
         ROW: row_column(),

@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from pandera.pyarrow import DataFrameSchema
-
 from tokenloom.assets.building.stages import STAGES
-from tokenloom.assets.stage.contract import allows_pairs, contract_rows
+from tokenloom.assets.stage.contract import Contract
 
 PAGE = Path(__file__).parents[1] / "internals" / "contracts.md"
 
 HEAD = """# Contracts
 
-The columns of each stage's output. A contract is a [pandera](https://pandera.readthedocs.io) schema, `CONTRACT` in
-`assets/<stage>/contract.py`. A build validates every chunk that it computes, and the Dagster check `contract` validates
-the stored chunks again. A chunk that breaks its contract fails the build with exit code 3.
+The columns of each stage's output: `CONTRACT` in `assets/<stage>/contract.py`. A build checks every chunk that it
+computes with Arrow's kernels. The Dagster check `contract` checks the stored chunks again, also by
+[pandera](https://pandera.readthedocs.io): `CONTRACT.schema()` is the contract as a pandera schema, and tests hold that
+both accept and refuse the same tables. A chunk that breaks its contract fails the build with exit code 3.
 
 Types are [Arrow types](https://arrow.apache.org/docs/python/api/datatypes.html). `_row` is the position of a row within
 its raw chunk; it links the rows of all stages. In Dagster, each asset shows its columns with these descriptions.
@@ -29,7 +28,7 @@ PAIRS = """Chunks of preference pairs have all columns but `_row` and `rows` twi
 """
 
 
-def contracts_of(stage: str) -> Mapping[str, DataFrameSchema]:
+def contracts_of(stage: str) -> Mapping[str, Contract]:
     """Return the contracts of a stage by form, or its only one under ""."""
     module = import_module(f"tokenloom.assets.{stage}.contract")
     return module.CONTRACTS if hasattr(module, "CONTRACTS") else {"": module.CONTRACT}
@@ -46,15 +45,15 @@ def page() -> str:
     return "".join(parts)
 
 
-def _contract(contract: DataFrameSchema) -> Iterator[str]:
+def _contract(contract: Contract) -> Iterator[str]:
     yield f"\n{contract.description}\n\n| column | type | nullable | meaning |\n|---|---|---|---|\n"
-    for row in contract_rows(contract):
+    for row in contract.rows():
         name = f"`{row.name}`" if row.required else f"`{row.name}` (optional)"
         yield f"| {name} | `{row.type}` | {'yes' if row.nullable else 'no'} | {row.description} |\n"
-    if allows_pairs(contract):
+    if contract.pairs:
         yield f"\n{PAIRS}"
     if contract.checks:
-        yield "\nChecks:\n\n" + "".join(f"- {check.name}\n" for check in contract.checks)
+        yield "\nChecks:\n\n" + "".join(f"- {name}\n" for name in contract.checks)
 
 
 def main() -> int:
