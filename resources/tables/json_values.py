@@ -35,6 +35,7 @@ MAX_DIGITS = 4300
 _OBJECT, _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\n\r"
+_NEWLINE = ord("\n")
 _KIND = np.full(256, INTEGER, np.uint8)
 for _kind, _starts in ((TEXT, b'"'), (BOOLEAN, b"tf"), (NULL, b"n"), (LIST, b"["), (OBJECT, b"{")):
     _KIND[list(_starts)] = _kind
@@ -101,9 +102,9 @@ def read_values(texts: pa.Array, kind: pa.DataType | None = None, closed: bool =
         ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the texts.
     """
     lines = pc.binary_join_element_wise('{"v":', texts.fill_null("null") if texts.null_count else texts, "}\n", "")
-    data = text_parts(lines)[1].tobytes()
+    data = text_parts(lines)[1]
     schema = None if kind is None else pa.schema([("v", kind)])
-    table = read_json(data, data.count(b"\n") != len(texts), schema, closed)
+    table = read_json(pa.py_buffer(data), int(np.count_nonzero(data == _NEWLINE)) != len(texts), schema, closed)
     if len(table) != len(texts):
         raise pa.ArrowInvalid(f"{len(texts):,} texts hold {len(table):,} values")
     return one_array(table["v"])
