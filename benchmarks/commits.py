@@ -40,7 +40,10 @@ LOADERS: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("full", {}),
     "resume": ("rows", {"padding": "longest"}),
 }
-TEXT = {"dataset": {"name": "rows.jsonl", "column_mapping": {"text": "output"}}, "prompt_template": {"format_type": "text"}}
+TEXT = {
+    "dataset": {"name": "rows.jsonl", "column_mapping": {"text": "output"}},
+    "prompt_template": {"format_type": "text"},
+}
 DATASETS: dict[str, dict[str, Any]] = {
     "rows": {},
     "chats": {"prompt_template": {"format_type": "chat"}},

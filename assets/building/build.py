@@ -5,28 +5,27 @@ This module knows neither Dagster nor the terminal; both call `Build.run` and `B
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
+from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
 from tokenloom.assets.building.changes import ChunkState, reasons
-from tokenloom.assets.building.progress import OnProgress, Progress
+from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.restore import restore, restore_inputs
 from tokenloom.assets.building.stages import STAGES, stage_named
-from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, Context, InputChunk, Stage, Work
+from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.rejects import REJECTS, summarize
-from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, DeadlineError, StoreError, StoreUnavailableError
+from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
 from tokenloom.resources.engines.compute import ComputeEngine
-from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.manifest import SIDECARS, source_place
+from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
+from tokenloom.resources.store.manifest import SIDECARS
 from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
@@ -93,12 +92,22 @@ class Build:
         self._published: dict[str, str] = {}
         self._tokenizer: TokenizerSpec | None = None
         self._validated: set[str] = set()  # outputs that this build checked before it stored them
+        self._chain: list[Link] = []  # stages that are prepared and not yet run
+        self._reports: dict[str, StageReport] = {}
 
     def manifest(self, stage: str) -> Manifest:
-        """Return the output of a stage: from this build, else the latest in the store."""
+        """Return the output of a stage: from this build, else the latest in the store. Completes the stage if it is
+        in progress."""
+        if any(link.stage.name == stage for link in self._chain):
+            self._complete()
         if stage not in self._manifests:
             self._manifests[stage] = self.store.manifest(self.name, stage)
         return self._manifests[stage]
+
+    def facts(self, stage: str) -> Mapping[str, Any]:
+        """Return the facts of a stage's manifest, without completing the stage if they are known ahead."""
+        ahead = (link.facts for link in self._chain if link.stage.name == stage and link.facts is not None)
+        return next(ahead, None) or self.manifest(stage).facts
 
     def latest_manifest(self, stage: str) -> Manifest | None:
         """Return the stage's latest manifest in the store, or None if it does not exist or cannot be read."""
@@ -121,17 +130,10 @@ class Build:
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """Yield the output chunks of a stage, as input for the next."""
-        manifest = self.manifest(stage)
-        check = partial(_check_stored, stage_named(stage), manifest.facts)
-
-        def load(chunk: ManifestChunk) -> pa.Table:
-            if chunk.output in self._validated:
-                return self.store.objects.get_verified(chunk.output)
-            return self.store.objects.get_verified(chunk.output, partial(check, chunk.table_rows))
-
+        manifest, made = self.manifest(stage), stage_named(stage)
         for chunk in manifest.chunks:
-            reads = ((stage, chunk.output),)
-            yield InputChunk(chunk.output, chunk.split, chunk.runs, partial(load, chunk), chunk.unit, reads)
+            load = partial(load_output, self.store, made, manifest.facts, chunk, self._validated)
+            yield as_input(made, chunk, load)
 
     def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
         """Recompute those outputs of an intermediate stage that `gc` dropped.
@@ -142,12 +144,25 @@ class Build:
         restore(self._context(), self.engine, manifest, digests, self._on_progress)
 
     def run_all(self, last: str = STAGES[-1]) -> Iterator[StageReport]:
-        """Run every stage up to `last`, and yield the report of each."""
+        """Run every stage up to `last`, and yield the report of each, in order.
+
+        A chunk goes through as many stages as it can at once; a stage that needs the complete output of another waits.
+        """
         names = STAGES[: STAGES.index(last) + 1]
         if "prompts" in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
+        waiting = deque(names)
         for name in names:
-            yield self.run(name)
+            link = self._link(name)
+            if not self._chain or link.follows(self._chain[-1].stage.name):
+                self._chain.append(link)
+            else:
+                self._run([link])
+            while waiting and waiting[0] in self._reports:
+                yield self._reports.pop(waiting.popleft())
+        self._complete()
+        for name in waiting:
+            yield self._reports.pop(name)
 
     def run(self, name: str) -> StageReport:
         """Run one stage and publish its manifest.
@@ -155,7 +170,17 @@ class Build:
         Raises:
             DataValidationError: its output breaks its contract, or too many rows were rejected.
         """
-        started = time.perf_counter()
+        self._run([self._link(name)])
+        return self._reports.pop(name)
+
+    def _complete(self) -> None:
+        """Run the stages in progress."""
+        chain, self._chain = self._chain, []
+        if chain:
+            self._run(chain)
+
+    def _link(self, name: str) -> Link:
+        """Prepare a stage."""
         self.store.prepare()
         stage = stage_named(name)
         previous = self.latest_manifest(name)
@@ -163,26 +188,75 @@ class Build:
         context = replace(self._context(), last_facts=last_facts, is_cached=lambda key: self._is_cached(stage, key))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
-        chunks, actions, states = self._results(stage, work, parts)
-        if self.store.voids(actions):  # a later chunk showed that the engine of earlier outputs is wrong
-            work = stage.prepare(context)
-            chunks, actions, states = self._results(stage, work, parts)
+        empty = Manifest(self.name, name, ())
+        return Link(stage, context, work, parts, previous, stage.facts(context, empty) if stage.facts_ahead else None)
+
+    def _run(self, links: Sequence[Link]) -> None:
+        """Run a chain and publish the manifest of each of its stages, in order. If one fails, those before it are
+        published."""
+        started, names = time.perf_counter(), [link.stage.name for link in links]
+        try:
+            self._compute(links)
+            if any(self.store.voids(link.actions) for link in links):
+                # A later chunk showed that the engine of earlier outputs is wrong.
+                links = self._again(names)
+                self._compute(links)
+        except DroppedInputError:
+            for name in names:
+                self._run([self._link(name)])
+            return
+        except StageFailed as failed:
+            if failed.index:
+                self._run(self._again(names[: failed.index]))
+            raise (failed.__cause__ or failed) from None
+        seconds, spent = time.perf_counter() - started, sum(link.seconds for link in links) or 1.0
+        for link in links:
+            self._reports[link.stage.name] = self._published_report(link, seconds * link.seconds / spent)
+
+    def _again(self, names: Sequence[str]) -> list[Link]:
+        """Prepare a chain's stages again."""
+        self._chain = []
+        for name in names:
+            self._chain.append(self._link(name))
+        links, self._chain = self._chain, []
+        return links
+
+    def _compute(self, links: Sequence[Link]) -> None:
+        """Find or compute every chunk of a chain."""
+        head = links[0]
+        inputs, covered, most = head.work.chunks, {}, math.inf
+        if head.stage.upstream:
+            inputs = list(inputs)
+            covered = self._covered(head.stage, head.parts, inputs)
+            most = self.config.validation.max_reject_fraction * self.manifest(head.stage.upstream[0]).total("rows_out")
+        limits = [most] * len(links)
+        chain = Chain(links, self.store, self.engine, self._find, self._validated, self._on_progress, limits)
+        chain.run(inputs, covered)
+
+    def _published_report(self, link: Link, seconds: float) -> StageReport:
+        """Publish a stage's manifest and return its report.
+
+        Raises:
+            DataValidationError: too many rows were rejected, or none are left.
+        """
+        stage, name = link.stage, link.stage.name
         counters: Counter[str] = Counter()
-        for action in actions:
+        for action in link.actions:
             counters.update(action.counters)
-        notes = work.notes() | ({"keep": "sequences"} if self._is_droppable(stage) else {})
+        notes = link.work.notes() | ({"keep": "sequences"} if self._is_droppable(stage) else {})
         if name == STAGES[-1] and self.config.dataset.keep_columns:
-            notes[SIDECARS] = self._sidecars(len(chunks))
-        manifest = Manifest(self.name, name, tuple(chunks), counters=dict(counters), notes=notes, parts=asdict(parts))
+            notes[SIDECARS] = self._sidecars(len(link.chunks))
+        chunks, parts = tuple(link.chunks), asdict(link.parts)
+        manifest = Manifest(self.name, name, chunks, counters=dict(counters), notes=notes, parts=parts)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
-        manifest = replace(manifest, facts=stage.facts(context, manifest))
+        manifest = replace(manifest, facts=stage.facts(link.context, manifest))
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}")
         self._publish(manifest)
-        explanation = reasons(self.config, previous, parts, chunks, states)
-        return self._report(manifest, states, time.perf_counter() - started, explanation)
+        explanation = reasons(self.config, link.previous, link.parts, chunks, link.states)
+        return self._report(manifest, link.states, seconds, explanation)
 
     def _sidecars(self, count: int) -> str:
         """Find or compute the sidecar of each of `count` chunks of sequences; returns the digest of their manifest.
@@ -190,14 +264,12 @@ class Build:
         Raises:
             StoreError: the raw chunks are from another build.
         """
-        stage, context = stage_named(SIDECARS), self._context()
-        work = stage.prepare(context)
-        parts = key_parts(stage, self.config, self.store, work)
-        chunks, _, _ = self._results(stage, work, parts)
-        if len(chunks) != count:
+        link = self._link(SIDECARS)
+        self._compute([link])
+        if len(link.chunks) != count:
             raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")
-        manifest = Manifest(self.name, SIDECARS, tuple(chunks), parts=asdict(parts))
-        return self.store.put_manifest_object(replace(manifest, facts=stage.facts(context, manifest)))
+        manifest = Manifest(self.name, SIDECARS, tuple(link.chunks), parts=asdict(link.parts))
+        return self.store.put_manifest_object(replace(manifest, facts=link.stage.facts(link.context, manifest)))
 
     def reject_reasons(self, stage: str) -> str:
         """Return why rows of a stage were rejected, in one line."""
@@ -213,6 +285,7 @@ class Build:
             self.config,
             self.store,
             self.manifest,
+            self.facts,
             self.input_chunks,
             lambda: self.tokenizer,
             limit=self.limit,
@@ -220,7 +293,7 @@ class Build:
         )
 
     def _is_cached(self, stage: Stage, key: str) -> bool:
-        """Whether an action covers a chunk of a stage; the action is remembered for `_step`."""
+        """Whether an action covers a chunk of a stage; the action is remembered for `_find`."""
         if (action := self.find_action(stage, key)) is not None:
             self._seen[key] = action
         return action is not None
@@ -238,28 +311,6 @@ class Build:
             stages = {name: digest for name, digest in latest.items() if digest}
             self.store.versions.add(self.name, manifest.digest, stages)
 
-    def _results(
-        self, stage: Stage, work: Work, parts: KeyParts
-    ) -> tuple[list[ManifestChunk], list[Action], list[ChunkState]]:
-        """Find or compute every chunk; returns the chunks, their actions, and whether each was a hit."""
-        chunks: list[ManifestChunk] = []
-        actions: list[Action] = []
-        states: list[ChunkState] = []
-        reused = rows = 0
-        inputs, covered = work.chunks, {}
-        if stage.upstream:
-            inputs = list(inputs)
-            covered = self._covered(stage, parts, inputs)
-        for chunk, key, action, state in self.engine.map(self._step(stage, work, parts, covered), inputs):
-            place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
-            chunks.append(ManifestChunk(**place, input=chunk.digest, key=key, **action.outcome()))
-            actions.append(action)
-            states.append(state)
-            reused += state == "hit"
-            rows += action.rows_in
-            self._on_progress(Progress(stage.name, len(chunks), reused, rows))
-        return chunks, actions, states
-
     def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
         """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
         keys = [parts.key(chunk.digest) for chunk in chunks]
@@ -269,37 +320,9 @@ class Build:
         restore_inputs(self._context(), self.engine, missed, self._on_progress)
         return covered
 
-    def _step(
-        self, stage: Stage, work: Work, parts: KeyParts, covered: dict[str, Action]
-    ) -> Callable[[InputChunk], tuple[InputChunk, str, Action, ChunkState]]:
-        """Return the function that finds or computes one chunk."""
-        compute = self.engine.apart(work.compute) if work.holds_lock else work.compute
-
-        def step(chunk: InputChunk) -> tuple[InputChunk, str, Action, ChunkState]:
-            key = parts.key(chunk.digest)
-            if (action := covered.get(key) or self._seen.pop(key, None) or self.find_action(stage, key)) is not None:
-                return chunk, key, action, "hit"
-            missed = self.store.why_missed(key)
-            try:
-                output = compute(chunk.load())
-            except DeadlineError as error:
-                raise error.at(f"{stage.name}, {source_place(chunk.runs, chunk.unit, error.row or 0)}") from error
-            _verify(stage, output)
-            action = self.store.put_action(
-                key,
-                output.table,
-                output.rejects,
-                output.counts(),
-                output.counters,
-                stage.compressed,
-                stage.loaded,
-                stage.lengths(output.table),
-                output.engine,
-            )
-            self._validated.add(action.output)
-            return chunk, key, action, missed
-
-        return step
+    def _find(self, stage: Stage, key: str) -> Action | None:
+        """Return the action that covers a chunk, also one that `_is_cached` found."""
+        return self._seen.pop(key, None) or self.find_action(stage, key)
 
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
         rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")
@@ -343,30 +366,3 @@ def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:
     stored = [chunk for chunk in manifest.chunks if chunk.rejects]
     check = partial(check_schema, REJECTS)
     return summarize([(store.objects.get_verified(chunk.rejects or "", check), chunk.place) for chunk in stored])
-
-
-def _check_stored(stage: Stage, facts: dict[str, Any], rows: int, table: pa.Table) -> None:
-    """Check a stored output of a stage again: objects can be crafted.
-
-    Raises:
-        ValueError: it breaks its contract, or does not fit the facts and the number of rows in its manifest.
-    """
-    if table.num_rows != rows:
-        raise ValueError(f"has {table.num_rows:,} rows, but its manifest lists {rows:,}")
-    try:
-        validate(stage, table)
-        fits = stage.fits(table.schema, facts)
-    except (DataValidationError, pa.ArrowException, TypeError, LookupError) as error:
-        raise ValueError(str(error)) from error
-    if not fits:
-        raise ValueError(f"has other columns than its manifest states: {', '.join(table.column_names)[:200]}")
-
-
-def _verify(stage: Stage, output: ChunkOutput) -> None:
-    """Check one chunk's output against its contract, and that its row counts add up."""
-    validate(stage, output.table)
-    validate_rejects(output.rejects)
-    counts = output.counts()
-    rows = counts["rows_out"] + counts["rejected"] + counts["filtered"]
-    if counts["rows_in"] != rows:
-        raise DataValidationError(f"{stage.name}: received {counts['rows_in']} rows, but accounted for {rows}")

@@ -134,6 +134,7 @@ class _Forecast:
             self._config,
             self._store,
             self._manifest,
+            lambda name: self._manifest(name).facts,
             self._input_chunks,
             lambda: self.build.tokenizer,
             is_cached=lambda key: self.build.find_action(stage, key) is not None,

@@ -26,6 +26,7 @@ class ColumnsStage(Stage):
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True
+    facts_ahead = True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return nothing: keys hold the resolved mapping, so a setting that does not change it changes nothing."""
@@ -37,7 +38,7 @@ class ColumnsStage(Stage):
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
-        columns = context.manifest("schema").facts["columns"]
+        columns = context.facts("schema")["columns"]
         check_kept_columns(context.config, columns)
         mapping = resolve(context.config, columns)
         return Work(
@@ -49,7 +50,7 @@ class ColumnsStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the resolved mapping."""
-        return {"mapping": resolve(context.config, context.manifest("schema").facts["columns"]).to_json()}
+        return {"mapping": resolve(context.config, context.facts("schema")["columns"]).to_json()}
 
     def contract(self, columns: pa.Schema) -> Contract:
         return CONTRACTS[form_of(columns)]

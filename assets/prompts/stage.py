@@ -25,6 +25,7 @@ class PromptsStage(Stage):
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
+    facts_ahead = True
 
     def settings(self, config: PipelineConfig) -> dict[str, Any]:
         """Return the settings that every rendering reads; `prepare` adds those that only chat templates read."""
@@ -42,7 +43,7 @@ class PromptsStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
-        mapping = context.manifest("columns").facts["mapping"]
+        mapping = context.facts("columns")["mapping"]
         examples = fixed_examples(context.config, mapping)
         render = renderer(context.config, mapping, spec, examples)
         chat = is_chat(context.config, mapping, spec)

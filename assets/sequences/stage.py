@@ -70,10 +70,10 @@ class SequencesStage(Stage):
         return {**self.settings(config), **read_settings(config, *order, *kept)}
 
     def prepare(self, context: Context) -> Work:
-        config, mapping = context.config, context.manifest("columns").facts["mapping"]
+        config, mapping = context.config, context.facts("columns")["mapping"]
         strategy = length_strategy(config, mapping)
         if strategy == "drop_turns":
-            facts, policy = context.manifest("tokenizer").facts, config.tokenizer.control_tokens_in_content
+            facts, policy = context.facts("tokenizer"), config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
@@ -92,7 +92,7 @@ class SequencesStage(Stage):
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return what loaders need: the pad id, the tokenizer, the longest sequence, whether rows are packed, and
         what a row is."""
-        tokenizer = context.manifest("tokenizer").facts
+        tokenizer = context.facts("tokenizer")
         ids = tokenizer["ids"]
         return {
             "pad_token_id": ids.get("pad_token", ids.get("eos_token", 0)),
@@ -100,7 +100,7 @@ class SequencesStage(Stage):
             "vocab_size": tokenizer["vocab_size"],
             "max_length": context.config.tokenizer.max_length,
             "packed": context.config.length.packing != "none",
-            "kind": _kind(context.manifest("columns").facts["mapping"]),
+            "kind": _kind(context.facts("columns")["mapping"]),
         }
 
 

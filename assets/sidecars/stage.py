@@ -27,7 +27,7 @@ class SidecarsStage(Stage):
         return read_settings(config, "dataset.keep_columns")
 
     def prepare(self, context: Context) -> Work:
-        columns = [column["column"] for column in context.manifest("schema").facts["columns"]]
+        columns = [column["column"] for column in context.facts("schema")["columns"]]
         names = context.config.dataset.keep_columns
         paths = [parse_path(name, columns) for name in names]
         return Work(

@@ -123,7 +123,9 @@ class Contract:
 
         def typed(declared: tuple[pa.DataType, ...]) -> Check:
             type_is = f"type is {' or '.join(map(str, declared))}"
-            return Check(lambda data: data.table.schema.field(data.key).type in declared, name="arrow type", error=type_is)
+            return Check(
+                lambda data: data.table.schema.field(data.key).type in declared, name="arrow type", error=type_is
+            )
 
         def holding(name: str, holds: Holds) -> Check:
             return Check(lambda data: bool(holds(data.table)), name=name, error=name)

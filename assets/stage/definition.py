@@ -109,6 +109,21 @@ class ChunkOutput:
 
 
 @dataclass(frozen=True)
+class OutputChunks:
+    """The output chunks of an upstream stage, as input chunks, one to one.
+
+    Args:
+        read: yields them, once the stage is complete.
+    """
+
+    stage: str
+    read: Callable[[str], Iterator[InputChunk]]
+
+    def __iter__(self) -> Iterator[InputChunk]:
+        return self.read(self.stage)
+
+
+@dataclass(frozen=True)
 class Work:
     """A stage prepared for one dataset.
 
@@ -142,7 +157,8 @@ class Context:
         config: the dataset's declaration.
         store: where the outputs of upstream stages are stored.
         manifest: returns the manifest of an upstream stage.
-        input_chunks: yields the output chunks of an upstream stage, as input chunks.
+        facts: returns the facts of an upstream stage, which need not be complete.
+        read_chunks: yields the output chunks of an upstream stage, as input chunks.
         resolve_tokenizer: returns the tokenizer that the config names or trains.
         is_cached: whether the store has the output of the chunk with a given key; by default nothing is cached.
         last_facts: facts in the stage's latest manifest, if the store has one.
@@ -153,12 +169,17 @@ class Context:
     config: PipelineConfig
     store: ArtifactStore
     manifest: Callable[[str], Manifest]
-    input_chunks: Callable[[str], Iterator[InputChunk]]
+    facts: Callable[[str], Mapping[str, Any]]
+    read_chunks: Callable[[str], Iterator[InputChunk]]
     resolve_tokenizer: Callable[[], TokenizerSpec]
     is_cached: Callable[[str], bool] = _not_cached
     last_facts: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
     chunk_size: ChunkSize = field(default_factory=ChunkSize)
+
+    def input_chunks(self, stage: str) -> OutputChunks:
+        """Return the output chunks of an upstream stage, as input chunks."""
+        return OutputChunks(stage, self.read_chunks)
 
     @property
     def tokenizer(self) -> TokenizerSpec:
@@ -182,6 +203,8 @@ class Stage(ABC):
     """Distributions that can affect the output; a new version of one runs the probe again."""
     droppable: ClassVar[bool] = False
     """Whether `gc` drops the output under `keep: sequences`."""
+    facts_ahead: ClassVar[bool] = False
+    """Whether `facts` depends only on the context, so that later stages can be prepared before there is any output."""
     compressed: ClassVar[bool] = True
     loaded: ClassVar[bool] = False
     """Whether loaders read the output."""

@@ -53,7 +53,7 @@ class TokensStage(Stage):
         return read_settings(config, "tokenizer.control_tokens_in_content")
 
     def prepare(self, context: Context) -> Work:
-        facts = context.manifest("tokenizer").facts
+        facts = context.facts("tokenizer")
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
