@@ -23,8 +23,6 @@ from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
-STAGES = ("raw", "schema")
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -129,9 +127,9 @@ def inspect_source(
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
     build.name = f"{build.name}@inspect"
     reports = []
-    for stage in STAGES:
-        reports.append(build.run(stage))
-        progress.stage_done(reports[-1])
+    for report in build.run_all("schema"):
+        reports.append(report)
+        progress.stage_done(report)
     facts = build.manifest("schema").facts
     candidates, refused = [FormatCandidate(**candidate) for candidate in facts["formats"]], None
     choice = choose(candidates)
