@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.columns.message_objects import Unfit
 from tokenloom.resources.tables.flags import Flags, flags_of
-from tokenloom.resources.tables.json_depth import MAX_DEPTH, read_json_value
-from tokenloom.resources.tables.json_values import read_values, too_deep
+from tokenloom.resources.tables.json_depth import read_json_value
+from tokenloom.resources.tables.json_values import read_values
 
 LAYOUTS = (("role", "content"), ("from", "value"))
 """Names of the fields of messages that are read without Python."""
@@ -36,12 +36,10 @@ def read_plain(text: pa.Array) -> pa.Array | None:
         The lists with texts or nulls as fields; None if a text is not a list of objects that have at most these fields,
         each once, with texts or nulls as values.
     """
-    if too_deep(text, MAX_DEPTH).any():
-        return None
     for layout in LAYOUTS:
         kind = pa.list_(pa.struct([(name, pa.string()) for name in layout]))
         try:
-            lists = read_values(text, kind, closed=True)
+            lists = read_values(text, kind, closed=True)  # refuses what is deeper than the type before it recurses
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             continue
         lists.validate(full=True)

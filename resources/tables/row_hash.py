@@ -19,7 +19,7 @@ Hashes = npt.NDArray[np.uint64]
 
 _LONG_RECORD = 1 << 22
 """Bytes beyond which a record has another hash function, which needs no memory."""
-_GROUP_BYTES = 1 << 20
+_GROUP_BYTES = 1 << 18
 """Bytes that are hashed at a time, so that the arrays stay in the processor's cache."""
 _EMPTY_RECORD = np.uint64(0x7C2FE70AB6585B7A)
 """The hash of a record without bytes, as `_hash_short` computes it."""
@@ -49,13 +49,14 @@ def _hash_short(padded: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> H
         return np.zeros(0, np.uint64)
     counts = np.maximum((lengths + 7) >> 3, 1)
     first = np.cumsum(counts) - counts
-    position = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts)
+    word = np.arange(int(counts.sum()), dtype=np.int64)
     unaligned = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
-    words = unaligned[(position << 3) + np.repeat(starts, counts)]
+    words = unaligned[(word << 3) + np.repeat(starts - (first << 3), counts)]
     tail = lengths - ((counts - 1) << 3)
     beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
     words[first + counts - 1] &= ~beyond
-    words ^= (position.view(np.uint64) + np.uint64(1)) * _MULTIPLIER
+    # The position within the record, plus 1, times the multiplier: the product wraps around as the difference does.
+    words ^= word.view(np.uint64) * _MULTIPLIER + np.repeat((1 - first).view(np.uint64) * _MULTIPLIER, counts)
     return mix(np.add.reduceat(mix(words), first) ^ lengths.astype(np.uint64))
 
 
@@ -145,7 +146,8 @@ def _hash_lists(array: pa.Array) -> tuple[Hashes, Ints]:
 
 def mix(words: Hashes) -> Hashes:
     """Mix the bits of each word bijectively, with two rounds of multiply and xor-shift."""
-    mixed = words ^ (words >> _SHIFT)
+    mixed = words >> _SHIFT
+    mixed ^= words
     mixed *= _MULTIPLIER
     mixed ^= mixed >> np.uint64(29)
     mixed *= _MULTIPLIER

@@ -20,6 +20,7 @@ from tokenloom.resources.tables.json_values import (
     items_of,
     members_of,
     object_slices,
+    read_values,
     too_deep,
     typed,
 )
@@ -197,3 +198,16 @@ def test_values_without_a_json_form_have_arrow_types() -> None:
         [{"b": [b"x"], "n": np.int64(1), "d": date(2020, 1, 1)}, {"b": None, "n": np.int64(2), "d": None}]
     )
     assert table.schema.types == [pa.list_(pa.binary()), pa.int64(), pa.date32()]
+
+
+@pytest.mark.parametrize(
+    "where", ["[{}]", '[{{"role": {}}}]', '[{{"role": null, "content": {}}}]', '[{{"other": {}}}]', "{}"]
+)
+@pytest.mark.parametrize("opening", ["[", '{"role": ', '[{"role": '])
+def test_a_closed_type_is_read_without_recursion_beyond_it(where: str, opening: str) -> None:
+    """A level of nesting that the reader followed would end the process long before this many."""
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    closing = "".join({"[": "]", "{": "}"}[char] for char in opening[::-1] if char in "[{")
+    deep = opening * 200_000 + "null" + closing * 200_000
+    with pytest.raises(pa.ArrowInvalid):
+        read_values(pa.array([where.format(deep)]), kind, closed=True)
