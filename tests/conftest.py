@@ -35,21 +35,23 @@ if not SOAK:
     os.fsync = os.fstat  # pyright: ignore[reportAttributeAccessIssue]  # no test cuts the power; a sync waits for the disk
 
 LONG = (
+    "test_docs.py",
     "loaders/test_torchrun.py",
     "assets/building/test_kills.py",
-    "test_docs.py",
     "pipelines/test_hub.py",
     "resources/store/test_bucket.py",
-    "resources/store/test_verify.py",
     "resources/templates/test_sandbox.py",
+    "loaders/frameworks/test_frameworks.py",
+    "loaders/frameworks/test_array_loader.py",
+    "assets/prompts/test_chat_sweep.py",
     "assets/building/test_keep.py",
     "assets/building/test_incremental.py",
-    "test_examples.py",
-    "test_install.py",
+    "resources/store/test_verify.py",
     "assets/dagster/test_dagster_ui.py",
-    "assets/sidecars/test_sidecar_kills.py",
+    "test_install.py",
+    "test_examples.py",
 )
-"""Files that take longest, in this order."""
+"""Files that take longest, about in this order."""
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(

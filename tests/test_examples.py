@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_tiny_model_learns_from_the_quickstart(store: Path) -> None:
     script = str(ROOT / "examples" / "train.py")
-    command = [sys.executable, script, "quickstart", "--store", str(store), "--steps", "30"]
+    command = [sys.executable, script, "quickstart", "--store", str(store), "--steps", "15"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
     assert "tokens/s" in printed
