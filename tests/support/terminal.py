@@ -76,7 +76,7 @@ def _ended(arguments: list[str], folder: Path) -> Ended:
         try:
             code = main(arguments)
         except SystemExit as ended:  # of argparse, for a wrong option
-            code = ended.code
+            code = ended.code if isinstance(ended.code, int) else 1
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
