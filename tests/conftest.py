@@ -30,12 +30,47 @@ if MASKED:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
+if not SOAK:
+    os.fsync = os.fstat  # pyright: ignore[reportAttributeAccessIssue]  # no test cuts the power; a sync waits for the disk
+
+LONG = (
+    "test_docs.py",
+    "loaders/test_torchrun.py",
+    "assets/building/test_kills.py",
+    "pipelines/test_hub.py",
+    "resources/store/test_bucket.py",
+    "resources/templates/test_sandbox.py",
+    "loaders/frameworks/test_frameworks.py",
+    "loaders/frameworks/test_array_loader.py",
+    "assets/prompts/test_chat_sweep.py",
+    "assets/building/test_keep.py",
+    "assets/building/test_incremental.py",
+    "resources/store/test_verify.py",
+    "assets/dagster/test_dagster_ui.py",
+    "test_install.py",
+    "test_examples.py",
+)
+"""Files that take longest, about in this order."""
+
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "fixed", deadline=None, max_examples=50, suppress_health_check=_QUIET, derandomize=True, database=None
 )
 settings.register_profile("soak", deadline=None, max_examples=1000, suppress_health_check=_QUIET, print_blob=True)
-settings.load_profile("soak" if os.environ.get("TOKENLOOM_SOAK") == "1" else "fixed")
+settings.load_profile("soak" if SOAK else "fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist run files in the order of collection; by default, it runs files with few tests last."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move `LONG` to the start, so that the short files at the end keep all processes busy."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @pytest.fixture(autouse=True)

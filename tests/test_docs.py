@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 import tokenloom
-from support.paths import ROOT
+from support.paths import QUICKSTART, ROOT
 from tokenloom import loaders
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import parse_config
@@ -113,15 +114,23 @@ def test_yaml_samples_load(page: Path) -> None:
             parse_config(sample, Path("sample.yaml"))
 
 
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the quickstart built."""
+    store = tmp_path_factory.mktemp("quickstart") / "store"
+    tokenloom.DataPipeline.from_config(QUICKSTART, store=store).unwrap().build().unwrap()
+    return store
+
+
 @EVERY_PAGE
-def test_python_samples_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_python_samples_run(page: Path, quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A page's samples run in order, in a folder with the clone's `tokenloom/` and the quickstart built."""
     if page.name == "api_reference.md" or not (programs := samples(page, "python")):
         return
     folder = tmp_path_factory.mktemp("samples")
     (folder / "tokenloom").symlink_to(ROOT / "tokenloom")
-    built = "DataPipeline.from_config('tokenloom/pipelines/quickstart.yaml').unwrap().build().unwrap()"
-    program = "\n".join(["from tokenloom import DataPipeline", built, *programs])
+    shutil.copytree(quickstart, folder / ".tokenloom")
+    program = "\n".join(["from tokenloom import DataPipeline", *programs])
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

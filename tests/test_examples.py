@@ -8,16 +8,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.paths import QUICKSTART, ROOT
 from tokenloom import DataPipeline
 
 
-def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
-    pipeline = DataPipeline.from_config(QUICKSTART, store=tmp_path).unwrap()
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the quickstart built."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    pipeline = DataPipeline.from_config(QUICKSTART, store=folder).unwrap()
     reports = {report.name: report for report in pipeline.build().unwrap()}
     assert reports["sequences"].rows_out >= 500
+    return folder
+
+
+def test_a_tiny_model_learns_from_the_quickstart(store: Path) -> None:
     script = str(ROOT / "examples" / "train.py")
-    command = [sys.executable, script, "quickstart", "--store", str(tmp_path), "--steps", "30"]
+    command = [sys.executable, script, "quickstart", "--store", str(store), "--steps", "15"]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread).stdout
     assert "tokens/s" in printed
@@ -25,8 +34,8 @@ def test_a_tiny_model_learns_from_the_quickstart(tmp_path: Path) -> None:
     assert losses and float(losses[2]) < float(losses[1]) - 0.5
 
 
-def test_the_trained_tokenizer_loads_with_transformers(tmp_path: Path) -> None:
-    pipeline = DataPipeline.from_config(QUICKSTART, store=tmp_path).unwrap()
+def test_the_trained_tokenizer_loads_with_transformers(store: Path) -> None:
+    pipeline = DataPipeline.from_config(QUICKSTART, store=store).unwrap()
     tokenizer = pipeline.get_tokenizer().unwrap()
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|end|>", "<|pad|>")
     dataset = pipeline.get_dataset("validation").unwrap()

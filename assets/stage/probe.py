@@ -13,10 +13,12 @@ from tokenloom.resources.store.objects import encode_table
 
 Versions = tuple[tuple[str, str], ...]
 
+_version = cache(metadata.version)  # it parses the package's metadata at every call
+
 
 def library_versions(stage: Stage) -> dict[str, str]:
     """Return the versions of Python and of the libraries that a stage calls."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in stage.libraries}}
+    return {"python": platform.python_version(), **{name: _version(name) for name in stage.libraries}}
 
 
 def probe_digest(stage: Stage, store: ArtifactStore) -> str:

@@ -20,6 +20,7 @@ from support.datasets_on_disk import PROMPT, TOKENIZER, rows
 from support.hub_server import HubServer
 from support.paths import TOKENIZER_MODELS
 from support.small_tokenizers import WriteConfig
+from support.terminal import CommandProcess
 from tokenloom import open_dataset
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore
@@ -113,14 +114,36 @@ def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCom
         *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
     ) -> subprocess.CompletedProcess[str]:
         path = write_config(tmp_path, name, **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        ours = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
-        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "TOKENLOOM_STORE": "store"}
         command = [str(TOKENLOOM), "build", path.name, "--json", *options]
-        environment = {**kept, **ours, **quiet, **(env or {})}
+        environment = _environment(url, tmp_path) | (env or {})
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def builds(hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandProcess]:
+    """One process for many builds, with the hub's clients as `build` has them."""
+    with CommandProcess(_environment(hub.url, tmp_path_factory.mktemp("builds"))) as process:
+        yield process
+
+
+@pytest.fixture
+def build_next(builds: CommandProcess, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
+    """The same as `build`, in the process that the tests before it used."""
+
+    def run(*options: str, **sections: Any) -> subprocess.CompletedProcess[str]:
+        write_config(tmp_path, "data", **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
+        return builds.run("build", "data.yaml", "--json", *options, folder=tmp_path)
+
+    return run
+
+
+def _environment(url: str, folder: Path) -> dict[str, str]:
+    """The environment variables of a build with the hub at `url`, whose clients keep their files in the folder."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    ours = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "HF_UPDATE_DOWNLOAD_COUNTS": "0"}
+    return kept | ours | {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "TOKENLOOM_STORE": "store"}
 
 
 def _raw_rows(store: Path, name: str = "data") -> dict[str, list[Row]]:
@@ -165,11 +188,11 @@ def test_a_hub_dataset_has_the_rows_of_its_files_in_all_splits(build: BuildComma
     ],
 )
 def test_splits_revisions_and_subsets_are_selected(
-    build: BuildCommand, hub: HubServer, tmp_path: Path, dataset: Row, found: dict[str, list[Row]]
+    build_next: BuildCommand, hub: HubServer, tmp_path: Path, dataset: Row, found: dict[str, list[Row]]
 ) -> None:
     if dataset.get("revision") == "COMMIT":
         dataset = dataset | {"revision": hub.snapshot("datasets", "org/rows", "v1").commit}
-    _stages(build("--stage", "raw", dataset=dataset))
+    _stages(build_next("--stage", "raw", dataset=dataset))
     assert _raw_rows(tmp_path / "store") == found
     commit = hub.snapshot("datasets", dataset["name"], "v1" if "revision" in dataset else "main").commit
     assert ArtifactStore(tmp_path / "store").manifest("data", "raw").notes["commit"] == commit
@@ -222,14 +245,14 @@ def test_a_hub_dataset_streams_the_rows_of_a_build(
     ],
 )
 def test_missing_datasets_revisions_and_subsets_are_reported_with_the_line(
-    build: BuildCommand, dataset: Row, message: str
+    build_next: BuildCommand, dataset: Row, message: str
 ) -> None:
-    error = _error(build("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
+    error = _error(build_next("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
     assert error == f"data.yaml:{message}"
 
 
-def test_broken_files_are_reported_as_a_data_error(build: BuildCommand) -> None:
-    error = _error(build("--stage", "raw", dataset={"name": "org/broken"}), 3)
+def test_broken_files_are_reported_as_a_data_error(build_next: BuildCommand) -> None:
+    error = _error(build_next("--stage", "raw", dataset={"name": "org/broken"}), 3)
     assert error.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
     assert error.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
 
@@ -303,10 +326,10 @@ def test_a_hub_tokenizer_without_tokenizer_json_downloads_its_model_at_one_commi
     ],
 )
 def test_a_missing_tokenizer_is_reported_with_the_line(
-    build: BuildCommand, tmp_path: Path, name: str, message: str
+    build_next: BuildCommand, tmp_path: Path, name: str, message: str
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
-    error = _error(build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
+    error = _error(build_next(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
     assert error == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
 
 

@@ -16,7 +16,7 @@ from support.builds import SMALL, digests
 from support.dagster_project import Project, new_project, runnable
 from support.datasets_on_disk import write_dataset
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
-from support.terminal import run
+from support.terminal import run_here
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
@@ -208,15 +208,15 @@ def test_a_single_stage_reports_what_it_cannot_reproduce(tmp_path: Path, changed
 def test_rows_are_shown_and_sources_inspected_after_dropping(tmp_path: Path) -> None:
     write_dataset(tmp_path, 50, keep="sequences", dataset={"name": "small.jsonl", "val_split": 0.3})
     wanted = ["preview", "small.yaml", "--row", 0, 20, 49]
-    first = run(*wanted, folder=tmp_path)
+    first = run_here(*wanted, folder=tmp_path)
     assert first.returncode == 0
     drop(tmp_path / "store")
-    assert run(*wanted, folder=tmp_path).stdout == first.stdout
+    assert run_here(*wanted, folder=tmp_path).stdout == first.stdout
     drop(tmp_path / "store")
-    assert run(*wanted, "--inference", folder=tmp_path).returncode == 0
+    assert run_here(*wanted, "--inference", folder=tmp_path).returncode == 0
     drop(tmp_path / "store")
     left = stems(tmp_path / "store", "objects")
-    printed = run("inspect", "small.yaml", "--json", folder=tmp_path)
+    printed = run_here("inspect", "small.yaml", "--json", folder=tmp_path)
     assert (printed.returncode, sum(json.loads(printed.stdout)["splits"].values())) == (0, 50)
     drop(tmp_path / "store")
     assert len(stems(tmp_path / "store", "objects") - left) == 2  # the manifests of small@inspect

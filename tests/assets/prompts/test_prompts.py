@@ -216,9 +216,8 @@ def test_a_jinja_syntax_error_names_its_line(tmp_path: Path, broken: str, paddin
 def test_any_number_of_fields_is_distinguished_by_which_are_empty(render: Render, count: int) -> None:
     names = [f"f{index}" for index in range(count)]
     template = "".join(f"{{% if {name} %}}[{{{{ {name} }}}}]{{% endif %}}" for name in names) + "= {{ answer }}"
-    rows = [
-        {name: "" if index in (row, count - 1) else name for index, name in enumerate(names)} for row in range(count)
-    ]
+    empty = [row for row in range(count) if count < 100 or row % 64 in (0, 1, 62, 63)]  # at the ends of machine words
+    rows = [{name: "" if index in (row, count - 1) else name for index, name in enumerate(names)} for row in empty]
     rows = [{**row, "answer": f"a{index}"} for index, row in enumerate(rows)] + [dict.fromkeys([*names, "answer"], "x")]
     out = render(rows, {"format_type": "jinja", "template": template, "label_column": "answer", "add_eos": False})
     assert out.table["text"].to_pylist() == [

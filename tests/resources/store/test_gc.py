@@ -17,7 +17,7 @@ from support.builds import build, digests
 from support.datasets_on_disk import rows, write_dataset
 from support.garbage import DAY, NOW, content, gc, states
 from support.store_files import age, flip, latest, object_path, reachable, snapshot, stems, versions
-from support.terminal import run
+from support.terminal import run_here
 from tokenloom import open_dataset
 from tokenloom.errors import StoreAddressError, StoreError
 from tokenloom.resources.store import ArtifactStore
@@ -82,23 +82,23 @@ def test_without_delete_the_same_is_reported_and_nothing_changes(tmp_path: Path,
         build(config, tmp_path / "store")
     before = snapshot(tmp_path / "store")
     command = ["gc", "--keep", 1, "--older-than", "0s", "--json"]
-    dry = json.loads(run(*command, folder=tmp_path).stdout)
+    dry = json.loads(run_here(*command, folder=tmp_path).stdout)
     assert snapshot(tmp_path / "store") == before
-    printed = run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
+    printed = run_here("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path)
     assert "nothing was deleted; run with --delete to delete it" in printed.stdout
-    done = json.loads(run(*command, "--delete", folder=tmp_path).stdout)
+    done = json.loads(run_here(*command, "--delete", folder=tmp_path).stdout)
     assert {**done, "deleted": False} == dry
     freed = sum(len(data) for path, (data, _) in before.items() if not Path(path).exists())
     assert freed == sum(done[kind]["bytes"] for kind in ("versions", "actions", "objects", "tokenizers"))
     assert done["datasets"]["small"]["objects"] == done["objects"]["count"] > 0
-    assert "nothing to free" in run("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path).stdout
+    assert "nothing to free" in run_here("gc", "--keep", 1, "--older-than", "0s", folder=tmp_path).stdout
 
 
 @pytest.mark.parametrize(
     "arguments", [["--older-than", "1"], ["--older-than", "-1d"], ["--keep", "0"], ["--store", "no"]]
 )
 def test_a_wrong_command_is_refused(tmp_path: Path, arguments: list[str]) -> None:
-    done = run("gc", *arguments, folder=tmp_path)
+    done = run_here("gc", *arguments, folder=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 

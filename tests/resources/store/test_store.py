@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.store_files import snapshot
-from support.terminal import run
+from support.terminal import run_here
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.loaders import open_mixture
@@ -202,7 +202,7 @@ def test_a_store_of_another_format_is_refused_and_kept(tmp_path: Path, found: st
         with pytest.raises(StoreError, match=remedy):
             opened()
     for command in (["build", config], ["gc", "--delete"], ["verify"], ["versions", "small"]):
-        done = run(*command, "--store", store, folder=tmp_path)
+        done = run_here(*command, "--store", store, folder=tmp_path)
         assert done.returncode == 4
         assert found in done.stderr
     assert snapshot(store) == before
