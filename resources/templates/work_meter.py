@@ -1,14 +1,15 @@
 """Counts a template's work while it runs: the context with the count, and the operators that `instrument` inserts.
 
 Work is counted, not timed, so that every machine accepts the same rows. A character that is made or read is one unit,
-an item `ITEM`, a call `CALL`, a node of the body of a loop or macro `instrument.STEP` or more per iteration. Nothing is
-given back, so a row's limit also bounds the memory that its values take, at about 8 bytes per unit.
+an item `ITEM`, a call `CALL`, a node of the body of a loop or macro `instrument.STEP` per iteration. Nothing is given
+back, so a row's limit also bounds the memory that its values take, at about 8 bytes per unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import operator
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from types import BuiltinMethodType
 from typing import Any
 
@@ -26,7 +27,6 @@ MOST_BITS = 4096
 MOST_DEPTH = 64
 """Largest nesting depth of macro calls and recursive loops, and of lists and objects in a value."""
 
-_SCALARS = (int, float, bool, type(None))
 _CONTAINERS = (dict, list, tuple, range, type({}.keys()), type({}.values()), type({}.items()))
 
 
@@ -66,16 +66,13 @@ class MeteredContext(Context):
         Raises:
             SecurityError: the value is too large, nested too deeply, or not data.
         """
-        if value.__class__ is str:
-            self.spend(len(value))
-            return len(value)
         weight = 0
-        for size in _sizes(value):
+        for size in (len(value),) if value.__class__ is str else _sizes(value):
             weight += size
             self.spend(size)
         return weight
 
-    def counted(self, value: Any, each: int = ITEM) -> Any:
+    def made(self, value: Any, each: int = ITEM) -> Any:
         """Count a new value and return it; an iterator is wrapped so that it counts what it yields.
 
         Args:
@@ -97,7 +94,7 @@ class MeteredContext(Context):
     def _yielded(self, items: Iterator[Any]) -> Iterator[Any]:
         for item in items:
             self.spend(2 * CALL)
-            yield self.counted(item)
+            yield self.made(item)
 
 
 def _sizes(value: Any) -> Iterator[int]:
@@ -112,8 +109,8 @@ def _sizes(value: Any) -> Iterator[int]:
         for item in level:
             if isinstance(item, str):
                 yield ITEM + len(item)
-            elif item.__class__ in _SCALARS:
-                yield ITEM + (item.bit_length() if item.__class__ is int else 0)
+            elif isinstance(item, int | float | None):
+                yield ITEM + (item.bit_length() if isinstance(item, int) else 0)
             elif isinstance(item, _CONTAINERS):
                 yield ITEM + ITEM * len(item)
                 inner += () if isinstance(item, range) else item
@@ -153,27 +150,24 @@ def stepped(context: MeteredContext, work: int) -> bool:
 
 
 def weighed(context: MeteredContext, value: Any) -> Any:
-    kind = value.__class__
-    if kind is str:
+    if value.__class__ is str:
         context.left -= len(value)
         if context.left < 0:
             context.spend(0)
-    elif kind is int:
-        context.left -= value.bit_length()
-    elif kind is not bool:
+    elif value.__class__ is not bool:
         context.weigh(value)
     return value
 
 
 def searched(context: MeteredContext, value: Any) -> Any:
-    kind = value.__class__
-    if kind is not str and is_iterator(value):
-        return map(partial(weighed, context), value)
-    return value if kind is dict else weighed(context, value)
+    """Count what `in` reads: nothing of an object's values, and an iterator as a list."""
+    if value.__class__ is dict:
+        return value
+    return weighed(context, list(value) if is_iterator(value) else value)
 
 
-def counted(context: MeteredContext, value: Any) -> Any:
-    return context.counted(value)
+def made(context: MeteredContext, value: Any) -> Any:
+    return context.made(value)
 
 
 def joined(context: MeteredContext, *parts: Any) -> str:
@@ -188,33 +182,14 @@ def joined(context: MeteredContext, *parts: Any) -> str:
         return text
 
 
-def _adding(writes: bool) -> Callable[..., Any]:
-    def added(context: MeteredContext, total: Any, *terms: Any) -> Any:
-        if total.__class__ is str:
-            try:
-                context.left -= len(total) + sum(map(len, terms))
-            except TypeError:  # adding fails, too
-                pass
-            if context.left < 0:
-                context.spend(0)
-        for term in terms:
-            total = total + term
-        if total.__class__ is str:
-            return total
-        return weighed(context, total) if writes else context.counted(total)
-
-    return added
+def added(context: MeteredContext, *terms: Any) -> Any:
+    try:
+        context.spend(sum(map(len, terms)))
+    except TypeError:  # numbers
+        pass
+    total = reduce(operator.add, terms)
+    return total if total.__class__ is str else context.made(total)
 
 
-OPERATORS: dict[str, Callable[..., Any]] = {
-    f"work of {name}": pass_context(function)
-    for name, function in {
-        "stepped": stepped,
-        "weighed": weighed,
-        "searched": searched,
-        "counted": counted,
-        "joined": joined,
-        "added": _adding(writes=False),
-        "added and written": _adding(writes=True),
-    }.items()
-}
+OPERATORS = {f"work of {known.__name__}": pass_context(known) for known in (stepped, weighed, searched, made, joined, added)}
+"""The filters that `instrument` inserts."""
