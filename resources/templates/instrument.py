@@ -1,4 +1,4 @@
-"""Inserts the counting of work into a parsed template: steps of loops and macros, and what operators read and make.
+"""Inserts the counting of work into a parsed template: steps of loops and macros, and the sizes of operands.
 
 What counts are filters of `work_meter`, by names that no template can write.
 """
@@ -13,8 +13,7 @@ from jinja2.visitor import NodeTransformer
 
 STEP = 16
 """Units of work of each node of the syntax tree."""
-_MOST_TERMS = 8
-_OTHER_TEMPLATES = (n.Extends, n.Include, n.Import, n.FromImport, n.Block)
+_REPEATED = (n.For, n.Macro, n.CallBlock)
 
 
 class Instrument(NodeTransformer):
@@ -24,77 +23,57 @@ class Instrument(NodeTransformer):
         TemplateSyntaxError: the template uses other templates or HTML escaping.
     """
 
-    def generic_visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(node, _OTHER_TEMPLATES):
-            name = type(node).__name__.lower()
-            raise TemplateSyntaxError(f"{name} is not available: a template cannot use other templates", node.lineno)
-        if isinstance(node, n.EvalContextModifier):
-            raise TemplateSyntaxError("autoescape is not available: prompts are not HTML", node.lineno or 1)
-        return super().generic_visit(node, *args, **kwargs)
-
-    def visit_For(self, node: Any) -> Any:
-        work = sum(STEP + _literal(inner) for inner in node.find_all(n.Node))
-        step = _operator("stepped", n.Const(work, lineno=node.lineno))
+    def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
+        work = sum(STEP + _literal(inner) for inner in node.find_all(n.Node)) if isinstance(node, _REPEATED) else 0
         self.generic_visit(node)
-        node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
-        if getattr(node, "test", None):
-            node.test = n.And(step, node.test, lineno=node.lineno)
-        return node
-
-    visit_Macro = visit_CallBlock = visit_For
-
-    def visit_Output(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.nodes = [_weighed(part) for part in node.nodes]
-        return node
-
-    def visit_Concat(self, node: Any) -> Any:
-        self.generic_visit(node)
-        return _operator("joined", *node.nodes)
-
-    def visit_Add(self, node: Any) -> Any:
-        terms: list[Any] = []
-        while isinstance(node, n.Add) and len(terms) < _MOST_TERMS:
-            terms.insert(0, self.visit(node.right))
-            node = node.left
-        return _operator("added", self.visit(node), *terms)
-
-    def visit_Compare(self, node: Any) -> Any:
-        """Weigh the operands; a comparison with constants reads at most their length."""
-        self.generic_visit(node)
-        if not all(_constant(operand.expr) for operand in node.ops):
-            for operand in (node, *node.ops):
-                searches = getattr(operand, "op", None) in ("in", "notin")
-                operand.expr = _weighed(operand.expr, "searched" if searches else "weighed")
-        return node
-
-    def visit_Getitem(self, node: Any) -> Any:
-        self.generic_visit(node)
-        if isinstance(node.arg, n.Slice):
-            return _operator("made", node)
-        node.arg = _weighed(node.arg)
-        return node
-
-    def visit_Pair(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.key = _weighed(node.key)
+        match node:
+            case n.For() | n.Macro() | n.CallBlock():
+                step = _counted("stepped", n.Const(work, lineno=node.lineno))
+                node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
+                if getattr(node, "test", None):
+                    node.test = n.And(step, node.test, lineno=node.lineno)
+            case n.Output() | n.Concat():
+                node.nodes = [_weighed(part) for part in node.nodes]
+            case n.Add():
+                node.left, node.right = (
+                    part if isinstance(part, n.Add) or _is_free(part) else _counted("made", part)
+                    for part in (node.left, node.right)
+                )
+            case n.Compare() if not all(_is_free(operand.expr) for operand in node.ops):
+                for operand in (node, *node.ops):
+                    searches = getattr(operand, "op", None) in ("in", "notin")
+                    operand.expr = _weighed(operand.expr, "searched" if searches else "weighed")
+            case n.Getitem(arg=n.Slice()):
+                return _counted("made", node)
+            case n.Getitem():
+                node.arg = _weighed(node.arg)
+            case n.Pair():
+                node.key = _weighed(node.key)
+            case n.EvalContextModifier():
+                raise TemplateSyntaxError("autoescape is not available: prompts are not HTML", node.lineno or 1)
+            case n.Extends() | n.Include() | n.Import() | n.FromImport() | n.Block():
+                message = f"{type(node).__name__.lower()} is not available: a template cannot use other templates"
+                raise TemplateSyntaxError(message, node.lineno)
         return node
 
 
-def _operator(name: str, node: Any, *others: Any) -> Any:
+def _counted(name: str, node: Any) -> Any:
     """Return an expression that applies an operator of `work_meter`."""
-    return n.Filter(node, f"work of {name}", list(others), [], None, None, lineno=node.lineno)
+    return n.Filter(node, f"work of {name}", [], [], None, None, lineno=node.lineno)
 
 
 def _weighed(node: Any, operator: str = "weighed") -> Any:
-    return node if _constant(node) else _operator(operator, node)
+    return node if _is_free(node) else _counted(operator, node)
 
 
-def _constant(node: Any) -> bool:
-    """Return whether the node is literal, a list of literals, or a condition, which have no size to count."""
-    if isinstance(node, n.List | n.Tuple):
-        return all(map(_constant, node.items))
-    return isinstance(node, n.Const | n.TemplateData | n.Compare | n.Test | n.Not)
+def _is_free(node: Any) -> bool:
+    """Return whether the size of an expression is a constant, or is counted with its parts."""
+    match node:
+        case n.List() | n.Tuple():
+            return all(map(_is_free, node.items))
+        case n.Add():  # of text or numbers, if a term is
+            return any(isinstance(part, n.Const | n.Concat | n.Add) and _is_free(part) for part in (node.left, node.right))
+    return isinstance(node, n.Const | n.TemplateData | n.Concat | n.Compare | n.Test | n.Not)
 
 
 def _literal(node: Any) -> int:

@@ -23,8 +23,7 @@ from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 from markupsafe import Markup
 
 from tokenloom.resources.templates.instrument import Instrument
-from tokenloom.resources.templates.work_meter import CALL, ITEM, MOST_DEPTH, OPERATORS, MeteredContext
-from tokenloom.resources.templates.work_meter import check_bits, is_iterator
+from tokenloom.resources.templates.work_meter import CALL, ITEM, MOST_DEPTH, OPERATORS, MeteredContext, is_iterator
 
 _REFUSED = ("pprint", "random", "urlize", "xmlattr")
 """Filters for HTML and debugging, and `random`, whose result is not reproducible."""
@@ -115,32 +114,21 @@ _PRICED = _CONSUMING | _FORMATTING | _SLOW
 """Functions that cost more than what they read, also without arguments."""
 
 
-def _run(
-    context: MeteredContext, name: str, function: Any, args: Any, kwargs: Mapping[str, Any], bound: Any = ()
-) -> Any:
-    """Call a function; count what it reads before the call, and what it returns after it."""
-    if args and args[0].__class__ is str and len(args) == 1 and not kwargs and name not in _PRICED:
+def _run(name: str, function: Any, bound: Any, context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function; count what it reads before the call, and what it returns after it.
+
+    Args:
+        bound: arguments before the others; None for the context.
+    """
+    is_text = bool(args) and isinstance(args[0], str)
+    if is_text and len(args) == 1 and not kwargs and name not in _PRICED:
         context.left -= CALL + len(args[0])
     else:
         if name in _CONSUMING:
-            args = [list(value) if is_iterator(value) else value for value in args]
+            args = tuple(list(value) if is_iterator(value) else value for value in args)
         context.spend(_price(context, name, args, kwargs))
-    result = function(*bound, *args, **kwargs)
-    # items made of a text's characters are new strings
-    return context.made(result, 4 * ITEM if args and isinstance(args[0], str) else ITEM)
-
-
-def _metered(environment: Sandbox, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter or test that counts its work."""
-    kind = _PassArg.from_obj(function)
-    passed: dict[Any, Any] = {_PassArg.eval_context: environment.eval_context, _PassArg.environment: environment}
-    bound = (passed[kind],) if kind in passed else ()
-
-    @functools.wraps(function)
-    def run(context: MeteredContext, *args: Any, **kwargs: Any) -> Any:
-        return _run(context, name, function, args, kwargs, (context,) if kind is _PassArg.context else bound)
-
-    return pass_context(run)
+    result = function(*((context,) if bound is None else bound), *args, **kwargs)
+    return context.made(result, 4 * ITEM if is_text else ITEM)  # items made of a text's characters are new strings
 
 
 def _lipsum(*_: Any, **__: Any) -> str:
@@ -176,9 +164,15 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def meter(self) -> None:
         """Make all filters and tests count their work. Call it once, after the last one is added."""
-        self.filters = {name: _metered(self, name, function) for name, function in self.filters.items()} | OPERATORS
+        kinds = _PassArg.context, _PassArg.eval_context, _PassArg.environment
+        bound = dict(zip(kinds, (None, (self.eval_context,), (self,)), strict=True))
+
+        def metered(name: str, function: Any) -> Any:
+            return pass_context(functools.partial(_run, name, function, bound.get(_PassArg.from_obj(function), ())))
+
+        self.filters = {name: metered(name, function) for name, function in self.filters.items()} | OPERATORS
         self.filters["count"] = self.filters["length"]
-        self.tests |= {name: _metered(self, name, self.tests[name]) for name in self.tests.keys() - _FREE_TESTS}
+        self.tests |= {name: metered(name, self.tests[name]) for name in self.tests.keys() - _FREE_TESTS}
 
     def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(Instrument().visit(source), *args, **kwargs)
@@ -192,7 +186,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             context.spend(_price(context, "%", (left, right), {}))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            check_bits(left.bit_length() * right)
+            context.spend(CALL * left.bit_length() * max(right, 0))
         elif operator == "*":
             for items, count in ((left, right), (right, left)):
                 each = 1 if isinstance(items, str) else ITEM
@@ -239,7 +233,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             ):
                 raise SecurityError(f"a {kind.__name__} cannot be called")
             name = "dict" if function is dict or function is Namespace else "call"
-            return _run(context, name, functools.partial(function, **kwargs), args, {})
+            return _run(name, functools.partial(function, **kwargs), (), context, *args)
         context.depth += 1
         if context.depth > MOST_DEPTH:
             raise SecurityError(f"macros or loops call themselves more than {MOST_DEPTH} levels deep")
@@ -253,7 +247,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if name not in _METHODS.get(kind, ()):
             raise SecurityError(f"{name} of a {type(of).__name__} cannot be called")
         if name not in ("format", "format_map"):
-            return _run(context, name, getattr(type(of), name), (of, *args), kwargs)
+            return _run(name, getattr(type(of), name), (), context, of, *args, **kwargs)
         if type(of) is not str:
             raise SecurityError("a string marked as safe cannot be formatted")
         context.spend(CALL + 8 * len(of))

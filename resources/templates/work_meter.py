@@ -7,9 +7,7 @@ back, so a row's limit also bounds the memory that its values take, at about 8 b
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from types import BuiltinMethodType
 from typing import Any
 
@@ -79,11 +77,14 @@ class MeteredContext(Context):
             each: units for each item.
         """
         if isinstance(value, str):
-            self.spend(len(value))
+            self.left -= len(value)
+            if self.left < 0:
+                self.spend(0)
+        elif isinstance(value, int):
+            if value.bit_length() > MOST_BITS:
+                raise SecurityError(f"an integer has more than {MOST_BITS} bits")
         elif isinstance(value, list | tuple | dict):
             self.spend(len(value) * each)
-        elif value.__class__ is int:
-            check_bits(value.bit_length())
         elif isinstance(value, set):
             raise SecurityError("a set has no order")
         elif is_iterator(value):
@@ -128,15 +129,6 @@ def _sizes(value: Any) -> Iterator[int]:
     raise SecurityError(f"a value is nested more than {MOST_DEPTH} levels deep")
 
 
-def check_bits(bits: int) -> None:
-    """
-    Raises:
-        SecurityError: an integer is too large.
-    """
-    if bits > MOST_BITS:
-        raise SecurityError(f"an integer has more than {MOST_BITS} bits")
-
-
 def is_iterator(value: Any) -> bool:
     """Return whether the value is an iterator, whose items are counted as they are read."""
     return hasattr(type(value), "__next__") and not isinstance(value, LoopContext | Cycler)
@@ -150,11 +142,14 @@ def stepped(context: MeteredContext, work: int) -> bool:
 
 
 def weighed(context: MeteredContext, value: Any) -> Any:
-    if value.__class__ is str:
+    kind = value.__class__
+    if kind is str:
         context.left -= len(value)
         if context.left < 0:
             context.spend(0)
-    elif value.__class__ is not bool:
+    elif kind is int:
+        context.left -= value.bit_length()
+    elif kind is not bool:
         context.weigh(value)
     return value
 
@@ -166,30 +161,5 @@ def searched(context: MeteredContext, value: Any) -> Any:
     return weighed(context, list(value) if is_iterator(value) else value)
 
 
-def made(context: MeteredContext, value: Any) -> Any:
-    return context.made(value)
-
-
-def joined(context: MeteredContext, *parts: Any) -> str:
-    try:
-        context.left -= sum(map(len, parts))
-        if context.left < 0:
-            context.spend(0)
-        return "".join(parts)
-    except TypeError:  # not all parts are text
-        text = "".join([str(weighed(context, part)) for part in parts])
-        context.spend(len(text))
-        return text
-
-
-def added(context: MeteredContext, *terms: Any) -> Any:
-    try:
-        context.spend(sum(map(len, terms)))
-    except TypeError:  # numbers
-        pass
-    total = reduce(operator.add, terms)
-    return total if total.__class__ is str else context.made(total)
-
-
-OPERATORS = {f"work of {known.__name__}": pass_context(known) for known in (stepped, weighed, searched, made, joined, added)}
+OPERATORS = {f"work of {known.__name__}": pass_context(known) for known in (stepped, weighed, searched, MeteredContext.made)}
 """The filters that `instrument` inserts."""
