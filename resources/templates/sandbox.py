@@ -1,16 +1,16 @@
 """The sandbox that templates run in: it limits what a template can reach and how much work it can do.
 
 Chat templates are downloaded with tokenizers, so they are untrusted. A template can reach its data, the methods and
-filters that read data, and its own macros; everything else raises `SecurityError`. Its work is counted: `instrument`
-inserts the counting of steps and operators into the parsed template, and `_run` counts calls. A call costs the size
-of what it reads and of what it returns, and `_price` adds what it can make from them.
+filters that read data, and its own macros; everything else raises `SecurityError`. Its work is counted: `work_meter`
+counts steps and operators, and `_run` counts calls. A call costs the size of what it reads, what `_price` adds for what
+it can make from that, and the size of what it returns.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -22,8 +22,8 @@ from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg, pass_context
 from markupsafe import Markup
 
-from tokenloom.resources.templates.instrument import Instrument
-from tokenloom.resources.templates.work_meter import CALL, ITEM, MOST_DEPTH, OPERATORS, MeteredContext, is_iterator
+from tokenloom.resources.templates import work_meter
+from tokenloom.resources.templates.work_meter import CALL, ITEM, OPERATORS, MeteredContext, is_iterator
 
 _REFUSED = ("pprint", "random", "urlize", "xmlattr")
 """Filters for HTML and debugging, and `random`, whose result is not reproducible."""
@@ -50,13 +50,15 @@ _FREE_TESTS = frozenset(
     "undefined".split()
 )
 """Tests that only look at a value's type or identity."""
+_OF_TEXT = frozenset(
+    "capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii "  # noqa: SIM905
+    "isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip "
+    "partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines "
+    "startswith strip swapcase title upper zfill".split()
+)
 _METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset(
-        "capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii "  # noqa: SIM905
-        "isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip "
-        "partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines "
-        "startswith strip swapcase title upper zfill".split()
-    ),
+    str: _OF_TEXT,
+    Markup: _OF_TEXT - {"format", "format_map"},
     dict: frozenset(("copy", "get", "items", "keys", "values")),
     list: frozenset(("copy", "count", "index")),
     tuple: frozenset(("count", "index")),
@@ -175,7 +177,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.tests |= {name: metered(name, self.tests[name]) for name in self.tests.keys() - _FREE_TESTS}
 
     def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
-        return super()._generate(Instrument().visit(source), *args, **kwargs)
+        return super()._generate(work_meter.Instrument().visit(source), *args, **kwargs)
 
     def call_filter(self, name: Any, *args: Any, **kwargs: Any) -> Any:
         if name in OPERATORS:
@@ -220,35 +222,26 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kind = type(function)
         of = function.__self__ if kind is MethodType or kind is BuiltinMethodType else None
         if kind is BuiltinMethodType or isinstance(of, Markup):
-            return self._method(context, function, of, args, kwargs)
+            name = function.__name__
+            if name not in _METHODS.get(type(of), ()):
+                raise SecurityError(f"{name} of a {type(of).__name__} cannot be called")
+            if name in ("format", "format_map"):
+                context.spend(CALL + 8 * len(of))
+                return context.made(_Formatter(context).vformat(of, args, args[0] if name == "format_map" else kwargs))
+            return _run(name, getattr(type(of), name), (), context, of, *args, **kwargs)
         context.spend(CALL + ITEM * (len(args) + len(kwargs)))
         if isinstance(of, jinja2.ext.Extension):
             args = (context, *args)
         elif kind is not Macro and kind is not LoopContext:
-            if not (
-                isinstance(function, Undefined)
-                or kind is Joiner
-                or isinstance(of, LoopContext | Cycler)
-                or any(function is known for known in self.globals.values())
-            ):
+            reads = isinstance(of, LoopContext | Cycler) or kind is Joiner or isinstance(function, Undefined)
+            if not reads and not any(function is known for known in self.globals.values()):
                 raise SecurityError(f"a {kind.__name__} cannot be called")
             name = "dict" if function is dict or function is Namespace else "call"
             return _run(name, functools.partial(function, **kwargs), (), context, *args)
         context.depth += 1
-        if context.depth > MOST_DEPTH:
-            raise SecurityError(f"macros or loops call themselves more than {MOST_DEPTH} levels deep")
+        if context.depth > work_meter.MOST_DEPTH:
+            raise SecurityError(f"macros or loops call themselves more than {work_meter.MOST_DEPTH} levels deep")
         try:
             return function(*args, **kwargs)
         finally:
             context.depth -= 1
-
-    def _method(self, context: MeteredContext, method: Any, of: Any, args: Any, kwargs: Any) -> Any:
-        name, kind = method.__name__, str if isinstance(of, str) else type(of)
-        if name not in _METHODS.get(kind, ()):
-            raise SecurityError(f"{name} of a {type(of).__name__} cannot be called")
-        if name not in ("format", "format_map"):
-            return _run(name, getattr(type(of), name), (), context, of, *args, **kwargs)
-        if type(of) is not str:
-            raise SecurityError("a string marked as safe cannot be formatted")
-        context.spend(CALL + 8 * len(of))
-        return context.made(_Formatter(context).vformat(of, args, args[0] if name == "format_map" else kwargs))
