@@ -45,6 +45,9 @@ _MULTIPLIED = frozenset(
     "tojson trim wordwrap zfill".split()
 )
 """Functions whose cost is at most the product of the first argument's size with the others'."""
+_PRICED = _CONSUMING | _FORMATTING | _SLOW
+"""Functions that can cost more than what they read without arguments."""
+_PRICED_WITH_ARGUMENTS = _PRICED | _BY_ATTRIBUTE | _MULTIPLIED | {"replace"}
 _FREE_TESTS = frozenset(
     "boolean callable defined escaped false float integer iterable mapping none number sameas sequence string true "  # noqa: SIM905
     "undefined".split()
@@ -91,6 +94,8 @@ def _price(context: MeteredContext, name: str, args: Any, kwargs: Mapping[str, A
     value, *others = (*args, *kwargs.values()) or ((),)
     size = _length(value) if name in _SHALLOW else context.weigh(value)
     read = size + sum(map(context.weigh, others))
+    if name not in _PRICED_WITH_ARGUMENTS:
+        return CALL
     if name in _BY_ATTRIBUTE and any(isinstance(v, str) and v.count(".") + v.count(",") > _MOST_PARTS for v in others):
         raise SecurityError(f"an attribute path has more than {_MOST_PARTS} dots and commas")
     if name == "sum" and any(isinstance(v, list | tuple) for v in others):
@@ -110,10 +115,6 @@ def _price(context: MeteredContext, name: str, args: Any, kwargs: Mapping[str, A
         cost += read * len(parts)
         cost += sum(_extent(others) if width == "*" else float(width or 0) for part in parts for width in part)
     return cost
-
-
-_PRICED = _CONSUMING | _FORMATTING | _SLOW
-"""Functions that cost more than what they read, also without arguments."""
 
 
 def _run(name: str, function: Any, bound: Any, context: MeteredContext, /, *args: Any, **kwargs: Any) -> Any:

@@ -164,8 +164,8 @@ class Instrument(NodeTransformer):
 
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
         work = _work_of(node) if isinstance(node, n.For | n.Macro | n.CallBlock) else 0
-        self.generic_visit(node)
-        match node:
+        matched = self.generic_visit(node)
+        match matched:
             case n.For() | n.Macro() | n.CallBlock():
                 step = _operator("spend", n.Const(work, lineno=node.lineno))
                 node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
