@@ -8,6 +8,6 @@ Modules, in the order in which they are used:
 - `chatml`: built-in chat templates for data without one.
 - `jinja`: compiles and renders a template, and finds where it places each value.
 - `static_analysis`: decides from a template's syntax whether it only places values.
-- `sandbox`: limits what a template can reach and how much work it can do. `instrument` adds the counting to the parsed
-  template, and `work_meter` counts while it runs. `deadline` ends what is not counted.
+- `sandbox`: limits what a template can reach and how much work it can do. `work_meter` counts the work, and `deadline`
+  ends what is not counted.
 """

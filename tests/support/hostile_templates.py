@@ -197,6 +197,10 @@ EXHAUSTING = [
     "{{ ('a' * 9999).join(['b'] * 9999) }}",
     "{{ messages[0].keys() - messages[1].keys() }}",
     "{{ (messages[0].keys() - messages[1].keys()) | list }}",
+    "{{ ('a' * 900000).rfind('ab' + 'a' * 450000) }}",
+    "{{ ('a' * 900000).rindex('ab' + 'a' * 450000) }}",
+    "{{ ('a' * 900000).rsplit('ab' + 'a' * 450000) }}",
+    "{{ ('a' * 900000).rpartition('ab' + 'a' * 450000) }}",
 ]  # fmt: skip
 
 UNAVAILABLE = [

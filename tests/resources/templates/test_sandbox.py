@@ -56,9 +56,9 @@ def test_hostile_templates_are_refused_quickly_and_reproducibly(template: str) -
 
 
 def test_a_template_cannot_call_what_counts_its_work() -> None:
-    template = JinjaTemplate("{{ messages | map('work of stepped', -5) | list }}")
-    assert "work of stepped" in template._template.environment.filters
-    with pytest.raises(TemplateError, match="No filter named 'work of stepped'"):
+    template = JinjaTemplate("{{ messages | map('work of spend', -5) | list }}")
+    assert "work of spend" in template._template.environment.filters
+    with pytest.raises(TemplateError, match="No filter named 'work of spend'"):
         template.render(VARIABLES)
 
 
