@@ -55,10 +55,9 @@ class Candidates:
             offsets: int64 [rows + 1], the bytes at which rows start and end.
         """
         unit = max(size.target // CANDIDATES, 1)
-        threshold = np.diff(offsets)
-        np.minimum(threshold, unit, out=threshold)
-        threshold *= (1 << 64) // (unit + 1)
-        low = np.flatnonzero(hashes < threshold.view(np.uint64))
+        threshold = np.minimum(np.diff(offsets), unit).view(np.uint64)
+        threshold *= np.uint64((1 << 64) // (unit + 1))
+        low = np.flatnonzero(hashes < threshold)
         return Candidates(offsets[low + 1], hashes[low])
 
     def join(self, other: Candidates) -> Candidates:

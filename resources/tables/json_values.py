@@ -156,12 +156,11 @@ def _has_too_many_cells(texts: pa.Array) -> bool:
         part = data[offsets[start] : offsets[end]]
         if len(part) > 2 * _PART and np.count_nonzero(part == ord("{")) * np.count_nonzero(part == ord(":")) > MAX_CELLS:
             return True  # one text, which cannot be split
-        found = pa.unify_schemas(
-            [pa.schema([("v", kind)]) for kind in (found, read_values(texts.slice(start, end - start)).type)],
-            promote_options="permissive",
-        )[0].type
-        if objects * _paths(found) > MAX_CELLS:
-            return True
+        if (kind := read_values(texts.slice(start, end - start)).type) != found:
+            schemas = [pa.schema([("v", found)]), pa.schema([("v", kind)])]
+            found = pa.unify_schemas(schemas, promote_options="permissive")[0].type
+            if objects * _paths(found) > MAX_CELLS:
+                return True
     return False
 
 

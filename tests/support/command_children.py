@@ -68,7 +68,7 @@ class CommandChildren:
         )
 
     def run(self, arguments: Sequence[str], cwd: Path, seconds: float = 300.0) -> Ended:
-        """Run `tokenloom` with the arguments in a folder, and kill it after so many seconds."""
+        """Run `tokenloom` with the arguments in a folder, or Python with `-c`, and kill it after so many seconds."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps([list(arguments), str(cwd), self._folder, seconds]) + "\n")
@@ -152,7 +152,9 @@ def _command(arguments: list[str], cwd: str, paths: list[str]) -> Any:
         from tokenloom.cli.main import main
 
         try:
-            code = main(arguments)
+            if arguments[0] == "-c":
+                exec(arguments[1], {})
+            code = main(arguments) if arguments[0] != "-c" else 0
         except SystemExit as error:  # argparse
             code = error.code if isinstance(error.code, int) else 1
         sys.stdout.flush()

@@ -115,14 +115,14 @@ def _cards() -> Iterator[HostileInput]:
     }
     for name, text in cards.items():
         files: dict[str, bytes | str] = {"x.jsonl": FIRST + LAST, "README.md": f"---\n{text}\n---\n# Card\n"}
-        yield HostileInput("hub card", name, _files(files), "", HUB)
+        yield HostileInput("hub card", name, _files(files), "2: .*dataset.format", HUB)
     yield HostileInput("hub card", "beside data files", _files(files), "0: 2 rows", CONFIG)
     scripts: dict[str, bytes | str] = {"data.py": "import os; os.system('touch run')", "x.jsonl": FIRST}
-    yield HostileInput("hub card", "a script", _files(scripts), "", HUB)
+    yield HostileInput("hub card", "a script", _files(scripts), "2: .*dataset.format", HUB)
 
     def fifo(folder: Path) -> None:
         (folder / "data").mkdir()
         (folder / "data" / "x.jsonl").write_bytes(FIRST)
         os.mkfifo(folder / "data" / "README.md")
 
-    yield HostileInput("hub card", "a FIFO", fifo, "", HUB)
+    yield HostileInput("hub card", "a FIFO", fifo, "2: .*dataset.format", HUB)

@@ -88,12 +88,13 @@ def verdict_of(ended: Ended) -> str:
 
 def _unclear(message: str) -> str:
     """Return why an error is not clear, or ""."""
-    lines = [line for line in message.splitlines() if line.strip()]
+    message = message.replace("\r", "\n")  # progress bars of libraries
+    lines = [line for line in message.split("\n") if line.strip()]
     if not lines:
         return "no message"
     if len(lines) > _LINES:
         return f"a message of {len(lines)} lines"
-    if max(map(len, lines)) > 2000:
+    if max(map(len, lines)) > 2010:
         return f"a line of {max(map(len, lines))} characters"
     if _CONTROL.search(message):
         return "a message with control characters"

@@ -59,7 +59,7 @@ STRINGS = {
     "only a protocol": "s3://",
     "only colons": "::::",
     "no tfds": "tfds://" + "x" * 3000,
-    "a hub name of dots": "../..",
+    "a name of 300,000 letters and a URL": "x" * 300_000 + " http://h/",
     "a hub name of 300 letters": "x" * 300 + "/y",
 }
 
