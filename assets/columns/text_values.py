@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.rejected_rows import Problem
 from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
 from tokenloom.config import Constant
-from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.errors import DataValidationError
+from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -125,8 +125,8 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
             parts.append(pa.repeat(pa.scalar(part), table.num_rows))
     if (size := sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)) > MAX_FILLED:
         raise DataValidationError(
-            f"columns: {role} takes {size >> 20:,} MiB for {table.num_rows:,} rows, more than the {MAX_FILLED >> 20} MiB "
-            f"supported per chunk; use fewer placeholders in dataset.column_mapping.{role}"
+            f"columns: {role} takes {size >> 20:,} MiB for {table.num_rows:,} rows, more than the "
+            f"{MAX_FILLED >> 20} MiB supported per chunk; use fewer placeholders in dataset.column_mapping.{role}"
         )
     joined = pc.binary_join_element_wise(*parts, "") if parts else empty_texts(table.num_rows)
     message = f"a value in {template} is neither text nor a list of texts"

@@ -154,7 +154,10 @@ def _has_too_many_cells(texts: pa.Array) -> bool:
     found: pa.DataType = pa.null()
     for start, end in pairwise(np.unique([0, *np.minimum(ends, len(texts))]).tolist()):
         part = data[offsets[start] : offsets[end]]
-        if len(part) > 2 * _PART and np.count_nonzero(part == ord("{")) * np.count_nonzero(part == ord(":")) > MAX_CELLS:
+        if (
+            len(part) > 2 * _PART
+            and np.count_nonzero(part == ord("{")) * np.count_nonzero(part == ord(":")) > MAX_CELLS
+        ):
             return True  # one text, which cannot be split
         if (kind := read_values(texts.slice(start, end - start)).type) != found:
             schemas = [pa.schema([("v", found)]), pa.schema([("v", kind)])]

@@ -72,9 +72,7 @@ def test_every_input_ends_with_a_verdict(tmp_path: Path, children: CommandChildr
         ("import sys; sys.exit(2)", "no message"),
     ],
 )
-def test_the_sweep_sees_what_it_looks_for(
-    tmp_path: Path, children: CommandChildren, program: str, fault: str
-) -> None:
+def test_the_sweep_sees_what_it_looks_for(tmp_path: Path, children: CommandChildren, program: str, fault: str) -> None:
     hostile = HostileInput("", "", lambda folder: None)
     ended = children.run(["-c", program], tmp_path, seconds=8.0)
     assert fault in hostile.fault(ended, MEMORY, CPU_SECONDS)

@@ -89,9 +89,6 @@ class CommandChildren:
 
 
 def _serve() -> None:
-    import pyarrow.csv
-    import pyarrow.json
-    import pyarrow.parquet
     import tokenizers  # noqa: F401
 
     import tokenloom.assets.building.target

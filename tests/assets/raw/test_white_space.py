@@ -15,7 +15,9 @@ from tokenloom.assets.raw.formats.record_boundaries import Lines, is_solid, reco
 SPACES = " \t\r\n"
 
 
-@given(st.lists(st.tuples(st.text(SPACES, max_size=200), st.sampled_from(["", "x", "x y"]), st.text(SPACES, max_size=200))))
+@given(
+    st.lists(st.tuples(st.text(SPACES, max_size=200), st.sampled_from(["", "x", "x y"]), st.text(SPACES, max_size=200)))
+)
 def test_content_is_what_python_strips_to(parts: list[tuple[str, str, str]]) -> None:
     records = ["".join(part) for part in parts]
     data = np.frombuffer("".join(records).encode(), np.uint8)

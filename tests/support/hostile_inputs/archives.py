@@ -55,11 +55,17 @@ def inputs() -> Iterator[HostileInput]:
         }.items():
             yield data_file("archive", f"{name}.jsonl{suffix}", content)
         line = FIRST + b'{"text": "' + b"\0" * 160 * MIB + b'"}\n' + LAST
-        yield data_file("archive bomb", f"one record.jsonl{suffix}", partial(_write, pack, line), "0: 3 rows, 1 rejected")
+        yield data_file(
+            "archive bomb", f"one record.jsonl{suffix}", partial(_write, pack, line), "0: 3 rows, 1 rejected"
+        )
         blank = FIRST + b"\n" * 64 * MIB + LAST
-        yield data_file("archive bomb", f"line ends.jsonl{suffix}", partial(_write, pack, blank), "0: 2 rows, 0 rejected")
+        yield data_file(
+            "archive bomb", f"line ends.jsonl{suffix}", partial(_write, pack, blank), "0: 2 rows, 0 rejected"
+        )
         many = FIRST * 300_000
-        yield data_file("archive bomb", f"rows.jsonl{suffix}", partial(_write, pack, many), "0: 300000 rows, 0 rejected")
+        yield data_file(
+            "archive bomb", f"rows.jsonl{suffix}", partial(_write, pack, many), "0: 300000 rows, 0 rejected"
+        )
         yield data_file("archive bomb", f"zeros.parquet{suffix}", partial(_write, pack, bytes(256 * MIB)), "3: .*")
         twice = partial(_write, lambda data, pack=pack: pack(pack(data)), b"x" * 64 * MIB)
         yield data_file("archive bomb", f"twice.txt{suffix}{suffix}", twice)
@@ -135,7 +141,13 @@ def _containers() -> Iterator[HostileInput]:
         "zip in zip": "zip://a.jsonl::zip://x.zip::{}/outer.zip",
         "a chain of 200": "zip://a.jsonl::" * 200 + "{}/x.zip",
     }
-    files = {"x.zip": zipped, "x.tar": tarred, "bomb.zip": bomb, "half.zip": zipped[:-20], "outer.zip": _zip({"x.zip": zipped})}
+    files = {
+        "x.zip": zipped,
+        "x.tar": tarred,
+        "bomb.zip": bomb,
+        "half.zip": zipped[:-20],
+        "outer.zip": _zip({"x.zip": zipped}),
+    }
     for name, address in inside.items():
 
         def write(folder: Path, address: str = address) -> None:
@@ -145,4 +157,3 @@ def _containers() -> Iterator[HostileInput]:
             (folder / "x.yaml").write_text(json.dumps(config))
 
         yield HostileInput("container", name, write)
-

@@ -27,7 +27,9 @@ def inputs() -> Iterator[HostileInput]:
 def _yaml() -> Iterator[HostileInput]:
     """Yield texts of YAML files."""
     bomb = "\n".join(["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)])
-    merges = "\n".join(["m0: &m0 {k: 1}"] + [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 10)}]" for n in range(1, 9)])
+    merges = "\n".join(
+        ["m0: &m0 {k: 1}"] + [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 10)}]" for n in range(1, 9)]
+    )
     texts: dict[str, str | bytes] = {
         "empty": "",
         "only a mark": b"\xef\xbb\xbf",
@@ -173,7 +175,9 @@ def _filters() -> Iterator[HostileInput]:
     }
     rows = FIRST + LAST + b'{"text": "%s"}\n' % (b"a" * 50_000 + b"!")
     for name, text in conditions.items():
-        yield declaration("filter", name, r"0: 3 rows|2: .*dataset.filters|3: .*no rows", rows, dataset={"filters": [text]})
+        yield declaration(
+            "filter", name, r"0: 3 rows|2: .*dataset.filters|3: .*no rows", rows, dataset={"filters": [text]}
+        )
     many = ["len(text) > 0"] * 3000
     yield declaration("filter", "3,000 filters", "", rows, dataset={"filters": many})
 
@@ -241,7 +245,7 @@ def _templates() -> Iterator[HostileInput]:
         template = {"format_type": "custom", "template": text, "train_on": "all"}
         yield declaration("custom template", name, "", prompt_template=template)
     jinja = {
-        "a loop of 10^10": "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}{{ text }}",
+        "a loop of 10^10": "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
         "a power": "{{ 9 ** 9 ** 9 ** 9 }}{{ text }}",
         "a text times 10^9": "{{ text * 10 ** 9 }}",
         "a class": "{{ text.__class__.__mro__[1].__subclasses__() }}",
@@ -270,7 +274,9 @@ def _templates() -> Iterator[HostileInput]:
         "a role of 1 MiB": [{"role": "r" * MIB, "content": "x"}],
         "10,000 turns": [{"role": ("user", "assistant")[n % 2], "content": "x"} for n in range(10_000)],
         "deep arguments": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": _deep(60)}}]}],
-        "arguments of text": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 9999}}]}],
+        "arguments of text": [
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 9999}}]}
+        ],
         "10,000 calls": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}] * 10_000}],
         "a class as key": [{"role": "user", "__class__": 1, "content": "x"}],
         "content of lists": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 10_000}],

@@ -27,7 +27,7 @@ def inputs() -> Iterator[HostileInput]:
         "lone surrogates in UTF-16": codecs.BOM_UTF16_LE + b"\x00\xd8" * 1000,
         "noise": noise,
         "noise with a mark of UTF-16": codecs.BOM_UTF16_BE + noise,
-        "UTF-7": "+AHsAIgB0AGUAeAB0ACIAOgAiAHgAIgB9-\n".encode(),
+        "UTF-7": b"+AHsAIgB0AGUAeAB0ACIAOgAiAHgAIgB9-\n",
         "EBCDIC": TEXT.encode("cp500"),
         "Shift JIS": "これは文章です。\n".encode("shift_jis") * 100,
         "GB18030": "这是一个句子。\n".encode("gb18030") * 100,
@@ -38,6 +38,16 @@ def inputs() -> Iterator[HostileInput]:
         yield data_file("encoding", f"{name}.jsonl", data)
         yield data_file("encoding", f"{name}.txt", data)
     declared = ("utf-16", "utf-32", "latin-1", "utf-7", "idna", "rot13", "base64", "zlib", "unicode_escape", "punycode")
-    for encoding in (*declared, "raw_unicode_escape", "undefined", "hz", "iso2022_kr", "x" * 5000, "../../etc", "\0", ""):
+    for encoding in (
+        *declared,
+        "raw_unicode_escape",
+        "undefined",
+        "hz",
+        "iso2022_kr",
+        "x" * 5000,
+        "../../etc",
+        "\0",
+        "",
+    ):
         name = f"declared {encoding[:12]!r}.txt".replace("/", " ").replace("\\", "")
         yield data_file("encoding", name, TEXT.encode(), dataset={"encoding": encoding})

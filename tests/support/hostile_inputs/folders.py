@@ -52,7 +52,9 @@ def _saved() -> Iterator[HostileInput]:
         "deep state": {"state.json": "[" * 100_000},
         "state of a list": {"state.json": "[]"},
         "no JSON": {"state.json": "\0\xff"},
-        "files elsewhere": {"state.json": json.dumps({**STATE, "_data_files": [{"filename": "../../../../etc/passwd"}]})},
+        "files elsewhere": {
+            "state.json": json.dumps({**STATE, "_data_files": [{"filename": "../../../../etc/passwd"}]})
+        },
         "a device": {"state.json": json.dumps({**STATE, "_data_files": [{"filename": "/dev/zero"}]})},
         "10,000 files": {"state.json": json.dumps({**STATE, "_data_files": STATE["_data_files"] * 10_000})},
         "an unknown format": {"state.json": json.dumps({**STATE, "_format_type": "os.system"})},
@@ -61,7 +63,9 @@ def _saved() -> Iterator[HostileInput]:
         "deep features": {"dataset_info.json": json.dumps({"features": {"text": _deep(200)}})},
         "images of files": {"dataset_info.json": json.dumps({"features": {"text": {"_type": "Image"}}})},
         "features of 8 MiB": {"dataset_info.json": json.dumps({"features": FEATURES, "description": "x" * 8 * MIB})},
-        "50,000 features": {"dataset_info.json": json.dumps({"features": {f"k{n}": FEATURES["text"] for n in range(50_000)}})},
+        "50,000 features": {
+            "dataset_info.json": json.dumps({"features": {f"k{n}": FEATURES["text"] for n in range(50_000)}})
+        },
     }
     for name, files in other.items():
         yield HostileInput("saved dataset", name, _files({**good, **files}), "", CONFIG)
@@ -82,7 +86,9 @@ def _deep(levels: int) -> Any:
 def _cards() -> Iterator[HostileInput]:
     """Yield folders that `datasets` reads as it reads a repository of the hub: by the YAML of its card."""
     bomb = "\n".join(["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)])
-    merges = "\n".join(["m0: &m0 {k: 1}"] + [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 10)}]" for n in range(1, 8)])
+    merges = "\n".join(
+        ["m0: &m0 {k: 1}"] + [f"m{n}: &m{n}\n  <<: [{', '.join([f'*m{n - 1}'] * 10)}]" for n in range(1, 8)]
+    )
     configs = "configs:\n- config_name: default\n  data_files: "
     cards = {
         "an alias bomb": bomb,

@@ -122,7 +122,9 @@ def data_file(kind: str, name: str, content: bytes | Callable[[Path], object], v
     return HostileInput(kind, f"{command[0]} {name}" * (command != BUILD) or name, write, verdict, config, command)
 
 
-def declaration(kind: str, name: str, verdict: str = "", rows: bytes = FIRST + LAST, /, **sections: Any) -> HostileInput:
+def declaration(
+    kind: str, name: str, verdict: str = "", rows: bytes = FIRST + LAST, /, **sections: Any
+) -> HostileInput:
     """Return an input that is the YAML of a small JSON Lines file."""
     config = {**DEFAULTS, **sections, "dataset": {"name": "x.jsonl", **sections.get("dataset", {})}}
     command = config.pop("command", BUILD)

@@ -184,7 +184,9 @@ def _long() -> Iterator[HostileInput]:
     yield data_file("json size", "300,000 bad lines.jsonl", FIRST + b"{\n" * 300_000, "0: 300001 rows, 300000 rejected")
     bad = b'{"text": "\xff"}\n' * 100_000
     yield data_file("json size", "100,000 lines that are not UTF-8.jsonl", FIRST + bad, "0: 100001 rows, 100000 rej")
-    yield data_file("json size", "100 letters at most.jsonl", FIRST * 9, "3: .*", dataset={"reader": {"max_record_bytes": 9}})
+    yield data_file(
+        "json size", "100 letters at most.jsonl", FIRST * 9, "3: .*", dataset={"reader": {"max_record_bytes": 9}}
+    )
     many = b'{"text": "' + b"x" * 300_000 + b'"}\n'
     yield data_file("json size", "60 large records.jsonl", many * 60, "0: 60 rows, 0 rejected")
     mixed = FIRST * 1000 + b'{"text": "' + b"x" * 30 * MIB + b'"}\n' + FIRST * 1000
@@ -194,7 +196,19 @@ def _long() -> Iterator[HostileInput]:
 def _roots() -> Iterator[HostileInput]:
     """Yield paths to the rows that lead nowhere, or far."""
     nested = b'{"a": {"b": [{"text": "x", "c": [{"d": 1}]}]}}'
-    roots = ("a.b[]", "a[]", "b[]", "a.b[].c[]", "a.b[].x[]", "a.b", "[]", "a..b[]", "`a.b[]", "a.b[]" * 500, "x" * 9999)
+    roots = (
+        "a.b[]",
+        "a[]",
+        "b[]",
+        "a.b[].c[]",
+        "a.b[].x[]",
+        "a.b",
+        "[]",
+        "a..b[]",
+        "`a.b[]",
+        "a.b[]" * 500,
+        "x" * 9999,
+    )
     for number, root in enumerate(roots):
         yield data_file("json root", f"root {number}.json", nested, dataset={"reader": {"root": root}})
     rows = b'{"a": [%s]}' % b",".join([b'{"b": [%s]}' % b",".join([b'{"text": "x"}'] * 300)] * 300)

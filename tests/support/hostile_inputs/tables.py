@@ -74,7 +74,7 @@ def _repeated(value: Any, rows: int) -> pa.Table:
 
 
 def _parquet() -> dict[str, Write]:
-    dates = [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)]  # noqa: DTZ001
+    dates = [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)]
     return {
         "2^21 rows of nulls": _written(lambda: pa.table({"text": pa.nulls(1 << 21, pa.string())})),
         "2^21 rows without columns": _written(lambda: pa.table({"a": pa.nulls(1 << 21)}).select([])),
@@ -106,14 +106,18 @@ def _parquet() -> dict[str, Write]:
         "the row's own name": _written(lambda: pa.table({"text": ["x"], "_row": [1]})),
         "no rows": _written(lambda: _texts(0)),
         "text that is not UTF-8": _written(
-            lambda: pa.table({"text": pa.array([b"\xff\xfe", b"ok"]).view(pa.binary()).cast(pa.string(), safe=False)})
-            if False
-            else pa.table({"text": pa.StringArray.from_buffers(2, *pa.array([b"\xff\xfe", b"ok"]).buffers()[1:])})
+            lambda: (
+                pa.table({"text": pa.array([b"\xff\xfe", b"ok"]).view(pa.binary()).cast(pa.string(), safe=False)})
+                if False
+                else pa.table({"text": pa.StringArray.from_buffers(2, *pa.array([b"\xff\xfe", b"ok"]).buffers()[1:])})
+            )
         ),
         "text of bytes": _written(lambda: pa.table({"text": pa.array([b"x", b"\xff"], pa.binary())})),
         "text of dates": _written(lambda: pa.table({"text": pa.array(dates, pa.timestamp("us"))})),
         "far dates": _written(
-            lambda: pa.table({"text": ["x", "y"], "at": pa.array([-(1 << 62), 1 << 62]).cast(pa.timestamp("us", "UTC"))})
+            lambda: pa.table(
+                {"text": ["x", "y"], "at": pa.array([-(1 << 62), 1 << 62]).cast(pa.timestamp("us", "UTC"))}
+            )
         ),
         "an unknown time zone": _written(
             lambda: pa.table({"text": ["x"], "at": pa.array([0]).cast(pa.timestamp("us", "Nowhere/Never"))})
@@ -152,7 +156,10 @@ def _damaged() -> dict[str, bytes]:
     def file(changed: bytes, stated: int | None = None) -> bytes:
         return pages + changed + struct.pack("<I", len(changed) if stated is None else stated) + b"PAR1"
 
-    found = {f"a footer of {stated:,} bytes": file(footer, stated) for stated in (0, 1, size - 1, size + 1, 1 << 31, 2**32 - 1)}
+    found = {
+        f"a footer of {stated:,} bytes": file(footer, stated)
+        for stated in (0, 1, size - 1, size + 1, 1 << 31, 2**32 - 1)
+    }
     for count in (-1, 0, 1, 1 << 31, 1 << 40, (1 << 62) - 1):
         found[f"a count of {count:,} rows"] = file(footer.replace(_varint(ROWS), _varint(count)))
         at = footer.index(_varint(ROWS))
@@ -206,12 +213,13 @@ def _arrow() -> dict[str, Write]:
         "a dictionary of 64 MiB": lambda: _repeated("x" * 64 * MIB, 50),
         "a cell of 32 KiB 20,000 times": lambda: _repeated("x" * (32 << 10), 20_000),
         "a union": lambda: pa.table(
-            {"text": ["x", "y"], "u": pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])}
+            {
+                "text": ["x", "y"],
+                "u": pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])]),
+            }
         ),
         "text views": lambda: pa.table({"text": pa.array(["x" * 20, "y"], pa.string_view())}),
-        "list views": lambda: pa.table(
-            {"text": ["x"], "v": pa.array([[1, 2]], pa.list_view(pa.int64()))}
-        ),
+        "list views": lambda: pa.table({"text": ["x"], "v": pa.array([[1, 2]], pa.list_view(pa.int64()))}),
         "list views that overlap": lambda: pa.table(
             {
                 "text": ["x"] * 10_000,
@@ -228,18 +236,22 @@ def _arrow() -> dict[str, Write]:
         found[name] = lambda path, table=table: path.write_bytes(_arrow_bytes(table()))
     good = _arrow_bytes(_texts(5000))
     found["zeros that unpack to 512 MiB"] = lambda path: path.write_bytes(
-        _arrow_bytes(pa.table({"text": ["x"], "b": pa.array([bytes(512 * MIB)], pa.large_binary())}), compression="zstd")
+        _arrow_bytes(
+            pa.table({"text": ["x"], "b": pa.array([bytes(512 * MIB)], pa.large_binary())}), compression="zstd"
+        )
     )
     found["half a file"] = lambda path: path.write_bytes(good[: len(good) // 2])
     found["half a stream"] = lambda path: path.write_bytes(_arrow_bytes(_texts(5000), True)[:5000])
     found["only marks"] = lambda path: path.write_bytes(b"ARROW1\0\0ARROW1")
     found["a footer of 2 GiB"] = lambda path: path.write_bytes(good[:-10] + struct.pack("<i", 2**31 - 1) + b"ARROW1")
     found["a footer of -1"] = lambda path: path.write_bytes(good[:-10] + struct.pack("<i", -1) + b"ARROW1")
-    found["a message of 2 GiB"] = lambda path: path.write_bytes(b"\xff\xff\xff\xff" + struct.pack("<i", 2**31 - 1) + good)
+    found["a message of 2 GiB"] = lambda path: path.write_bytes(
+        b"\xff\xff\xff\xff" + struct.pack("<i", 2**31 - 1) + good
+    )
     for seed in range(16):
         found[f"damage {seed}"] = lambda path, seed=seed: path.write_bytes(_mutated(good, seed, 3 + seed))
         metadata = good[:8] + _mutated(good[8:400], seed, 2) + good[400:]
         found[f"schema damage {seed}"] = lambda path, metadata=metadata: path.write_bytes(metadata)
-        end = good[: -(600)] + _mutated(good[-600:], seed, 2)
+        end = good[:-(600)] + _mutated(good[-600:], seed, 2)
         found[f"footer damage {seed}"] = lambda path, end=end: path.write_bytes(end)
     return found

@@ -11,7 +11,7 @@ DELIMITED = {
     "a quote in a header": b'"text,b\nx,1\n',
     "a quote inside": b'text,b\nx"y"z,1\nx,2\n',
     "text after a quote": b'text,b\n"x"y,1\nx,2\n',
-    "quotes of quotes": b'text,b\n' + b'"' * 999_999 + b",1\nx,2\n",
+    "quotes of quotes": b"text,b\n" + b'"' * 999_999 + b",1\nx,2\n",
     "only quotes": b'"' * MIB,
     "only delimiters": b"," * MIB,
     "a million columns": b",".join(b"c%d" % n for n in range(1_000_000)) + b"\nx\n",
@@ -29,7 +29,7 @@ DELIMITED = {
     "a name of 1 MiB": b"text," + b"n" * MIB + b"\nx,1\n",
     "carriage returns": b"text,b\rx,1\ry,2\r",
     "mixed line ends": b"text,b\r\nx,1\ry,2\nz,3\n\r\r\n",
-    "formulas": b'text,b\n"=cmd|\' /C calc\'!A0",@SUM(1)\n',
+    "formulas": b"text,b\n\"=cmd|' /C calc'!A0\",@SUM(1)\n",
     "semicolons": b"text;b;c\nx;1;2\n",
     "pipes and tabs": b"text|b\tc\nx|1\t2\n",
     "latin-1": b"text,b\ncaf\xe9,1\n",
@@ -37,9 +37,9 @@ DELIMITED = {
     "BOM": b"\xef\xbb\xbftext,b\nx,1\n",
     "BOM twice": b"\xef\xbb\xbf\xef\xbb\xbftext,b\nx,1\n",
     "a field of 70 MiB": b"text,b\nx,1\n" + b"y" * 70 * MIB + b",2\nz,3\n",
-    "a million empty quotes": b'text,b\n' + b'"",""\n' * 1_000_000,
+    "a million empty quotes": b"text,b\n" + b'"",""\n' * 1_000_000,
     "60 MiB of line ends": b"text,b\nx,1\n" + b"\n" * 60 * MIB + b"y,2\n",
-    "a quote per line": b'text,b\n' + b'"a\n",1\n' * 200_000,
+    "a quote per line": b"text,b\n" + b'"a\n",1\n' * 200_000,
 }
 """Files of delimited text, read as CSV."""
 

@@ -125,7 +125,9 @@ def _crafted() -> dict[str, bytes]:
             ]
         ),
         "an empty added token": topped(added_tokens=[{"id": len(vocab), "content": "", "special": True}]),
-        "truncation to 1": topped(truncation={"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}),
+        "truncation to 1": topped(
+            truncation={"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
+        ),
         "padding to 2^40": topped(
             padding={"strategy": {"Fixed": 1 << 40}, "direction": "Right", "pad_to_multiple_of": None}
             | {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
@@ -177,4 +179,6 @@ def _models() -> Iterator[HostileInput]:
 
     yield HostileInput("tokenizer.json", "a FIFO", fifo, "[12]: ", CONFIG)
     config = {**CONFIG, "tokenizer": {"name_or_path": "/dev/zero"}}
-    yield HostileInput("tokenizer.json", "a device", lambda folder: (folder / "x.jsonl").write_bytes(FIRST), "2: ", config)
+    yield HostileInput(
+        "tokenizer.json", "a device", lambda folder: (folder / "x.jsonl").write_bytes(FIRST), "2: ", config
+    )
