@@ -32,7 +32,10 @@ def escaped(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}[^\s'\"<>]*")
+LONGEST_LINE, MOST_LINES = 2000, 60
+"""Most characters of a line of a message, and most lines of a message: names and lists of names can be any length."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,63}:/{1,2}[^\s'\"<>]*")  # bounded, so that long words take linear time
 _PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/{1,2})(.*)", re.DOTALL)
 """Protocol and rest; `pathlib.Path` turns `//` into `/`."""
 
@@ -72,13 +75,26 @@ def _redacted_part(url: str) -> str:
     return f"{parts[1]}{rest}"
 
 
+def shortened(message: str) -> str:
+    """Return a message of at most `MOST_LINES` lines of at most `LONGEST_LINE` characters; `…` replaces the middle of
+    longer lines."""
+    if len(message) <= LONGEST_LINE and message.count("\n") < MOST_LINES:
+        return message
+    lines = message.split("\n")
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = [f"… and {len(lines) - MOST_LINES + 1:,} more lines"]
+    half = LONGEST_LINE // 2 - 2
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:half]} … {line[-half:]}" for line in lines)
+
+
 class TokenloomError(Exception):
-    """Base class of all errors that tokenloom raises on purpose. Its message shows no credentials of URLs."""
+    """Base class of all errors that tokenloom raises on purpose. Its message shows no credentials of URLs, and is
+    `shortened`."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str = ""):
-        super().__init__(redacted(message))
+        super().__init__(shortened(redacted(message)))
 
 
 @dataclass(frozen=True)

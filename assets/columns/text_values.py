@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.rejected_rows import Problem
 from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
 from tokenloom.config import Constant
+from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
@@ -27,6 +28,8 @@ from tokenloom.resources.tables.nested_paths import Path, evaluate, item_at, lis
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, row_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_FILLED = 1 << 29
+"""Most bytes of the texts that a template of `dataset.column_mapping` gives for a chunk."""
 _NO_INDEX = np.iinfo(np.int64).max // 2
 
 
@@ -106,8 +109,12 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, list[Problem]]:
-    """Fill in a template for each row."""
-    parts: list[pa.Array | str] = []
+    """Fill in a template for each row.
+
+    Raises:
+        DataValidationError: the texts of all rows take more than `MAX_FILLED` bytes.
+    """
+    parts: list[pa.Array] = []
     not_text = np.zeros(table.num_rows, bool)
     for part in template.parts:
         if isinstance(part, Placeholder):
@@ -116,6 +123,11 @@ def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, l
             not_text |= bad
         else:
             parts.append(pa.repeat(pa.scalar(part), table.num_rows))
+    if (size := sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in parts)) > MAX_FILLED:
+        raise DataValidationError(
+            f"columns: {role} takes {size >> 20:,} MiB for {table.num_rows:,} rows, more than the "
+            f"{MAX_FILLED >> 20} MiB supported per chunk; use fewer placeholders in dataset.column_mapping.{role}"
+        )
     joined = pc.binary_join_element_wise(*parts, "") if parts else empty_texts(table.num_rows)
     message = f"a value in {template} is neither text nor a list of texts"
     return joined, [Problem(not_text, "not_text", role, message, joined)]

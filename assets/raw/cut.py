@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tokenloom.assets.stage.definition import ChunkSize
-from tokenloom.resources.tables.ragged import Ints, offsets_of
+from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes
 
 CANDIDATES = 64
@@ -48,12 +48,17 @@ class Candidates:
         return Candidates(np.array([end], np.int64), np.array([_LOWEST]))
 
     @staticmethod
-    def of(hashes: Hashes, ends: Ints, sizes: Ints, size: ChunkSize) -> Candidates:
-        """Return the candidates among some rows: those with a low hash for their size."""
+    def of(hashes: Hashes, offsets: Ints, size: ChunkSize) -> Candidates:
+        """Return the candidates among some rows: those with a low hash for their size.
+
+        Args:
+            offsets: int64 [rows + 1], the bytes at which rows start and end.
+        """
         unit = max(size.target // CANDIDATES, 1)
-        threshold = np.minimum(sizes, unit).astype(np.uint64) * np.uint64((1 << 64) // (unit + 1))
+        threshold = np.minimum(np.diff(offsets), unit).view(np.uint64)
+        threshold *= np.uint64((1 << 64) // (unit + 1))
         low = np.flatnonzero(hashes < threshold)
-        return Candidates(ends[low], hashes[low])
+        return Candidates(offsets[low + 1], hashes[low])
 
     def join(self, other: Candidates) -> Candidates:
         """Return these candidates followed by others."""
@@ -120,8 +125,8 @@ class Block(Protocol):
         ...
 
     @property
-    def sizes(self) -> Ints:
-        """int64 [rows]: the rows' sizes in bytes."""
+    def offsets(self) -> Ints:
+        """int64 [rows + 1]: the bytes at which rows start, from 0, and the size of all of them."""
         ...
 
     def slice(self: B, start: int, end: int) -> B:
@@ -144,17 +149,19 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
             stream starts a file.
     """
     pending: list[B] = []
-    pending_bytes, candidates = 0, before or Candidates.at(0)
+    pending_bytes, pending_rows, candidates = 0, 0, before or Candidates.at(0)
     for block in blocks:
         pending.append(block)
-        sizes = block.sizes
-        ends = pending_bytes + np.cumsum(sizes)
-        candidates = candidates.join(Candidates.of(block.hashes, ends, sizes, size))
-        pending_bytes += int(sizes.sum())
-        if pending_bytes >= 2 * size.target:
+        offsets = block.offsets
+        new = Candidates.of(block.hashes, offsets, size)
+        candidates = candidates.join(Candidates(new.ends + pending_bytes, new.hashes))
+        pending_bytes += int(offsets[-1])
+        pending_rows += len(offsets) - 1
+        if pending_bytes >= 2 * size.target or pending_rows >= 2 * size.max_rows:
             whole = _chunks(_joined(pending), size, candidates, last=False)
             pending.append(whole.pop())
-            pending_bytes -= (done := sum(int(chunk.sizes.sum()) for chunk in whole))
+            pending_bytes -= (done := sum(int(chunk.offsets[-1]) for chunk in whole))
+            pending_rows = len(pending[0].hashes)
             candidates = candidates.since(done, size.reach)
             while whole:
                 yield whole.pop(0)
@@ -176,7 +183,7 @@ def _chunks(block: B, size: ChunkSize, candidates: Candidates, last: bool) -> li
         candidates: those of the block, and those less than a reach before it.
         last: whether the block is the last one; if not, the end of its last chunk is not final.
     """
-    offsets = offsets_of(block.sizes)
+    offsets = block.offsets
     natural = candidates.join(Candidates.at(int(offsets[-1]))).lowest(size.reach)
     rows = np.searchsorted(offsets, natural[natural > 0])
     bounds = np.unique(np.concatenate([[0], rows, [len(block.hashes)]]))

@@ -83,7 +83,7 @@ def unchanged_prefix(
         return Rest(window.rest(0))
     data = np.frombuffer(b"".join(window.views(ends[near], ends[sure])), np.uint8)
     block = RecordBlock(data, finder().find(data, True))
-    before = Candidates.of(block.hashes, block.bounds[1:], block.sizes, size).since(len(data), size.reach)
+    before = Candidates.of(block.hashes, block.bounds, size).since(len(data), size.reach)
     return Rest(window.rest(ends[sure]), sure, ends[sure], before)
 
 

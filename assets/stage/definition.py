@@ -36,8 +36,8 @@ class ChunkSize:
 
     @property
     def max_rows(self) -> int:
-        """The maximum number of rows in a chunk. Only rows of less than 4 bytes on average reach it."""
-        return max(self.maximum // 4, 1)
+        """The maximum number of rows in a chunk. Only rows of less than 16 bytes on average reach it."""
+        return max(self.maximum // 16, 1)
 
     @property
     def reach(self) -> int:

@@ -33,6 +33,7 @@ FORMATS = {
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
+_STARS = re.compile(r"(?:\*\*/)+")
 _DISK_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
@@ -69,6 +70,9 @@ def locate(config: PipelineConfig) -> Source:
     """
     name, declared = config.dataset.name, config.dataset.format
     if declared == "hub":
+        if local_path(config, name) is not None:
+            message = f"{name} is a local path, which `datasets` would read instead of the hub; omit this setting"
+            raise config.fault("dataset.format", message)
         return HubDataset(name)
     if name.startswith(PROTOCOL):
         return TfdsDataset(name.removeprefix(PROTOCOL))
@@ -121,7 +125,8 @@ def _expanded(name: str) -> Path:
 
 def _matches(pattern: Path) -> list[Path]:
     """Return the files that match a glob, sorted; `**` matches nested folders."""
-    paths = glob.glob(str(pattern), recursive=True)  # noqa: PTH207  # pathlib does not support absolute patterns
+    text = _STARS.sub("**/", str(pattern))  # glob walks all folders again for each `**`
+    paths = glob.glob(text, recursive=True)  # noqa: PTH207  # pathlib does not support absolute patterns
     return sorted(path for path in map(Path, paths) if path.is_file())
 
 

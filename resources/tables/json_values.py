@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
@@ -31,6 +31,12 @@ NULL, TEXT, BOOLEAN, INTEGER, FLOAT, LIST, OBJECT = range(7)
 
 MAX_DIGITS = 4300
 """Python reads no integer with more digits."""
+
+MAX_CELLS = 1 << 26
+"""Objects times paths of values that are read with Arrow, which needs some bytes for each path that an object lacks."""
+
+_PART = 1 << 15
+"""Bytes of JSON whose objects times names are always few."""
 
 _OBJECT, _LIST = msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[msgspec.Raw])
 _DECODER = json.JSONDecoder()
@@ -113,12 +119,15 @@ def read_values(texts: pa.Array, kind: pa.DataType | None = None, closed: bool =
 def arrow_values(texts: pa.Array) -> pa.Array | None:
     """Return JSON values as Arrow lists, structs and scalars if these hold all of them exactly, else None.
 
-    There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits. A field
-    that an object lacks is null; a path with only nulls has the type null or string.
+    There are none for a path with values of several kinds, or with numbers that are not integers of 64 bits, or if
+    they would have more than `MAX_CELLS` cells. A field that an object lacks is null; a path with only nulls has the
+    type null or string.
     """
     if too_deep(texts, MAX_DEPTH).any():
         return None
     try:
+        if _has_too_many_cells(texts):
+            return None
         values = read_values(texts)
         kind = without_dates(values.type, null_items=pa.string())
         if kind != values.type or not _is_valid(values):
@@ -127,6 +136,40 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return values if _is_exact(kind) else None
+
+
+def _has_too_many_cells(texts: pa.Array) -> bool:
+    """Return whether JSON values could have more than `MAX_CELLS` cells: a cell per object and path inside objects.
+
+    Counts the paths in the types of parts of the texts, each of which has few cells.
+
+    Raises:
+        ArrowInvalid, ArrowNotImplementedError: pyarrow cannot read the texts.
+    """
+    offsets, data = text_parts(texts.fill_null("") if texts.null_count else texts)
+    objects, names = (np.count_nonzero(data == ord(char)) for char in "{:")
+    if objects * names <= MAX_CELLS:
+        return False
+    ends = np.searchsorted(offsets, np.arange(_PART, offsets[-1] + _PART, _PART), side="right")
+    found: pa.DataType = pa.null()
+    for start, end in pairwise(np.unique([0, *np.minimum(ends, len(texts))]).tolist()):
+        part = data[offsets[start] : offsets[end]]
+        if (
+            len(part) > 2 * _PART
+            and np.count_nonzero(part == ord("{")) * np.count_nonzero(part == ord(":")) > MAX_CELLS
+        ):
+            return True  # one text, which cannot be split
+        if (kind := read_values(texts.slice(start, end - start)).type) != found:
+            schemas = [pa.schema([("v", found)]), pa.schema([("v", kind)])]
+            found = pa.unify_schemas(schemas, promote_options="permissive")[0].type
+            if objects * _paths(found) > MAX_CELLS:
+                return True
+    return False
+
+
+def _paths(kind: pa.DataType) -> int:
+    """Return the number of fields in a type, at any depth."""
+    return kind.num_fields + sum(_paths(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _is_valid(array: pa.Array) -> bool:

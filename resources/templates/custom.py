@@ -32,11 +32,11 @@ def parse_custom(config: PipelineConfig) -> list[Part]:
     """
     text = without_final_newline(config.prompt_template.template or "")
     parts: list[Part] = []
-    literal, at = "", 0
+    literal, at, line = "", 0, 0
     for match in _PART.finditer(text):
         literal += text[at : match.start()]
+        line += text.count("\n", at, match.start())
         at = match.end()
-        line = text.count("\n", 0, match.start())
         if match.group() in ("{{", "}}"):
             literal += match.group()[0]
         elif match.group(1) is None or not match.group(1).strip():

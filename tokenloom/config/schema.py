@@ -78,6 +78,13 @@ class Constant(Section):
     constant: str | bool | int | float
     """The value."""
 
+    @field_validator("constant")
+    @classmethod
+    def _of_64_bits(cls, value: str | bool | float) -> str | bool | float:
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{value} is not an integer of 64 bits; put it in quotes")
+        return value
+
 
 class DatasetConfig(Section):
     """Where the rows come from."""

@@ -8,25 +8,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.errors import SourceError
 from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, items_of, kinds_of, members_of, typed
-from tokenloom.resources.tables.ragged import Ints, one_array, row_of
+from tokenloom.resources.tables.ragged import Ints, one_array, row_of, text_parts
 
+MAX_REPEATED = 1 << 28
+"""Most bytes of the fields around the rows of a chunk, counted once per row."""
 _NOT_A_LIST = pa.scalar("0", pa.string())
 """JSON text of any value that is not a list."""
 
 
-def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, Ints, Ints]:
+def explode(table: pa.Table, lists: Sequence[Sequence[str]], name: str) -> tuple[pa.Table, Ints, Ints]:
     """Return one row for each item of the innermost list.
 
     Args:
         lists: for each level, the fields that lead from a row to the list with the rows of the next level.
+        name: the file, for messages.
 
     Returns:
         - A table of the items' fields, then the fields of the levels around them, which are named `outer.<name>` if an
           inner level has the same name. Items that are not objects are in a column with the name of the list.
         - int64 [rows], the record of each row.
         - int64, ascending: records without rows because the fields lead to something other than a list.
+
+    Raises:
+        SourceError: the fields around the rows take more than `MAX_REPEATED` bytes.
     """
     source, bad = np.arange(table.num_rows, dtype=np.int64), np.zeros(table.num_rows, bool)
     for keys in lists:
@@ -37,6 +44,11 @@ def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, 
         lengths = np.zeros(len(texts), np.int64)
         lengths[is_list], items = items_of(texts.filter(pa.array(is_list)))
         parent = row_of(lengths)
+        if (size := sum(int(_sizes(column) @ lengths) for column in rest.columns)) > MAX_REPEATED:
+            raise SourceError(
+                f"{name}: the fields around {'.'.join(keys)} take {size >> 20:,} MiB when each row repeats them, more "
+                f"than the {MAX_REPEATED >> 20} MiB supported; remove the large ones"
+            )
         inner = _as_table(items, keys[-1])
         outer = rest.take(pa.array(parent))
         for name, column in zip(outer.column_names, outer.columns, strict=True):
@@ -44,6 +56,14 @@ def explode(table: pa.Table, lists: Sequence[Sequence[str]]) -> tuple[pa.Table, 
         table, source = inner, source[parent]
     keep = ~bad[source]
     return (table if keep.all() else table.filter(pa.array(keep))), source[keep], np.flatnonzero(bad)
+
+
+def _sizes(column: pa.ChunkedArray) -> Ints:
+    """Return the bytes of each value of a column, int64 [rows]; 8 for those that are not text."""
+    array = json_texts(column) if is_json(column.type) else one_array(column)
+    if not pa.types.is_string(array.type):
+        return np.full(len(array), 8)
+    return np.diff(text_parts(array.fill_null("") if array.null_count else array)[0]).astype(np.int64)
 
 
 def _take_list(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Array, pa.Table]:

@@ -83,7 +83,7 @@ def parse_json(
     if keys is not None:
         table = table.add_column(0, KEY if KEY not in table.column_names else f"_{KEY}", typed(keys))
     if layout.inner:
-        table, source, bad = explode(table, layout.inner)
+        table, source, bad = explode(table, layout.inner, name)
         if len(bad):
             path = ".".join(layout.inner[-1])
             message = f"a value that dataset.reader.root names, such as {path}, is not a list"

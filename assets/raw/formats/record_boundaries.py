@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import SourceError
-from tokenloom.resources.tables.flags import Flags, any_of
-from tokenloom.resources.tables.ragged import Ints, ranges, text_array
+from tokenloom.resources.tables.flags import Flags
+from tokenloom.resources.tables.ragged import Ints, text_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_records
 
 Bytes = npt.NDArray[np.uint8]
@@ -25,11 +25,16 @@ equivalent."""
 SHOWN = 400
 """Bytes that are kept of a record that is too large."""
 _WITHOUT_BREAKS = bytes.maketrans(b"\r\n", b"  ")
+MOST_RECORDS = 1 << 20
+"""Most records of a block. Only records of less than four bytes on average reach it."""
+_STEPS = 64
+"""White space before or after a record that is skipped byte by byte in all records together."""
 _SLICE = 1 << 17
 """Records that are looked at together, so that arrays of their positions stay small."""
+_SPACES = b" \t\r\n"
 SPACE = np.zeros(256, bool)
 """bool [256]: which bytes are white space in JSON."""
-SPACE[[ord(char) for char in " \t\r\n"]] = True
+SPACE[list(_SPACES)] = True
 
 
 class Finder(Protocol):
@@ -82,9 +87,9 @@ class RecordBlock:
     skipped: tuple[Skipped, ...] = ()
 
     @property
-    def sizes(self) -> Ints:
-        """int64 [records]: the records' sizes in bytes."""
-        return np.diff(self.bounds)
+    def offsets(self) -> Ints:
+        """int64 [records + 1]: the bytes at which records start."""
+        return self.bounds
 
     @cached_property
     def _hashed(self) -> Hashes:
@@ -159,12 +164,22 @@ def record_blocks(
             bounds = finder.find(window, final)
             if bounds[-1]:
                 if len(bounds) > 1:
-                    yield record.ended(window, bounds)
+                    yield from _parts(record.ended(window, bounds))
                 record = _OpenRecord(finder, limit, line_ends, searched_again)
             window = window[bounds[-1] :]
             if not final or not bounds[-1]:
                 break
         rest = record.extended(window)
+
+
+def _parts(block: RecordBlock) -> Iterator[RecordBlock]:
+    """Yield a block in parts of at most `MOST_RECORDS` records."""
+    bounds = block.bounds
+    for start in range(0, len(bounds) - 1, MOST_RECORDS):
+        limits = bounds[start : start + MOST_RECORDS + 1]
+        skipped = (replace(one, record=one.record - start) for one in block.skipped)
+        within = tuple(one for one in skipped if 0 <= one.record < len(limits) - 1)
+        yield RecordBlock(block.data[limits[0] : limits[-1]], limits - limits[0], within)
 
 
 class _OpenRecord:
@@ -198,8 +213,10 @@ class _OpenRecord:
 
     def ended(self, window: Bytes, bounds: Ints) -> RecordBlock:
         """Return the records of a window, the first of which ends the open one."""
-        window, bounds, sizes = window[bounds[0] : bounds[-1]], bounds - bounds[0], np.diff(bounds)
-        lines = self._lines
+        window, lines = window[: bounds[-1]], self._lines
+        if not self._size and len(window) <= self._limit:
+            return RecordBlock(window, bounds)
+        sizes = np.diff(bounds)
         if self._size:
             lines += self._lines_in(window[: bounds[1]])
             self._add(window[self._replaced : bounds[1]].tobytes())
@@ -359,18 +376,10 @@ def _quoted_fields(quotes: Ints, starts_field: Flags) -> Ints:
 
 def is_solid(data: Bytes, bounds: Ints) -> Flags:
     """Return bool [records]: which records contain more than white space."""
-    if len(bounds) < 2:
-        return np.zeros(0, bool)
-    return np.concatenate([_is_solid(part, limits) for _, part, limits in slices(data, bounds)])
-
-
-def _is_solid(data: Bytes, bounds: Ints) -> Flags:
-    starts, ends = bounds[:-1], bounds[1:]
-    solid = starts < ends
-    solid[solid] = ~SPACE[data[starts[solid]]]
-    rest = np.flatnonzero(~solid & (ends - starts > 1))  # records that start with white space
-    lengths = ends[rest] - starts[rest]
-    solid[rest] = any_of(~SPACE[data[ranges(starts[rest], lengths)]], lengths)
+    solid = np.zeros(len(bounds) - 1, bool)
+    for first, part, limits in slices(data, bounds):
+        starts, ends = limits[:-1], limits[1:]
+        solid[first : first + len(starts)] = _content_starts(part, starts, ends) < ends
     return solid
 
 
@@ -383,13 +392,29 @@ def slices(data: Bytes, bounds: Ints) -> Iterator[tuple[int, Bytes, Ints]]:
 
 def trimmed(data: Bytes, bounds: Ints) -> tuple[Ints, Ints]:
     """Return where the content of each record starts and ends, without white space and separators around it."""
-    starts, ends = bounds[:-1].copy(), bounds[1:].copy()
-    left = right = np.arange(len(starts))
-    while len(left := left[(starts[left] < ends[left])]) and len(left := left[SPACE[data[starts[left]]]]):
-        starts[left] += 1
-    while len(right := right[(starts[right] < ends[right])]) and len(right := right[SPACE[data[ends[right] - 1]]]):
-        ends[right] -= 1
+    starts, ends = _content_starts(data, bounds[:-1], bounds[1:]), bounds[1:].copy()
+    records = np.arange(len(starts))
+    for _ in range(_STEPS):
+        records = records[starts[records] < ends[records]]
+        if not len(records := records[SPACE[data[ends[records] - 1]]]):
+            return starts, ends
+        ends[records] -= 1
+    for record in records.tolist():
+        ends[record] = starts[record] + len(data[starts[record] : ends[record]].tobytes().rstrip(_SPACES))
     return starts, ends
+
+
+def _content_starts(data: Bytes, starts: Ints, ends: Ints) -> Ints:
+    """Return where records have their first byte that is not white space; their end if there is none."""
+    starts, records = starts.copy(), np.arange(len(starts))
+    for _ in range(_STEPS):
+        records = records[starts[records] < ends[records]]
+        if not len(records := records[SPACE[data[starts[records]]]]):
+            return starts
+        starts[records] += 1
+    for record in records.tolist():
+        starts[record] = ends[record] - len(data[starts[record] : ends[record]].tobytes().lstrip(_SPACES))
+    return starts
 
 
 def only(data: Bytes, bounds: Ints, records: Ints) -> tuple[Bytes, Ints]:

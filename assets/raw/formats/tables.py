@@ -19,7 +19,7 @@ from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.tables.json_text import is_json
-from tokenloom.resources.tables.ragged import Ints, one_array
+from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
 BATCH_ROWS = 10_000
@@ -50,6 +50,11 @@ class TableBlock:
     def sizes(self) -> Ints:
         """int64 [rows]: the rows' sizes in bytes."""
         return self._hashed[1]
+
+    @property
+    def offsets(self) -> Ints:
+        """int64 [rows + 1]: the bytes at which rows start."""
+        return offsets_of(self.sizes)
 
     def slice(self, start: int, end: int) -> TableBlock:
         """Return the rows [start, end)."""

@@ -30,12 +30,12 @@ class Rows:
     rows: tuple[bytes, ...]
 
     @property
-    def sizes(self) -> np.ndarray:
-        return np.array([len(row) for row in self.rows], np.int64)
+    def offsets(self) -> np.ndarray:
+        return np.cumsum([0, *map(len, self.rows)], dtype=np.int64)
 
     @property
     def hashes(self) -> np.ndarray:
-        bounds = np.array([0, *np.cumsum(self.sizes)], np.int64)
+        bounds = self.offsets
         return hash_records(as_array(b"".join(self.rows)), bounds[:-1], bounds[1:])
 
     def slice(self, start: int, end: int) -> Rows:

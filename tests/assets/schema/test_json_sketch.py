@@ -93,3 +93,16 @@ def test_conversations_are_read_by_arrow() -> None:
     assert values is not None
     assert [field.name for field in values.type.value_type] == ["role", "content", "id"]
     assert values.to_pylist()[0] == [{"role": "user", "content": "2024-01-01", "id": None}]
+
+
+def test_inner_names_are_counted_before_arrow_reads_them() -> None:
+    """Arrow needs memory for each path in each object, however many objects have it."""
+    wide = [f'{{"k{number}": 1}}' for number in range(1 << 15)]
+    paths = [
+        "".join(f'{{"{"ab"[number >> bit & 1]}": ' for bit in range(14)) + "1" + "}" * 14 for number in range(1 << 14)
+    ]
+    alone = ["[" + ", ".join(wide) + "]"]
+    late = ["{}"] * 50_000 + ["{" + ", ".join(text[1:-1] for text in wide[:3000]) + "}"]
+    for texts in (wide, paths, alone, late):
+        assert arrow_values(pa.array(texts)) is None
+    assert arrow_values(pa.array(wide[:1000])) is not None

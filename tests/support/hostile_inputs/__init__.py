@@ -1,0 +1,29 @@
+"""Inputs made to crash a command or to exhaust the machine, of every kind that a command reads.
+
+Each module yields those of some kinds; `all_inputs` yields all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from support.hostile_inputs import (
+    archives,
+    declarations,
+    encodings,
+    folders,
+    json_files,
+    paths,
+    tables,
+    text_files,
+    tokenizers,
+)
+from support.hostile_inputs.hostile_input import HostileInput
+
+MODULES = (json_files, text_files, encodings, tables, archives, paths, folders, declarations, tokenizers)
+
+
+def all_inputs() -> Iterator[HostileInput]:
+    """Yield every input."""
+    for module in MODULES:
+        yield from module.inputs()
