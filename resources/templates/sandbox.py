@@ -167,8 +167,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def meter(self) -> None:
         """Make all filters and tests count their work. Call it once, after the last one is added."""
-        kinds = _PassArg.context, _PassArg.eval_context, _PassArg.environment
-        bound = dict(zip(kinds, (None, (self.eval_context,), (self,)), strict=True))
+        bound: dict[Any, tuple[Any, ...] | None] = {
+            _PassArg.context: None,
+            _PassArg.eval_context: (self.eval_context,),
+            _PassArg.environment: (self,),
+        }
 
         def metered(name: str, function: Any) -> Any:
             return pass_context(functools.partial(_run, name, function, bound.get(_PassArg.from_obj(function), ())))
@@ -221,7 +224,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
         kind = type(function)
-        of = function.__self__ if kind is MethodType or kind is BuiltinMethodType else None
+        of: Any = function.__self__ if kind is MethodType or kind is BuiltinMethodType else None
         if kind is BuiltinMethodType or isinstance(of, Markup):
             name = function.__name__
             if name not in _METHODS.get(type(of), ()):

@@ -163,13 +163,14 @@ class Instrument(NodeTransformer):
     """
 
     def visit(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        work = _work_of(node) if isinstance(node, n.For | n.Macro | n.CallBlock) else 0
-        matched = self.generic_visit(node)
-        match matched:
+        repeats = isinstance(node, n.For | n.Macro | n.CallBlock)
+        work = _work_of(node) if repeats else 0
+        self.generic_visit(node)
+        match node:
             case n.For() | n.Macro() | n.CallBlock():
                 step = _operator("spend", n.Const(work, lineno=node.lineno))
                 node.body.insert(0, n.ExprStmt(step, lineno=node.lineno))
-                if getattr(node, "test", None):
+                if isinstance(node, n.For) and node.test:
                     node.test = n.And(n.Not(step), node.test, lineno=node.lineno)
             case n.Output() | n.Concat():
                 node.nodes = [_counted(part) for part in node.nodes]
