@@ -27,6 +27,8 @@ from tokenloom.errors import DataValidationError, DeadlineError, StoreError, Sto
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import SIDECARS, source_place
+from tokenloom.resources.store.read_lock import ReadLock
+from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
@@ -91,6 +93,7 @@ class Build:
         self._seen: dict[str, Action] = {}
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
+        self._held: tuple[str, ReadLock | None] | None = None
         self._tokenizer: TokenizerSpec | None = None
         self._validated: set[str] = set()  # outputs that this build checked before it stored them
 
@@ -99,6 +102,18 @@ class Build:
         if stage not in self._manifests:
             self._manifests[stage] = self.store.manifest(self.name, stage)
         return self._manifests[stage]
+
+    def hold_sequences(self) -> str:
+        """Return the object digest of the manifest of sequences: of this build, else the latest in the store.
+
+        It is always the same one, and `gc` keeps it while this object exists.
+
+        Raises:
+            DatasetNotFoundError: the dataset is not built.
+        """
+        if self._held is None:
+            self._held = self.store.hold_latest(self.name)
+        return self._held[0]
 
     def latest_manifest(self, stage: str) -> Manifest | None:
         """Return the stage's latest manifest in the store, or None if it does not exist or cannot be read."""
@@ -146,8 +161,9 @@ class Build:
         names = STAGES[: STAGES.index(last) + 1]
         if "prompts" in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
-        for name in names:
-            yield self.run(name)
+        with self.store.building():
+            for name in names:
+                yield self.run(name)
 
     def run(self, name: str) -> StageReport:
         """Run one stage and publish its manifest.
@@ -155,8 +171,11 @@ class Build:
         Raises:
             DataValidationError: its output breaks its contract, or too many rows were rejected.
         """
+        with self.store.building():
+            return self._run(name)
+
+    def _run(self, name: str) -> StageReport:
         started = time.perf_counter()
-        self.store.prepare()
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
@@ -237,6 +256,7 @@ class Build:
             latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
             stages = {name: digest for name, digest in latest.items() if digest}
             self.store.versions.add(self.name, manifest.digest, stages)
+            self._held = stages[LOADED], self.store.read_lock(stages[LOADED])
 
     def _results(
         self, stage: Stage, work: Work, parts: KeyParts
