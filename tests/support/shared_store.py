@@ -121,6 +121,7 @@ def _reader(store: Path, is_over: IsOver, log: Log) -> None:
 
 def _fork(name: str, folder: Path, function: Callable[[Log], None]) -> int:
     """Run a function in a child process that appends what it logs to `NAME.log`, and its error to `NAME.error`."""
+    (folder / f"{name}.log").touch()
     if child := os.fork():
         return child
     try:
@@ -166,8 +167,6 @@ def _run(folder: Path, seconds: float, age: int, seed: int) -> dict[str, Any]:
     }
     functions["gc"] = lambda log: _collector(store, age, over.exists, log)
     functions["reader"] = lambda log: _reader(store, over.exists, log)
-    children = {_fork(name, folder, function): name for name, function in functions.items()}
-    stoppable = [child for child, name in children.items() if name != "reader"]
 
     def is_over() -> bool:
         if (passed := time.monotonic() - begun) < seconds:
@@ -175,7 +174,14 @@ def _run(folder: Path, seconds: float, age: int, seed: int) -> dict[str, Any]:
         done = [(folder / f"{name}.log").read_text().count("\n") for name in functions]
         return passed > seconds + PATIENCE or min(done) >= ROUNDS
 
-    stops = _stop_and_continue(stoppable, 2.0 * age + 0.5, seed, is_over)
+    children = {_fork(name, folder, function): name for name, function in functions.items()}
+    try:
+        stoppable = [child for child, name in children.items() if name != "reader"]
+        stops = _stop_and_continue(stoppable, 2.0 * age + 0.5, seed, is_over)
+    except BaseException:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        raise
     over.touch()
     ended = {name: os.waitpid(child, 0)[1] for child, name in children.items()}
     logs = {name: [json.loads(line) for line in (folder / f"{name}.log").open()] for name in functions}

@@ -14,7 +14,7 @@ import pytest
 from support.builds import SMALL, build, digests
 from support.garbage import NOW, gc, states
 from support.masked_platform import needs_file_locks
-from support.store_files import DAY, age, object_path, stems
+from support.store_files import DAY, age, object_path, reachable, stems
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.compute import ComputeEngine
@@ -49,8 +49,7 @@ def build_with_gc(config: Path, store: Path) -> tuple[dict[str, str], int]:
     return found, freed
 
 
-@pytest.mark.parametrize("announced", [False, True], ids=["first", "later"])
-@pytest.mark.parametrize("days", [0.0, 0.1, 3.0])
+@pytest.mark.parametrize(("days", "announced"), [(0.0, False), (0.1, True), (3.0, False), (3.0, True)])
 def test_a_running_build_keeps_what_it_wrote_and_found(
     tmp_path: Path, tokenizer_folder: Path, days: float, announced: bool
 ) -> None:
@@ -74,18 +73,12 @@ def test_gc_frees_the_rest_while_a_build_runs(tmp_path: Path, tokenizer_folder: 
     build(first, store)
     old = stems(store, "objects")
     build(second, store)
-    garbage = old - {digest for digest in old if digest in _kept(store)}
+    garbage = old - reachable(store, keep=1)[0]
     gc(store, keep=3)
     found, freed = build_with_gc(second, store)
     assert freed == len(garbage) > 0
     assert not garbage & stems(store, "objects")
     assert digests(build(second, store)) == found
-
-
-def _kept(store: Path) -> set[str]:
-    from support.store_files import reachable
-
-    return reachable(store, keep=1)[0]
 
 
 def test_a_killed_build_keeps_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -30,6 +30,10 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, cwd=TESTS) as running:
         out, _ = running.communicate()
     done = json.loads(out)
+    rounds = {name: len(entries) for name, entries in done["logs"].items()}
+    freed = {kind: sum(each[kind] for each in done["logs"]["gc"]) for kind in ("versions", "actions", "objects")}
+    seconds, read = done["seconds"], sum(entry["batches"] for entry in done["logs"]["reader"])
+    print(f"\n{seconds:.0f} s, {done['stops']} stops; rounds: {rounds}; freed: {freed}; batches read: {read}")
     assert done["errors"] == {}
     assert set(done["ended"].values()) == {0}
     expected = {name: _cold(tmp_path, name) for name in BUILDERS}
@@ -41,7 +45,9 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
             assert {key: value for key, value in digests.items() if key != "b in mix"} == entry["digests"]
             assert name == "mix" or entry["batches"] == read
     store = ArtifactStore(tmp_path / "store")
-    assert verify(store).findings == []
+    verified = verify(store)
+    print(f"verify: {verified.objects} objects, findings: {verified.findings}")
+    assert verified.findings == []
     known = {name: _sequences(expected[name]) for name in "ab"}
     known["a"] |= {digests["a/sequences"] for digests, _ in expected["mix"]}
     known["c"] = {digests["c/sequences"] for digests, _ in expected["mix"]}
@@ -52,11 +58,7 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
         for version in versions:
             assert batches(open_dataset(name, store=store.address, version=version.digest))
     assert batches(open_mixture("mix", store=store.address))
-    freed = {kind: sum(each[kind] for each in done["logs"]["gc"]) for kind in ("versions", "actions", "objects")}
     assert min(freed.values()) > 0
-    rounds = {name: len(entries) for name, entries in done["logs"].items()}
-    seconds, read = done["seconds"], sum(entry["batches"] for entry in done["logs"]["reader"])
-    print(f"\n{seconds:.0f} s, {done['stops']} stops; rounds: {rounds}; freed: {freed}; batches read: {read}")
     if LONG:
         builds = [rounds[name] for name in BUILDERS]
         assert max(builds) <= 6 * min(builds)
