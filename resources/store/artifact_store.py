@@ -10,7 +10,7 @@ pins/<name>/<run>.json              manifests that a run needs, which `gc` keeps
 versions/<name>/<time>-<…>.json     manifests of each published state of a dataset
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      chunks and stamps of source files that were read
-scratch/                            files being written
+scratch/                            files being written, marks of running builds
 
 Each JSON file is a record, with a digest of its name and content.
 """

@@ -110,8 +110,9 @@ def test_the_mark_of_a_build_of_several_days_is_kept(tmp_path: Path, tokenizer_f
     with ArtifactStore(store).building():
         age(store, 3.0)
         build(second, store)  # deletes what was left half-written days ago
+        past = time.time() - 2 * DAY
         for digest in old:
-            os.utime(object_path(store, digest), (time.time() - 2 * DAY,) * 2)
+            os.utime(object_path(store, digest), (past, past))
         gc(store, keep=1, older_than=timedelta(days=1))
         assert stems(store, "objects") >= old
     gc(store, keep=1, older_than=NOW)
