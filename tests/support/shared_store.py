@@ -87,7 +87,7 @@ def build(config: Path, store: Path, variant: int) -> tuple[BuildTarget, dict[st
 
 def batches(dataset: Any) -> list[str]:
     """Return the digest of each batch of an epoch."""
-    return [batch_digest(batch) for batch in TokenLoader(dataset, batch_size=8, seed=1)]
+    return [batch_digest(batch) for batch in TokenLoader(dataset, batch_size=32, seed=1)]
 
 
 def _builder(config: Path, store: Path, is_over: IsOver, log: Log) -> None:

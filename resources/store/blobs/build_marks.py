@@ -16,9 +16,10 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
+from tokenloom.errors import StoreUnavailableError
 from tokenloom.resources.file_lock import lock_exclusive, lock_shared
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS
 from tokenloom.resources.store.blobs.folder import SCRATCH, STALE_SECONDS, Folder, store_errors
@@ -31,10 +32,15 @@ BUILD, EXACT = ".build", ".exact.build"
 def running_build(folder: Folder) -> Iterator[None]:
     """Mark a build as running while the context lasts.
 
-    Raises:
-        StoreUnavailableError: the folder cannot be written.
+    Where `scratch` cannot be written, there is no mark: the build can only find what exists, and publishes nothing.
     """
-    name, lock = _mark(folder)
+    mark = None
+    with suppress(StoreUnavailableError):
+        mark = _mark(folder)
+    if mark is None:
+        yield
+        return
+    name, lock = mark
     since = blob.modified if name.endswith(EXACT) and (blob := folder.stat(name)) else None
     try:
         with lock, folder.touching_since(since):
