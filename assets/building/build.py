@@ -26,6 +26,8 @@ from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableEr
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
 from tokenloom.resources.store.manifest import SIDECARS
+from tokenloom.resources.store.read_lock import ReadLock
+from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
@@ -90,6 +92,7 @@ class Build:
         self._seen: dict[str, Action] = {}
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
+        self._held: tuple[str, ReadLock | None] | None = None
         self._tokenizer: TokenizerSpec | None = None
         self._validated: set[str] = set()  # outputs that this build checked before it stored them
         self._chain: list[Link] = []  # stages that are prepared and not yet run
@@ -108,6 +111,18 @@ class Build:
         """Return the facts of a stage's manifest, without completing the stage if they are known ahead."""
         ahead = (link.facts for link in self._chain if link.stage.name == stage and link.facts is not None)
         return next(ahead, None) or self.manifest(stage).facts
+
+    def hold_sequences(self) -> str:
+        """Return the object digest of the manifest of sequences: of this build, else the latest in the store.
+
+        It is always the same one, and `gc` keeps it while this object exists.
+
+        Raises:
+            DatasetNotFoundError: the dataset is not built.
+        """
+        if self._held is None:
+            self._held = self.store.hold_latest(self.name)
+        return self._held[0]
 
     def latest_manifest(self, stage: str) -> Manifest | None:
         """Return the stage's latest manifest in the store, or None if it does not exist or cannot be read."""
@@ -152,17 +167,18 @@ class Build:
         if "prompts" in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
         waiting = deque(names)
-        for name in names:
-            link = self._link(name)
-            if not self._chain or link.follows(self._chain[-1].stage.name):
-                self._chain.append(link)
-            else:
-                self._run([link])
-            while waiting and waiting[0] in self._reports:
-                yield self._reports.pop(waiting.popleft())
-        self._complete()
-        for name in waiting:
-            yield self._reports.pop(name)
+        with self.store.building():
+            for name in names:
+                link = self._link(name)
+                if not self._chain or link.follows(self._chain[-1].stage.name):
+                    self._chain.append(link)
+                else:
+                    self._run([link])
+                while waiting and waiting[0] in self._reports:
+                    yield self._reports.pop(waiting.popleft())
+            self._complete()
+            for name in waiting:
+                yield self._reports.pop(name)
 
     def run(self, name: str) -> StageReport:
         """Run one stage and publish its manifest.
@@ -170,7 +186,8 @@ class Build:
         Raises:
             DataValidationError: its output breaks its contract, or too many rows were rejected.
         """
-        self._run([self._link(name)])
+        with self.store.building():
+            self._run([self._link(name)])
         return self._reports.pop(name)
 
     def _complete(self) -> None:
@@ -310,6 +327,7 @@ class Build:
             latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
             stages = {name: digest for name, digest in latest.items() if digest}
             self.store.versions.add(self.name, manifest.digest, stages)
+            self._held = stages[LOADED], self.store.read_lock(stages[LOADED])
 
     def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
         """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""

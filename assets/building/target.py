@@ -17,6 +17,7 @@ from tokenloom.errors import DataValidationError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import MIXTURE
+from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.tokenizers import TOKENIZER
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ class BuildTarget(ABC):
 
     @abstractmethod
     def splits(self) -> list[str]:
-        """Return the splits of the result in the store."""
+        """Return the splits of the result: of this target's build, else of the latest in the store."""
 
     @abstractmethod
     def open_split(self, split: str, verify: bool = True) -> TokenDataset | MixedDataset:
-        """Open a split of the result in the store, as `open_dataset` or `open_mixture` does."""
+        """Open a split of the result that `splits` describes, as `open_dataset` or `open_mixture` does."""
 
     @abstractmethod
     def tokenizer_digest(self) -> str:
@@ -122,9 +123,9 @@ class DatasetTarget(BuildTarget):
         limit: int | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ):
-        build = Build(config, store, engine, limit, on_progress=on_progress)
-        self.config, self.store, self.name = config, store, build.name
-        self.builds = {config.dataset_name: build}
+        self._build = Build(config, store, engine, limit, on_progress=on_progress)
+        self.config, self.store, self.name = config, store, self._build.name
+        self.builds = {config.dataset_name: self._build}
 
     def run_each(self, last: str = STAGES[-1]) -> Iterator[tuple[str, Iterator[StageReport]]]:
         for name, build in self.builds.items():
@@ -137,19 +138,22 @@ class DatasetTarget(BuildTarget):
         return None
 
     def splits(self) -> list[str]:
-        return [*self.store.manifest(self.name).splits]
+        return self.store.manifest_at(self._build.hold_sequences()).splits
 
     def open_split(self, split: str, verify: bool = True) -> TokenDataset:
-        from tokenloom.loaders import open_dataset
+        from tokenloom.loaders.datasets.token_dataset import open_split
 
-        return open_dataset(self.name, split, self.store.address, verify=verify)
+        return open_split(self.store, self._build.hold_sequences(), split, verify)
 
     def tokenizer_digest(self) -> str:
-        return self.store.manifest(self.name, "tokenizer").facts["digest"]
+        return self._build.manifest("tokenizer").facts["digest"]
 
 
 class MixtureTarget(BuildTarget):
     """A mixture. Does not build datasets that are only in the store. See `open_target` for the arguments.
+
+    It mixes exactly what it built, and the other datasets in the versions that are the latest when it starts, whatever
+    other processes publish in the meantime.
 
     Raises:
         ConfigError: as in `find_members`.
@@ -178,9 +182,14 @@ class MixtureTarget(BuildTarget):
             if member.config is not None
         }
         self.stored = tuple(member.name for member in self._members if member.config is None)
+        self._held: dict[str, tuple[str, ReadLock | None]] = {}
+        self._published: Manifest | None = None
 
     def run_each(self, last: str = STAGES[-1]) -> Iterator[tuple[str, Iterator[StageReport]]]:
         self._check_tokenizers()
+        if last == STAGES[-1]:
+            for name in self.stored:
+                self._hold_sequences(name)
         for name, build in self.builds.items():
             yield name, _with_dataset_in_errors(name, build.run_all(last))
 
@@ -200,24 +209,36 @@ class MixtureTarget(BuildTarget):
             mixed = mixed_dataset(self.store, manifest, TRAIN if TRAIN in common else common[0])
         except ValueError as error:
             raise self.config.fault("mixture", f"mixture: {error}") from None
-        self.store.prepare()
-        self.store.put_manifest(manifest)
+        with self.store.building():
+            self.store.put_manifest(manifest)
+        self._published = manifest
         return manifest, mixed
 
     def splits(self) -> list[str]:
-        return self._common_splits(self.store.manifest(self.name, MIXTURE))
+        return self._common_splits(self._latest())
 
     def open_split(self, split: str, verify: bool = True) -> MixedDataset:
-        from tokenloom.loaders import open_mixture
+        from tokenloom.loaders.datasets.stored_mixture import mixed_dataset
 
         try:
-            return open_mixture(self.name, split, self.store.address, verify)
+            return mixed_dataset(self.store, self._latest(), split, verify)
         except ValueError as error:
             raise self.config.fault("mixture", f"mixture: {error}") from None
 
     def tokenizer_digest(self) -> str:
-        pinned = self.store.manifest(self.name, MIXTURE).pinned
+        pinned = self._latest().pinned
         return self.store.manifest_at(pinned[self._published_name(self.config.names[0])]).facts["tokenizer"]
+
+    def _latest(self) -> Manifest:
+        return self._published or self.store.manifest(self.name, MIXTURE)
+
+    def _hold_sequences(self, dataset: str) -> str:
+        """Return the object digest of the manifest of a dataset's sequences, as `Build.hold_sequences` does."""
+        if dataset in self.builds:
+            return self.builds[dataset].hold_sequences()
+        if dataset not in self._held:
+            self._held[dataset] = self.store.hold_latest(dataset)
+        return self._held[dataset][0]
 
     def _published_name(self, dataset: str) -> str:
         return self.builds[dataset].name if dataset in self.builds else dataset
@@ -233,7 +254,7 @@ class MixtureTarget(BuildTarget):
         pinned = {}
         for member in self._members:
             name = self._published_name(member.name)
-            pinned[name] = self.store.manifest_digest(name)
+            pinned[name] = self._hold_sequences(member.name)
             content = self.store.manifest_at(pinned[name]).digest
             source = {"weight": member.source.weight, "epochs": member.source.epochs}
             datasets.append({"dataset": name, "digest": content, **source})

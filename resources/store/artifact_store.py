@@ -10,7 +10,7 @@ pins/<name>/<run>.json              manifests that a run needs, which `gc` keeps
 versions/<name>/<time>-<…>.json     manifests of each published state of a dataset
 tokenizers/<digest>/<file>          tokenizer files, as `from_pretrained` reads them
 files/<…>.json                      chunks and stamps of source files that were read
-scratch/                            files being written
+scratch/                            files being written, marks of running builds
 
 Each JSON file is a record, with a digest of its name and content.
 """
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +30,7 @@ from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError
 from tokenloom.resources.digest import block_digests
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
+from tokenloom.resources.store.blobs.build_marks import running_build
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.blobs.read_only import ReadOnly
@@ -126,6 +128,19 @@ class ArtifactStore:
         if self.blobs.size("FORMAT") is None:
             self.blobs.write("FORMAT", FORMAT.encode())
         self.blobs.sweep()
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Prepare the store for a build, and make `gc` keep what the build writes and finds while the context lasts.
+
+        A bucket has no locks: there, only the minimum age of what `gc` removes protects a build.
+        """
+        self.prepare()
+        if isinstance(self.blobs, Folder):
+            with running_build(self.blobs):
+                yield
+        else:
+            yield
 
     def find_action(self, key: str, dropped: bool = False) -> Action | None:
         """Return the action under `key` on a cache hit, or None on a miss.
@@ -267,6 +282,21 @@ class ArtifactStore:
             StoreError: the manifest has been removed.
         """
         return ReadLock(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
+
+    def hold_latest(self, dataset: str, stage: str = LOADED) -> tuple[str, ReadLock | None]:
+        """Return the object digest of a stage's latest manifest, and its read lock.
+
+        Raises:
+            DatasetNotFoundError: no such dataset or stage exists; the message lists the existing ones.
+            StoreError: the manifest is missing.
+        """
+        while True:
+            digest = self.manifest_digest(dataset, stage)
+            try:
+                return digest, self.read_lock(digest)
+            except StoreError:
+                if self.manifest_digest(dataset, stage) == digest:
+                    raise  # else a build replaced it and gc removed it in the meantime
 
     def pin(self, dataset: str, run: str, version: str | None = None, stage: str = LOADED) -> Pin:
         """Pin a version of a dataset for a run, so that `gc` keeps it; returns the pin, also if it exists already.

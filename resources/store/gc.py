@@ -4,8 +4,8 @@ Roots are, for each dataset, its latest manifests and those of its latest versio
 that mixtures read, and those that a process holds a read lock on. Roots keep the actions, outputs and rejects of their
 chunks, and tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
 
-Recently written or touched blobs are never removed, nor what a recent action names. Blobs are removed in an order in
-which no remaining version or action ever names a removed object.
+Recently written or touched blobs are never removed, nor what a recent action names, nor what a running build wrote or
+found. Blobs are removed in an order in which no remaining version or action ever names a removed object.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tokenloom.errors import StoreAddressError, StoreError
+from tokenloom.errors import ConfigError, StoreAddressError, StoreError
 from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
-from tokenloom.resources.store.blobs.blobs import Blob
+from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
+from tokenloom.resources.store.blobs.build_marks import announce_collection, in_use_since
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.pins import PINS, Pin
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
+
+BUCKET_AGE = timedelta(seconds=2 * RENEW_SECONDS)
+"""Minimum age of what is removed from a bucket: a build uses blobs up to RENEW_SECONDS old without touching them."""
 
 _TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
 
@@ -75,11 +79,13 @@ def collect(
 
     Args:
         keep: number of versions with different content to keep per dataset, latest first.
-        older_than: blobs written or touched more recently than this are kept.
+        older_than: blobs written or touched more recently than this are kept; in a bucket at least BUCKET_AGE if
+            `delete`.
         delete: remove the garbage; by default it is only listed.
         on_step: called with a description of each step before it starts.
 
     Raises:
+        ConfigError: `older_than` is too short for a bucket.
         StoreAddressError: no store exists at the address.
         StoreError: a root cannot be read, so what it needs is unknown. Nothing has been removed.
     """
@@ -91,7 +97,7 @@ class _Collection:
         self, store: ArtifactStore, keep: int, older_than: timedelta, delete: bool, on_step: Callable[[str], None]
     ):
         self._store, self._keep, self._delete, self._on_step = store, keep, delete, on_step
-        self._since = time.time() - older_than.total_seconds()
+        self._age, self._since = older_than, 0.0
         self._garbage = Garbage()
         self._objects: set[str] = set()
         self._actions: set[str] = set()
@@ -99,6 +105,7 @@ class _Collection:
     def run(self) -> Garbage:
         if self._store.blobs.size("FORMAT") is None:
             raise StoreAddressError(f"no store found at {self._store.address}")
+        self._since = self._kept_since()
         self._on_step("reading manifests")
         names = {
             blob.name.split("/")[1] for kind in ("datasets", PINS, VERSIONS) for blob in self._store.blobs.below(kind)
@@ -112,6 +119,19 @@ class _Collection:
         self._on_step("listing objects")
         self._sweep_objects()
         return self._garbage
+
+    def _kept_since(self) -> float:
+        """Return the time since which written or touched blobs are kept."""
+        now, blobs, unsafe = time.time(), self._store.blobs, self._delete and self._age < BUCKET_AGE
+        if not isinstance(blobs, Folder):
+            if unsafe:
+                hours = BUCKET_AGE // timedelta(hours=1)
+                message = f"must be at least {hours}h with --delete for a store in a bucket, which has no locks"
+                raise ConfigError.at("--older-than", message)
+            return now - self._age.total_seconds()
+        if unsafe:
+            now = announce_collection(blobs)
+        return min(now - self._age.total_seconds(), in_use_since(blobs))
 
     def _states(self, name: str) -> _States:
         latest = {stage: self._store.manifest_digest(name, stage) for stage in self._store.stages(name)}
@@ -190,7 +210,7 @@ class _Collection:
                 self._garbage.owners |= dict.fromkeys(self._named_by(version), name)
                 digest = version.stages.get(LOADED)
                 with self._lock(digest) as free:
-                    if not free or self._is_pinned(name, version):  # in the meantime
+                    if not free or self._is_pinned(name, version) or self._is_young(digest):  # in the meantime
                         state.kept[blob] = version
                         self._mark_dataset(name, state)
                         continue
@@ -198,7 +218,7 @@ class _Collection:
                     if self._delete:
                         self._store.blobs.delete(blob.name)
                         if digest and digest not in self._objects:
-                            self._remove(ObjectStore.blob(digest), self._garbage.objects)
+                            self._remove_locked(ObjectStore.blob(digest), self._garbage.objects)
 
     def _named_by(self, version: Version) -> Iterator[str]:
         """Yield the digests of all objects that a version names, as far as its manifests are readable."""
@@ -256,6 +276,10 @@ class _Collection:
 
     def _remove(self, name: str, removed: list[Blob]) -> bool:
         """Remove a blob (without `delete`, only record it); False if a build has touched it since it was listed."""
+        with self._lock_blob(name) as free:
+            return free and self._remove_locked(name, removed)
+
+    def _remove_locked(self, name: str, removed: list[Blob]) -> bool:
         blob = self._store.blobs.stat(name)
         if blob is None or self._is_recent(blob):
             return False
@@ -265,19 +289,24 @@ class _Collection:
         return True
 
     def _is_recent(self, blob: Blob) -> bool:
-        return blob.modified > self._since
+        return blob.modified >= self._since
 
-    @contextmanager
-    def _lock(self, digest: str | None) -> Iterator[bool]:
-        """Lock a manifest exclusively while the context lasts; yields False if a process has it open.
+    def _is_young(self, manifest: str | None) -> bool:
+        """Whether a build has published a manifest recently."""
+        blob = self._store.blobs.stat(ObjectStore.blob(manifest)) if manifest else None
+        return blob is not None and self._is_recent(blob)
+
+    def _lock(self, digest: str | None) -> AbstractContextManager[bool]:
+        """Lock a manifest as `_lock_blob` does."""
+        return nullcontext(True) if digest is None else self._lock_blob(ObjectStore.blob(digest))
+
+    def _lock_blob(self, name: str) -> AbstractContextManager[bool]:
+        """Lock a blob exclusively while the context lasts; its value is False if a process has it open.
 
         A bucket has no locks: there, only the age of a blob protects it.
         """
-        if digest is None or not isinstance(self._store.blobs, Folder):
-            yield True
-            return
-        with lock_exclusive(self._store.blobs.root / ObjectStore.blob(digest)) as free:
-            yield free
+        blobs = self._store.blobs
+        return lock_exclusive(blobs.root / name) if isinstance(blobs, Folder) else nullcontext(True)
 
 
 def total(blobs: Iterable[Blob]) -> int:

@@ -18,9 +18,11 @@ from tokenizers import Tokenizer
 
 from support.canonical_tables import CHATML
 from support.loaded_rows import rows_of, settings, write_rows
+from support.masked_platform import needs_file_locks
 from support.store_files import flip, object_path
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.building.target import open_target
 from tokenloom.cli import main
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import load_config
@@ -155,6 +157,37 @@ def test_gc_leaves_what_a_mixture_reads(folder: Path) -> None:
     pipeline(path).build().unwrap()
     pinned = {store.manifest("mix", "mixture").pinned["a"], store.manifest_digest("a")}
     assert len(pinned) == 1
+
+
+@needs_file_locks
+def test_a_build_publishes_and_opens_its_own_versions_whatever_others_publish(folder: Path) -> None:
+    path, store = mix(folder, "a", "b", "c"), ArtifactStore(folder / "store")
+
+    def publish_more(name: str) -> None:
+        """Publish other rows of a dataset, then remove what gc can."""
+        yaml = {"a": "a.yaml", "b": "other.yaml", "c": "../apart/c.yaml", "mix": "mix.yaml"}[name]
+        for source in (folder / yaml).parent.glob(f"{name}.jsonl"):
+            source.write_text(source.read_text() + json.dumps({"q": f"{name} more", "a": "yes"}) + "\n")
+        DataPipeline.from_config(folder / yaml, folder / "store").unwrap().build().unwrap()
+        collect(store, keep=1, older_than=timedelta(0), delete=True)
+
+    target, expected = open_target(load_config(path), store), {"c": open_dataset("c", store=store.address).version}
+    for dataset, reports in target.run_each():
+        expected[dataset] = [report.digest for report in reports][-1]
+        publish_more(dataset)
+        publish_more("c")
+    published = target.publish()
+    assert published is not None
+    assert {each["dataset"]: each["digest"] for each in published[0].facts["datasets"]} == expected
+    rows = rows_of(TokenLoader(published[1]))
+    publish_more("mix")
+    assert open_mixture("mix", store=store.address).digest != published[1].digest
+    assert rows_of(TokenLoader(target.open_split("train"))) == rows
+    alone = open_target(load_config(folder / "a.yaml"), store)
+    built = list(alone.run_all())[-1].digest
+    publish_more("a")
+    assert alone.open_split("train").versions == {"a": built}
+    assert main(["verify", "--store", store.address]) == 0
 
 
 @pytest.mark.parametrize("how", [{"batch_size": 7, "seed": 5}, {"token_budget": 96}, {"shuffle": "block"}])

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     add_store(parser)
     text = "number of versions of each dataset to keep (default: 3)"
     parser.add_argument("--keep", metavar="N", type=positive_integer, default=3, help=text)
-    text = "only data older than this, such as 12h; use less than 1d only while nothing builds (default: 1d)"
+    text = "only data older than this, such as 12h (default: 1d)"
     parser.add_argument("--older-than", metavar="AGE", default="1d", help=text)
     parser.add_argument("--delete", action="store_true", help="delete the data (default: only list it)")
     add_json(parser)

@@ -5,14 +5,14 @@ Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 RENEW_SECONDS = 6 * 3600
-"""Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day."""
+"""Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day. `build_marks` describes
+when younger ones are touched, too."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class Blobs(Protocol):
         """Delete a blob, if it exists."""
         ...
 
+    @property
+    def fresh_since(self) -> float:
+        """The time since which a blob must have been written or touched, so that a build can use it as it is."""
+        ...
+
     def touch(self, name: str) -> None:
         """Set a blob's `modified` to now, if it exists."""
         ...
@@ -93,9 +98,9 @@ class Blobs(Protocol):
 
 
 def renew(blobs: Blobs, name: str) -> Blob | None:
-    """Return a blob that a build will use, or None if it does not exist. An old blob is touched, see RENEW_SECONDS."""
+    """Return a blob that a build will use, or None if it does not exist. It is touched unless it is fresh."""
     found = blobs.stat(name)
-    if found is None or found.modified > time.time() - RENEW_SECONDS:
+    if found is None or found.modified > blobs.fresh_since:
         return found
     blobs.touch(name)
     return blobs.stat(name)

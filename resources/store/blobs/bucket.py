@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tokenloom.errors import DamagedObjectError, StoreAddressError, StoreError
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store.blobs.blobs import Blob
+from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
 from tokenloom.resources.store.blobs.file_cache import FileCache
 from tokenloom.resources.store.blobs.object_names import object_digest
 from tokenloom.resources.store.blobs.s3 import S3
@@ -112,6 +113,10 @@ class Bucket:
             self._s3.request(name, "delete_object", Key=self._key(name))
         if digest := object_digest(name):
             self.cache.remove(digest)
+
+    @property
+    def fresh_since(self) -> float:
+        return time.time() - RENEW_SECONDS
 
     def touch(self, name: str) -> None:
         key = self._key(name)

@@ -1,6 +1,7 @@
 """Blobs in a folder. Writes are atomic: a file is written to `scratch`, synced to disk, then renamed.
 
-Takes no locks. Listing does not follow symbolic links, so that nothing outside the folder is ever deleted.
+Reads and writes take no locks. Listing does not follow symbolic links, so that nothing outside the folder is ever
+deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.errors import StoreError, StoreUnavailableError
-from tokenloom.resources.store.blobs.blobs import Blob
+from tokenloom.resources.file_lock import lock_exclusive, lock_shared
+from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
 
 SCRATCH = "scratch"
 STALE_SECONDS = 24 * 3600
@@ -27,13 +29,14 @@ class Folder:
     def __init__(self, root: Path):
         self.root = root
         self._scratch = root / SCRATCH
+        self._touching: list[float] = []
 
     @property
     def address(self) -> str:
         return str(self.root)
 
     def read(self, name: str) -> bytes:
-        with _store_errors(self.root, f"cannot read {name}"):
+        with store_errors(self.root, f"cannot read {name}"):
             return self._path(name).read_bytes()
 
     def size(self, name: str) -> int | None:
@@ -96,12 +99,29 @@ class Folder:
                 yield Blob(f"{prefix}/{entry.name}".lstrip("/"), found.st_size, found.st_mtime)
 
     def delete(self, name: str) -> None:
-        with _store_errors(self.root, f"cannot remove {name}"), suppress(FileNotFoundError):
+        with store_errors(self.root, f"cannot remove {name}"), suppress(FileNotFoundError):
             self._path(name).unlink()
 
+    @property
+    def fresh_since(self) -> float:
+        return max([time.time() - RENEW_SECONDS, *self._touching])
+
+    @contextmanager
+    def touching_since(self, moment: float | None) -> Iterator[None]:
+        """While the context lasts, builds touch all blobs that are older than a moment; None: only old blobs."""
+        moments = [] if moment is None else [moment]
+        self._touching += moments
+        try:
+            yield
+        finally:
+            for each in moments:
+                self._touching.remove(each)
+
     def touch(self, name: str) -> None:
-        with suppress(OSError):
-            os.utime(self._path(name), follow_symlinks=os.utime not in os.supports_follow_symlinks)
+        path = self._path(name)
+        with suppress(OSError), path.open("rb") as file:
+            lock_shared(file)  # `gc` locks what it removes: it sees the touch, or the blob is gone
+            os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def local(self, name: str) -> Path:
         path = self._path(name)
@@ -126,7 +146,9 @@ class Folder:
         limit = time.time() - STALE_SECONDS
         for blob in self.below(SCRATCH):
             if blob.modified < limit:
-                self.delete(blob.name)
+                with store_errors(self.root, f"cannot open {blob.name}"), lock_exclusive(self.root / blob.name) as free:
+                    if free:  # else the mark of a build that runs for longer
+                        self.delete(blob.name)
 
 
 def _link(temporary: Path, path: Path) -> bool:
@@ -158,7 +180,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def _store_errors(root: Path, problem: str) -> Iterator[None]:
+def store_errors(root: Path, problem: str) -> Iterator[None]:
     """Raise errors of the file system as StoreUnavailableError, except FileNotFoundError."""
     try:
         yield

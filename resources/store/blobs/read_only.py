@@ -18,6 +18,10 @@ class ReadOnly:
     def address(self) -> str:
         return self._blobs.address
 
+    @property
+    def fresh_since(self) -> float:
+        return self._blobs.fresh_since
+
     def read(self, name: str) -> bytes:
         return self._blobs.read(name)
 

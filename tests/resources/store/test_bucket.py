@@ -445,6 +445,19 @@ def test_every_entry_point_accepts_the_address(
     assert len(pipeline.get_tokenizer().unwrap()) >= 300
 
 
+def test_gc_refuses_an_age_that_does_not_protect_builds(
+    service: ObjectService, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = service.address()
+    build(config, address)
+    before = service.contents(address)
+    command = ["gc", "--keep", "1", "--store", address, "--older-than"]
+    assert main([*command, "11h", "--delete"]) == 2
+    assert "--older-than: must be at least 12h with --delete for a store in a bucket" in capsys.readouterr().err
+    assert [main([*command, "0s"]), main([*command, "12h", "--delete"])] == [0, 0]
+    assert service.contents(address) == before
+
+
 def test_blob_names_are_the_same_in_buckets_and_folders(service: ObjectService) -> None:
     address = service.address()
     Bucket(address).write("datasets/a?versionId=b/raw.json", b"{}")

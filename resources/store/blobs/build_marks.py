@@ -1,0 +1,90 @@
+"""Marks of running builds and of collections in a folder, so that `gc` keeps what running builds use.
+
+A build marks itself with a locked file, `scratch/<id>.build`. Its modification time is the start of the build: what is
+written or touched since then is in use. The lock ends with the process, even if it is killed; a stopped process keeps
+it. Where files cannot be locked, a mark has no effect.
+
+A build touches only what is older than RENEW_SECONDS, until a collection that removes younger blobs announces itself
+with the folder `scratch/gc`. Builds that start within a day of that touch everything that they find, and are marked as
+`scratch/<id>.exact.build`. A build and a collection each leave their sign before they look for the other's, so at least
+one of them sees the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO
+
+from tokenloom.errors import StoreUnavailableError
+from tokenloom.resources.file_lock import lock_exclusive, lock_shared
+from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS
+from tokenloom.resources.store.blobs.folder import SCRATCH, STALE_SECONDS, Folder, store_errors
+
+COLLECTION = f"{SCRATCH}/gc"
+BUILD, EXACT = ".build", ".exact.build"
+
+
+@contextmanager
+def running_build(folder: Folder) -> Iterator[None]:
+    """Mark a build as running while the context lasts.
+
+    Where `scratch` cannot be written, there is no mark: the build can only find what exists, and publishes nothing.
+    """
+    mark = None
+    with suppress(StoreUnavailableError):
+        mark = _mark(folder)
+    if mark is None:
+        yield
+        return
+    name, lock = mark
+    since = blob.modified if name.endswith(EXACT) and (blob := folder.stat(name)) else None
+    try:
+        with lock, folder.touching_since(since):
+            yield
+    finally:
+        folder.delete(name)
+
+
+def _mark(folder: Folder) -> tuple[str, BinaryIO]:
+    """Write the mark of a build; returns its name, and the file that holds its lock."""
+    unmarked = f"{SCRATCH}/{uuid.uuid4().hex}"
+    name = f"{unmarked}{BUILD}"
+    folder.write(unmarked, b"")
+    with store_errors(folder.root, "cannot mark a build as running"):
+        lock = (folder.root / unmarked).open("rb")
+        lock_shared(lock)
+        (folder.root / unmarked).rename(folder.root / name)  # so that no mark is ever without its lock
+        announced = folder.stat(COLLECTION)
+        if announced is not None and announced.modified > time.time() - STALE_SECONDS:
+            (folder.root / name).rename(folder.root / f"{unmarked}{EXACT}")
+            name = f"{unmarked}{EXACT}"
+            os.utime(folder.root / name)  # a collection that has not seen this mark began before this time
+    return name, lock
+
+
+def in_use_since(folder: Folder) -> float:
+    """Return the earliest time at which a blob that a running build uses can have been written or touched."""
+    since = time.time()
+    for blob in [*folder.below(SCRATCH)]:
+        if blob.name.endswith(BUILD):
+            with lock_exclusive(folder.root / blob.name) as free:
+                if not free:
+                    since = min(since, blob.modified - (0 if blob.name.endswith(EXACT) else RENEW_SECONDS))
+    return since
+
+
+def announce_collection(folder: Folder) -> float:
+    """Make builds that start within a day touch everything that they find.
+
+    Returns:
+        The current time by the folder's clock, which can differ from `time.time()`.
+    """
+    path = folder.root / COLLECTION
+    with store_errors(folder.root, f"cannot write {COLLECTION}"):
+        path.mkdir(parents=True, exist_ok=True)
+        os.utime(path)
+        return path.stat().st_mtime
