@@ -235,7 +235,7 @@ def faults(store: Path, scenario: Scenario) -> list[str]:
     for folder in ("actions", "datasets", "versions"):
         for path in store.glob(f"{folder}/*/*"):
             json.loads(path.read_bytes())
-    if store.exists():
+    if (store / "FORMAT").exists():  # else there is no store yet
         found += [
             str(finding) for finding in verify(ArtifactStore(store), None, ComputeEngine(1), remove=False).findings
         ]
