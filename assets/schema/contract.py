@@ -24,7 +24,8 @@ def _buckets_add_up(table: pa.Table) -> bool:
     return bool((sum_rows(counts.to_numpy(), offsets) == values.to_numpy()).all())
 
 
-def _traits_fit(table: pa.Table) -> bool:
+def traits_fit(table: pa.Table) -> bool:
+    """Return whether no trait is counted in more texts than were sampled."""
     offsets, counts = list_parts(table["traits"])
     sampled = table["sampled"].to_numpy()[row_of(np.diff(offsets))]
     return bool((counts.to_numpy() <= sampled).all())
@@ -36,12 +37,18 @@ def _hashes_fit(table: pa.Table) -> bool:
     return bool((kept <= np.minimum(values, KEPT_HASHES)).all())
 
 
+def values_are_counted(table: pa.Table) -> bool:
+    """Return whether each value has a count."""
+    return np.array_equal(list_parts(table["counts"])[0], list_parts(table["values"])[0])
+
+
 def _value_counts_add_up(table: pa.Table) -> bool:
     """Whether the counts of a path's values add up to its places, if all its values are listed."""
     offsets, counts = list_parts(table["counts"])
-    aligned = np.array_equal(offsets, list_parts(table["values"])[0])
     total = sum_rows(counts.to_numpy(), offsets)
-    return aligned and bool(((total == 0) | (total == pc.subtract(table["rows"], table["nulls"]).to_numpy())).all())
+    return values_are_counted(table) and bool(
+        ((total == 0) | (total == pc.subtract(table["rows"], table["nulls"]).to_numpy())).all()
+    )
 
 
 def _starts_with_the_chunk(table: pa.Table) -> bool:
@@ -82,7 +89,7 @@ CONTRACT = Contract(
     {
         "nulls, empty and sampled values do not exceed the rows": _counts_fit,
         "length buckets add up to the values": _buckets_add_up,
-        "traits count at most the sampled texts": _traits_fit,
+        "traits count at most the sampled texts": traits_fit,
         "hashes do not exceed the values or the limit": _hashes_fit,
         "value counts add up": _value_counts_add_up,
         "every column has the chunk's rows": _starts_with_the_chunk,

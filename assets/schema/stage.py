@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.schema.contract import traits_fit, values_are_counted
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.role_candidates import role_candidates
@@ -20,6 +21,10 @@ from tokenloom.resources.tables.untrusted_table import check_schema
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
+
+
+LARGEST_COUNT = 1 << 48
+"""No count of a sketch is as large; sums of such counts are int64."""
 
 
 class SchemaStage(Stage):
@@ -58,7 +63,25 @@ def _describe(table: pa.Table) -> ChunkOutput:
 
 
 def _check_sketch(table: pa.Table) -> None:
-    """Check a stored sketch, for objects can be crafted."""
+    """Check what `merge` relies on in a stored sketch, for objects can be crafted."""
     check_schema(SKETCH, table)
     if pc.any(pc.not_equal(pc.bit_wise_and(pc.binary_length(table["hashes"]), 7), 0)).as_py():
         raise ValueError("has hashes that are not of 64 bits")
+    for field, values in zip(SKETCH, table.columns, strict=True):
+        if pa.types.is_list(field.type):
+            values = pc.list_flatten(values)
+            if values.null_count and field.name != "steps":
+                raise ValueError(f"has nulls in {field.name}")
+        if pa.types.is_integer(values.type) and _is_wild(values):
+            raise ValueError(f"has numbers in {field.name} that count nothing")
+    if pc.list_flatten(pc.list_slice(table["steps"], 0, 1)).null_count:
+        raise ValueError("has a path that starts without a column")
+    if not values_are_counted(table):
+        raise ValueError("has values without counts, or counts without values")
+    if not traits_fit(table):
+        raise ValueError("has traits of more texts than were sampled")
+
+
+def _is_wild(numbers: pa.ChunkedArray) -> bool:
+    least, most = pc.min_max(numbers).as_py().values()
+    return least is not None and not 0 <= least <= most < LARGEST_COUNT

@@ -411,7 +411,10 @@ class _Run:
         return Finding("certificate", "damaged", name) if is_fact and parse_certificate(name, data) is None else None
 
     def _check_tokenizer(self, digest: str) -> None:
-        """Compare a tokenizer's files with the object that stores them, and restore them if they differ."""
+        """Compare a tokenizer's files with the object that stores them, and restore them if they differ.
+
+        Of a tokenizer that no manifest names, an interrupted build or `gc` can have left some of the files.
+        """
         table = self._store.objects.get(digest)
         found = [blob.name for blob in self._store.blobs.below(f"tokenizers/{digest}")]
         if table.column_names != ["file", "content"]:
@@ -421,9 +424,12 @@ class _Run:
         problems: dict[str, Problem | None] = {
             name: self._check_file(digest, name, content) for name, content in files.items()
         }
+        dataset = self._tokenizers[digest]
+        if not dataset:
+            problems = {name: problem for name, problem in problems.items() if problem != "missing"}
         for name, problem in problems.items():
             if problem is not None:
-                blob, dataset = f"tokenizers/{digest}/{name}", self._tokenizers[digest]
+                blob = f"tokenizers/{digest}/{name}"
                 self._result.findings.append(Finding("tokenizer", problem, blob, dataset, "tokenizer", name, digest))
         for name in {blob.rpartition("/")[2] for blob in found} - files.keys():
             self._result.findings.append(Finding("tokenizer", "unknown", f"tokenizers/{digest}/{name}", digest=digest))

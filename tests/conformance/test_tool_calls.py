@@ -115,7 +115,9 @@ def _unchanged(value: Any) -> Any:
 
 
 def _emptied(value: Any) -> Any:
-    """Return a content without its text: parts without texts, "" for other values."""
+    """Return a content without its text: parts without texts, an object's keys alone, "" for other values."""
+    if isinstance(value, dict) and value:
+        return dict.fromkeys(value, "")
     return [{**part, "text": ""} for part in value] if value and _are_parts(value) else ""
 
 

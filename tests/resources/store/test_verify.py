@@ -249,6 +249,22 @@ def test_unknown_files_are_listed_and_kept(built: Built, name: str, tmp_path: Pa
     assert "1 unknown, which nothing reads" in done.stdout
 
 
+@pytest.mark.parametrize("kept", ["tokenizer.json", "tokenizer_config.json"])
+def test_some_files_of_a_tokenizer_that_no_manifest_names_are_no_damage(built: Built, kept: str) -> None:
+    """An interrupted build has written, or an interrupted `gc` left, one of them; another one must still be right."""
+    store = built[1]
+    for folder in ("datasets", "versions"):
+        shutil.rmtree(store / folder)
+    (folder,) = (store / "tokenizers").iterdir()
+    for path in folder.iterdir():
+        if path.name != kept:
+            path.unlink()
+    assert check(store).findings == []
+    flip(folder / kept, 5)
+    (finding,) = check(store, remove=False).findings
+    assert (finding.kind, finding.problem, finding.place) == ("tokenizer", "damaged", kept)
+
+
 @pytest.mark.parametrize("lost", ["damaged", "missing"])
 def test_tokenizer_files_are_restored_from_their_object(built: Built, lost: str) -> None:
     _, store, _ = built

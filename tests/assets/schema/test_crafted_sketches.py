@@ -1,0 +1,71 @@
+"""Stored sketches of the right types with content that no chunk has are merged, or refused with a StoreError."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tokenloom.assets.schema.sketch import SKETCH, sketch
+from tokenloom.assets.schema.stage import STAGE
+from tokenloom.errors import StoreError
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.objects import encode_table
+
+CASES = 5000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 150
+Row = dict[str, Any]
+ROWS: list[Row] = [
+    {"prompt": f"Say {number % 3}", "n": number, "of": {"a": 1}, "messages": [{"role": "user", "content": "Hi"}]}
+    for number in range(20)
+]
+
+
+def crafted(kind: pa.DataType, draw: random.Random) -> Any:
+    if pa.types.is_list(kind):
+        values = [crafted(kind.value_type, draw) for _ in range(draw.choice((0, 1, 2, 5, 100)))]
+        return [None, *values] if draw.random() < 0.1 else values
+    if pa.types.is_integer(kind):
+        return draw.choice((0, 1, -1, 7, (1 << 31) - 1, 1 << 40, -(1 << 63), (1 << 63) - 1))
+    if pa.types.is_binary(kind):
+        return bytes(draw.choice((0, 1, 8, 24, 4000)))
+    return (
+        draw.random() < 0.5 if pa.types.is_boolean(kind) else draw.choice(("", "x", "list", "struct", "text", "role"))
+    )
+
+
+def facts(store: ArtifactStore, table: pa.Table) -> dict[str, Any]:
+    """Return the facts of a dataset of one chunk that has this sketch."""
+    output = store.objects.put(encode_table(table, compressed=True))
+    manifest: Any = SimpleNamespace(chunks=[SimpleNamespace(output=output, split="train", rows_in=20)])
+    context: Any = SimpleNamespace(store=store)
+    return STAGE.facts(context, manifest)
+
+
+def test_crafted_sketches_are_merged_or_refused(tmp_path: Path) -> None:
+    store, whole = ArtifactStore(tmp_path), sketch(pa.Table.from_pylist(ROWS)).to_pylist()
+    store.prepare()
+    draw, merged = random.Random(3), 0
+    for _ in range(CASES):
+        rows = [dict(row) for row in whole]
+        for _ in range(draw.choice((1, 1, 2, 20))):
+            field = draw.choice([*SKETCH])
+            draw.choice(rows)[field.name] = crafted(field.type, draw)
+        table = pa.Table.from_pylist(rows[draw.choice((0, 0, 0, 1)) :], SKETCH)
+        with suppress(StoreError):
+            facts(store, table)
+            merged += 1
+    assert CASES // 5 < merged < CASES * 4 // 5
+
+
+@pytest.mark.parametrize("rows", [ROWS, [{"of": []}], [{"of": None}], [{"of": 70 * str(n)} for n in range(99)]])
+def test_sketches_of_rows_are_merged(rows: list[Row], tmp_path: Path) -> None:
+    store, table = ArtifactStore(tmp_path), pa.Table.from_pylist(rows)
+    store.prepare()
+    columns = [profile["column"] for profile in facts(store, sketch(table))["columns"]]
+    assert {*columns} == {*table.column_names}
