@@ -24,7 +24,7 @@ def test_a_store_survives_kills(tmp_path: Path) -> None:
     print(f"{len(kills)} kills, {len(kills) - len(operations)} of them at random moments; by scenario:")
     print(*(dict(counts) for counts in (Counter(scenario for scenario, _ in kills), stages, kinds, folders)), sep="\n")
     assert len(kills) >= KILLS
-    assert len(operations) < len(kills)
-    if SOAK:
+    if SOAK:  # few enough kills can all miss: a kill at a random moment finds some processes finished
+        assert len(operations) < len(kills)
         assert kinds.keys() >= KINDS
         assert folders.keys() >= FOLDERS
