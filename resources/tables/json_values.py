@@ -125,6 +125,8 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     """
     if too_deep(texts, MAX_DEPTH).any():
         return None
+    if (alike := _values_alike(texts)) is not None:
+        return alike
     try:
         if _has_too_many_cells(texts):
             return None
@@ -136,6 +138,22 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return values if _is_exact(kind) else None
+
+
+def _values_alike(texts: pa.Array) -> pa.Array | None:
+    """Return what `arrow_values` does if all values have the paths and types of the first ones, else None."""
+    offsets, _ = text_parts(texts.fill_null("") if texts.null_count else texts)
+    first = int(np.searchsorted(offsets, offsets[0] + _PART))
+    if first >= len(texts) or offsets[first] - offsets[0] > 2 * _PART:
+        return None
+    try:
+        kind = without_dates(read_values(texts.slice(0, first)).type, null_items=pa.string())
+        if not _is_exact(kind):
+            return None
+        values = read_values(texts, kind, closed=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return values if _is_valid(values) else None
 
 
 def _has_too_many_cells(texts: pa.Array) -> bool:

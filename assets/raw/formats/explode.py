@@ -19,12 +19,12 @@ _NOT_A_LIST = pa.scalar("0", pa.string())
 """JSON text of any value that is not a list."""
 
 
-def explode(table: pa.Table, lists: Sequence[Sequence[str]], name: str) -> tuple[pa.Table, Ints, Ints]:
+def explode(table: pa.Table, lists: Sequence[Sequence[str]], file: str) -> tuple[pa.Table, Ints, Ints]:
     """Return one row for each item of the innermost list.
 
     Args:
         lists: for each level, the fields that lead from a row to the list with the rows of the next level.
-        name: the file, for messages.
+        file: its name, for messages.
 
     Returns:
         - A table of the items' fields, then the fields of the levels around them, which are named `outer.<name>` if an
@@ -46,7 +46,7 @@ def explode(table: pa.Table, lists: Sequence[Sequence[str]], name: str) -> tuple
         parent = row_of(lengths)
         if (size := sum(int(_sizes(column) @ lengths) for column in rest.columns)) > MAX_REPEATED:
             raise SourceError(
-                f"{name}: the fields around {'.'.join(keys)} take {size >> 20:,} MiB when each row repeats them, more "
+                f"{file}: the fields around {'.'.join(keys)} take {size >> 20:,} MiB when each row repeats them, more "
                 f"than the {MAX_REPEATED >> 20} MiB supported; remove the large ones"
             )
         inner = _as_table(items, keys[-1])
