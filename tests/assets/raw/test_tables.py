@@ -18,7 +18,7 @@ from pyarrow import csv as csv_writer
 
 from support.raw_rows import TEXT, read, write_table
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.raw import formats
+from tokenloom.assets.raw.formats import tables as table_files
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -192,8 +192,8 @@ def test_lists_of_nothing_but_nulls_are_read(tmp_path: Path) -> None:
 def test_lists_many_times_larger_than_their_file_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(formats.tables, "_MANY_VALUES", 1 << 16)
-    monkeypatch.setattr(formats.tables, "_VALUES_PER_BYTE", 1 << 10)
+    monkeypatch.setattr(table_files, "_MANY_VALUES", 1 << 16)
+    monkeypatch.setattr(table_files, "_VALUES_PER_BYTE", 1 << 10)
 
     def written(lengths: list[int]) -> Path:
         bounds = pa.array([0, *accumulate(lengths)], pa.int32())
