@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from tokenloom.assets.tokens.engines import Gigatoken, Reference
 from tokenloom.assets.tokens.vocabulary import BYTE_OF, is_byte_level
+from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.certificates import Certificate, CertificateStore, from_ranges, to_ranges
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, sum_rows
@@ -94,7 +95,7 @@ class EngineCertificate:
             return Certificate(refused=reason)
         try:
             tested = self._test(np.arange(128))
-        except RuntimeError as error:
+        except TokenizerError as error:
             return Certificate(refused=str(error).splitlines()[0])
         disputed = {chr(point) for point in from_ranges(tested.disputed)}
         runs = [*runs_of("".join(sorted({*CHARACTERS} - disputed)))]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
+from tokenloom.resources.tokenizers import naming_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -22,6 +23,8 @@ Ids = npt.NDArray[np.uint32]
 
 BATCH_BYTES = 1 << 20
 """Bytes of text per call of `tokenizers`: its results take about fifty times as much memory."""
+
+_FAILS = "fails for a text of the data, although it can be loaded"
 
 CACHE_BYTES = 96 << 20
 """Growth of the process, in bytes, after which a gigatoken tokenizer with its cache is dropped."""
@@ -48,23 +51,36 @@ class Reference:
     def _loaded(self) -> Tokenizer:
         from tokenizers import Tokenizer
 
-        loaded: Tokenizer = Tokenizer.from_str(self._content)
-        loaded.no_truncation()
-        loaded.no_padding()
-        loaded.encode_special_tokens = not self._keep_control
-        return loaded
+        with naming_tokenizer("cannot be loaded"):
+            loaded: Tokenizer = Tokenizer.from_str(self._content)
+            loaded.no_truncation()
+            loaded.no_padding()
+            loaded.encode_special_tokens = not self._keep_control
+            return loaded
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
-        """Return the ids of all texts, and offsets, int64 [texts + 1]."""
-        parts = [_ids(self.tokenizer.encode_batch_fast(part, add_special_tokens=False)) for part in _batches(texts)]
+        """Return the ids of all texts, and offsets, int64 [texts + 1].
+
+        Raises:
+            TokenizerError: the tokenizer fails for a text.
+        """
+        tokenizer, parts = self.tokenizer, []
+        for part in _batches(texts):
+            with naming_tokenizer(_FAILS):
+                parts.append(_ids(tokenizer.encode_batch_fast(part, add_special_tokens=False)))
         return _joined(parts)
 
     def places(self, texts: pa.Array) -> tuple[Ids, Ints, Ints]:
         """Return ids and offsets as `ids` does, and int64 [tokens, 2]: start and end of each token in its text, in
-        characters."""
-        parts, places = [], [np.zeros((0, 2), np.int64)]
+        characters.
+
+        Raises:
+            TokenizerError: the tokenizer fails for a text.
+        """
+        tokenizer, parts, places = self.tokenizer, [], [np.zeros((0, 2), np.int64)]
         for part in _batches(texts):
-            encodings = self.tokenizer.encode_batch(part, add_special_tokens=False)
+            with naming_tokenizer(_FAILS):
+                encodings = tokenizer.encode_batch(part, add_special_tokens=False)
             parts.append(_ids(encodings))
             numbers = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
             places.append(np.fromiter(numbers, np.int64, 2 * len(parts[-1][0])).reshape(-1, 2))
@@ -100,7 +116,7 @@ class Gigatoken:
         content: tokenizer.json.
 
     Raises:
-        RuntimeError: gigatoken cannot load it.
+        TokenizerError: gigatoken cannot load it.
         ImportError: gigatoken is not installed.
     """
 
@@ -112,10 +128,15 @@ class Gigatoken:
     def _load(self) -> tuple[Any, int]:
         from gigatoken import Tokenizer
 
-        return Tokenizer.from_json(self._content), _resident_bytes()
+        with naming_tokenizer("cannot be loaded by gigatoken"):
+            return Tokenizer.from_json(self._content), _resident_bytes()
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
-        """Return the ids of all texts, and offsets, int64 [texts + 1]."""
+        """Return the ids of all texts, and offsets, int64 [texts + 1].
+
+        Raises:
+            TokenizerError: the tokenizer fails for a text.
+        """
         import awkward
 
         bounds, data = text_parts(texts)
@@ -130,7 +151,8 @@ class Gigatoken:
             loaded, memory = self._idle.pop() if self._idle else (None, 0)
         if loaded is None:
             loaded, memory = self._load()
-        encoded = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
+        with naming_tokenizer(_FAILS):
+            encoded = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
         if _resident_bytes() - memory < CACHE_BYTES:
             with self._lock:
                 self._idle.append((loaded, memory))

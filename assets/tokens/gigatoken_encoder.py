@@ -19,6 +19,7 @@ from tokenloom.assets.tokens.engine_certificate import EngineCertificate, unequa
 from tokenloom.assets.tokens.engines import Gigatoken, Ids, Reference
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.assets.tokens.vocabulary import MARK, Vocabulary, normal_form
+from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, text_parts
@@ -70,7 +71,7 @@ class GigatokenEncoder:
                 content = json.dumps({**parsed, "added_tokens": [*added, *unlisted]})
             if not self.refused:
                 self._engine = Gigatoken(content)
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, TokenizerError) as error:
             self.refused = str(error)
         not_plain = [token["id"] for token in added if token not in plain]
         self._vocabulary = vocabulary.without([*not_plain, *control.values()])

@@ -20,8 +20,11 @@ MAX_DEPTH = 64
 PARSED_DEPTH = 1000
 """The levels that every parser survives."""
 TOO_DEEP = f"lists and objects are nested more than {MAX_DEPTH} levels deep"
+LONE_SURROGATE = "a string contains a lone surrogate"
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""Surrogates, also of a pair, and what only looks like one after an escaped backslash."""
 _OPENING, _CLOSING = ord("["), ord("]")
 _LARGE = 1 << 20
 
@@ -30,12 +33,21 @@ def read_json_value(text: str | bytes) -> Any:
     """Return what `json.loads` returns.
 
     Raises:
-        ValueError: the text is not valid JSON, or is nested more than `MAX_DEPTH` levels deep.
+        ValueError: the text is not valid JSON, is nested more than `MAX_DEPTH` levels deep, or contains a surrogate
+            without its other half, which UTF-8 cannot represent.
     """
     data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     if is_deeper(data, MAX_DEPTH):
         raise ValueError(TOO_DEEP)
-    return json.loads(text)
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))  # json.loads itself lets surrogates pass
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{LONE_SURROGATE}, \\u{ord(error.object[error.start]):x}; remove it") from error
+    return value
 
 
 def is_deeper(data: bytes, levels: int) -> bool:

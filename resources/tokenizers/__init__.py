@@ -6,7 +6,7 @@ reads the files next to a tokenizer, `tokenizer_json` parses and checks the resu
 """
 
 from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER
-from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, vocab_size
+from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, naming_tokenizer, vocab_size
 from tokenloom.resources.tokenizers.tokenizer_spec import (
     SPECIAL_ROLES,
     TokenizerSpec,
@@ -24,6 +24,7 @@ __all__ = [
     "declared_tokenizer",
     "export_config",
     "load_tokenizer",
+    "naming_tokenizer",
     "resolve_tokenizer",
     "vocab_size",
 ]

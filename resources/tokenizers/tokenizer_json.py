@@ -6,7 +6,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.errors import TokenizerError
@@ -53,7 +54,8 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
         parsed: a tokenizer.json.
 
     Raises:
-        TokenizerError: tokenizer.json is malformed, two tokens share an id, or ids have wide gaps.
+        TokenizerError: tokenizer.json is malformed, its vocabulary is empty, two tokens share an id, or ids have wide
+            gaps.
     """
     model, added = parsed.get("model"), parsed.get("added_tokens")
     entries = model.get("vocab", {}) if isinstance(model, dict) else None
@@ -61,6 +63,8 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
         entries = {text: id for id, (text, _) in enumerate(entries) if isinstance(text, str)}
     if not isinstance(entries, dict) or not isinstance(added, list):
         raise TokenizerError("tokenizer.json must contain a model with a vocabulary, and a list added_tokens")
+    if not entries:
+        raise TokenizerError("tokenizer.json: the model's vocabulary is empty; use the file of a trained tokenizer")
     for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not _has_valid_flags(token):
             raise TokenizerError(f"tokenizer.json: added_tokens contains {str(token)[:80]}, which is not a token")
@@ -104,12 +108,26 @@ def load_tokenizer(content: bytes) -> Tokenizer:
     for charsmap in re.findall(rb'"precompiled_charsmap":\s*"([^"]*)"', content):
         if not is_charsmap(charsmap):
             raise TokenizerError("tokenizer.json: its precompiled_charsmap is damaged")
-    try:
+    with naming_tokenizer("cannot be loaded"):
         return Tokenizer.from_str(content.decode())
-    except (KeyboardInterrupt, SystemExit):
+
+
+@contextmanager
+def naming_tokenizer(problem: str) -> Iterator[None]:
+    """Raise any error or panic of a library that tokenizes as a TokenizerError that names tokenizer.json.
+
+    Args:
+        problem: what the library cannot do with the file.
+
+    Raises:
+        TokenizerError: the library failed.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError, TokenizerError):
         raise
     except BaseException as error:  # panics in Rust do not derive from Exception
-        raise TokenizerError(f"tokenizer.json cannot be loaded: {first_line(error)}") from error
+        raise TokenizerError(f"tokenizer.json {problem}: {first_line(error)}") from error
 
 
 def is_charsmap(coded: bytes) -> bool:
@@ -137,8 +155,9 @@ def with_added_tokens(content: bytes, parsed: dict[str, Any], tokens: Sequence[d
     from tokenizers import AddedToken
 
     tokenizer = load_tokenizer(content)
-    tokenizer.add_tokens([AddedToken(token["content"], **_flags(token)) for token in missing])
-    return tokenizer.to_str().encode()
+    with naming_tokenizer("cannot get more tokens"):
+        tokenizer.add_tokens([AddedToken(token["content"], **_flags(token)) for token in missing])
+        return tokenizer.to_str().encode()
 
 
 def _flags(token: dict[str, Any]) -> dict[str, bool]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from support.datasets_on_disk import write_dataset
 from support.terminal import run
+from tokenloom.cli import schema
+from tokenloom.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +169,17 @@ def test_a_missing_extra_is_named(built: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=built, capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "rich" in done.stderr and "tokenloom[pipeline]" in done.stderr
+
+
+def test_lack_of_memory_is_an_error_of_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_out(_: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 1024 failed")
+
+    monkeypatch.setattr(schema, "run", run_out)
+    assert main(["schema"]) == 1
+    assert re.fullmatch(r"error: .*memory.*\n", capsys.readouterr().err)
 
 
 def test_build_never_imports_dagster(built: Path) -> None:

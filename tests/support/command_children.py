@@ -57,7 +57,7 @@ class CommandChildren:
     """
 
     def __init__(self, folder: Path, **variables: str):
-        given = {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **variables}
+        given = {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "default", "RUST_BACKTRACE": "0", **variables}
         self._folder = str(folder)
         self._server = subprocess.Popen(
             [sys.executable, __file__],

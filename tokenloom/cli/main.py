@@ -65,6 +65,12 @@ def _exit_code(args: argparse.Namespace) -> int:
         print(redacted(f"error: {error.strerror or error}"), file=sys.stderr)
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # buffered output cannot be written either
         return 1
+    except MemoryError as error:
+        found = f": {redacted(str(error))}" if str(error) else ""
+        print(
+            f"error: not enough memory{found}; set compute.workers lower, or use a machine with more", file=sys.stderr
+        )
+        return 1
     except Exception:  # a bug; messages of other libraries can contain URLs with credentials
         print(redacted(traceback.format_exc()), file=sys.stderr)
         return 1

@@ -27,6 +27,10 @@ BATCH_BYTES = 4 << 20
 _PARQUET_ROWS = 1000
 """Rows per batch of Parquet, which can store a large value once for many rows, so that sizes say little."""
 
+_MANY_VALUES, _VALUES_PER_BYTE = 1 << 24, 1 << 16
+"""Most values of a column inside lists, per row group and per stored byte; one row can hold all of them. Rows of a few
+hundred thousand equal values stay below the second limit, because each takes a few bytes."""
+
 _CAST_INCORRECTLY = re.compile(r"list_view|list<\w+: null")
 """Types whose values Arrow's casts damage: views of lists after a null, and lists that hold only nulls."""
 
@@ -194,11 +198,28 @@ def _parquet(opened: Any) -> Iterator[pa.Table]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(opened, pre_buffer=False)
+    inside = [index for index in range(len(file.schema)) if file.schema.column(index).max_repetition_level]
     for group in range(file.num_row_groups):  # pyarrow cannot read nested dictionaries across groups
         metadata = file.metadata.row_group(group)
+        for index in inside:
+            _check_values(metadata.column(index), group)
         rows = min(_rows(metadata.num_rows, metadata.total_byte_size), _PARQUET_ROWS)
         for batch in file.iter_batches(rows, [group], use_threads=False):
             yield pa.Table.from_batches([batch])
+
+
+def _check_values(column: Any, group: int) -> None:
+    """Refuse a column inside lists that is many times larger than its bytes: reading takes 16 bytes per value.
+
+    Raises:
+        ArrowInvalid: a row group has more values than both limits allow.
+    """
+    values, stored = column.num_values, max(column.total_uncompressed_size, 1)
+    if values > max(_MANY_VALUES, stored * _VALUES_PER_BYTE):
+        raise pa.ArrowInvalid(
+            f"row group {group} holds {values:,} values of {column.path_in_schema} in {stored:,} bytes, too many to "
+            "unpack; write the file without this column"
+        )
 
 
 def _arrow(opened: Any) -> Iterator[pa.Table]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,8 @@ from support.canonical_tables import (
     table_of,
     weighted_parts,
 )
+from tokenloom.assets.columns.source_expressions import parse_source
+from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.loaders import TokenLoader, open_dataset
@@ -163,6 +166,22 @@ def test_tools_that_are_not_json_or_contain_control_tokens_are_rejected(tokenize
     out = render(tokenizer_folder, rows)
     assert out.rejects["code"].to_pylist() == ["tools_not_json", "control_token_in_content"]
     assert out.table[ROW].to_pylist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("read", "before", "after"),
+    [
+        (tools_column, '[{"name": "', '"}]'),
+        (tools_column, r'["{\"name\": \"', r'\"}"]'),
+        (template_kwargs_column, '{"x": "', '"}'),
+    ],
+)
+def test_json_that_utf8_cannot_represent_is_rejected(read: Any, before: str, after: str) -> None:
+    texts = [f"{before}{text}{after}" for text in (r"\ud83d\ude00", r"\ud83d", "a", r"\ude00\ud83d")]
+    role = read.__name__.removesuffix("_column")
+    column, problems = read(pa.table({"given": texts}), {role: parse_source("given")})
+    assert [text != "" for text in column.to_pylist()] == [True, False, True, False]
+    assert np.any([problem.flags for problem in problems], axis=0).tolist() == [False, True, False, True]
 
 
 def test_weights_that_do_not_match_generation_blocks_are_rejected(tokenizer_folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyarrow import csv as csv_writer
 
 from support.raw_rows import TEXT, read, write_table
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.raw.formats import tables as table_files
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
@@ -184,3 +186,24 @@ def test_lists_of_nothing_but_nulls_are_read(tmp_path: Path) -> None:
     rows = [{"a": {"text": "x", "none": [None] * count}} for count in (2, 0, 1)]
     write_table(tmp_path / "rows.parquet", rows)
     assert read(tmp_path / "rows.parquet") == (rows, [], 0)
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_lists_many_times_larger_than_their_file_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(table_files, "_MANY_VALUES", 1 << 16)
+    monkeypatch.setattr(table_files, "_VALUES_PER_BYTE", 1 << 10)
+
+    def written(lengths: list[int]) -> Path:
+        bounds = pa.array([0, *accumulate(lengths)], pa.int32())
+        flags = pa.ListArray.from_arrays(bounds, pa.array(bytes(sum(lengths)), pa.uint8()))
+        pq.write_table(pa.table({"text": ["x"] * len(lengths), "flags": flags}), tmp_path / "rows.parquet")
+        return tmp_path / "rows.parquet"
+
+    equal = written([1000] * 1000)
+    assert [len(row["flags"]) for row in read(equal)[0]] == [1000] * 1000
+    bomb = written([1 << 18, *[0] * (rows - 1)])
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("was read"))
+    with pytest.raises(SourceError, match=r"rows\.parquet: .*row group 0 holds 26[23],\d+ values of flags"):
+        read(bomb)

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from support.builds import SMALL, build, digests
 from support.datasets_on_disk import write_dataset
 from support.real_texts import texts_of
+from support.small_tokenizers import byte_level
 from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.tokens import engine_certificate, gigatoken_encoder
@@ -27,6 +29,7 @@ from tokenloom.assets.tokens.gigatoken_encoder import code_points
 from tokenloom.assets.tokens.stage import ENGINE
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.config import PipelineConfig
+from tokenloom.errors import TokenizerError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import Folder
@@ -52,6 +55,21 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Kit:
 
 def ids_of(kit: Kit, texts: list[str]) -> list[list[int]]:
     return [kit.transformers.encode(text, add_special_tokens=False, split_special_tokens=True) for text in texts]
+
+
+@pytest.mark.parametrize("fails", ["panic", "error"])
+def test_errors_and_panics_of_tokenizers_name_the_file(fails: str) -> None:
+    if fails == "panic":
+        parsed = json.loads(byte_level().to_str())
+        parsed["normalizer"] = {"type": "Replace", "pattern": {"Regex": ""}, "content": "xx"}
+        content = json.dumps(parsed)
+    else:
+        content = Tokenizer(models.WordLevel({"a": 0}, unk_token="b")).to_str()
+    reference = Reference(content, True)
+    for tokenize in (reference.ids, reference.places):
+        with pytest.raises(TokenizerError, match=r"^tokenizer\.json ") as raised:
+            tokenize(pa.array(["some text"]))
+        assert "\n" not in str(raised.value)
 
 
 def test_the_engines_tokenize_a_late_letter_differently(late: Kit) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
+from tokenloom.resources.tables.json_depth import read_json_value
+from tokenloom.resources.tokenizers.tokenizer_json import FLAGS
 from tokenloom.resources.tokenizers.tokenizer_spec import resolve_tokenizer
 
 DEEP = ("[" * 100_000).encode()
@@ -20,6 +24,10 @@ HOSTILE = {
     "digits": DIGITS,
     "not UTF-8": b'{"a": "\xff"}',
     "empty": b"",
+    "a lone surrogate": rb'{"bos_token": "\ud800", "model": {}}',
+    "a lone surrogate among pairs": rb'[{"name": "\ud83d\ude00 \\\ude00"}]',
+    "a lone surrogate in UTF-8": b'{"bos_token": "\xed\xa0\x80"}',
+    "a lone surrogate in UTF-16": '{"bos_token": "\ud800"}'.encode("utf-16", "surrogatepass"),
 }
 
 
@@ -45,6 +53,25 @@ def test_damaged_json_is_refused_in_one_line(tmp_path: Path, tokenizer_folder: P
     assert name in message
     assert "\n" not in message
     assert len(message) < 400
+
+
+@pytest.mark.parametrize("text", ["\U0001f600", "\ue000", "\\ud800", "\\\U0001f600"])
+def test_json_of_any_characters_is_read(text: str) -> None:
+    for escapes in (True, False):
+        written = json.dumps([text], ensure_ascii=escapes)
+        for given in (written, written.encode(), written.encode("utf-8-sig"), written.encode("utf-16")):
+            assert read_json_value(given) == [text]
+
+
+@pytest.mark.parametrize(
+    "model", [{"type": "WordLevel", "vocab": {}, "unk_token": "u"}, {"type": "Unigram", "vocab": []}]
+)
+def test_an_empty_vocabulary_is_refused_by_the_name_of_the_file(tmp_path: Path, model: dict[str, Any]) -> None:
+    added = [{"id": 0, "content": "<s>", "special": True, **dict.fromkeys(FLAGS[:4], False)}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": added, "model": model}))
+    with pytest.raises(TokenloomError, match=r"tokenizer.json: .* vocabulary is empty") as raised:
+        resolve_tokenizer(config_in(tmp_path, f"tokenizer: {{name_or_path: {tmp_path}}}"))
+    assert raised.value.exit_code == 2
 
 
 @pytest.mark.parametrize("kind", ["device", "fifo", "folder", "zero byte", "loop"])

@@ -13,7 +13,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts
-from tokenloom.resources.tokenizers import TOKENIZER
+from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
 
 MOST_SHOWN = 16
 """Maximum number of sequences shown of a row that has several texts, or is split."""
@@ -78,7 +78,8 @@ class RowReader:
         }
         facts = store.manifest(dataset, "tokenizer").facts
         self._tokenizer_folder = str(store.tokenizer_folder(facts["digest"]))
-        self._tokenizer = Tokenizer.from_file(f"{self._tokenizer_folder}/{TOKENIZER}")
+        with naming_tokenizer("cannot be loaded"):
+            self._tokenizer = Tokenizer.from_file(f"{self._tokenizer_folder}/{TOKENIZER}")
         ids = (self._tokenizer.token_to_id(token) for token in facts["control"])
         self._control = [index for index in ids if index is not None]
         self._first_row = np.cumsum([0, *(chunk.rows_out + chunk.rejected for chunk in self._raw.chunks)])
@@ -170,7 +171,8 @@ class RowReader:
         control = np.isin(ids, self._control)
         changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(control) != 0)) + 1
         for start, end in zip([0, *changes], [*changes, len(ids)], strict=True):
-            text = self._tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
+            with naming_tokenizer("cannot decode its own tokens"):
+                text = self._tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
             yield Run(text, bool(trained[start]), bool(control[start]), int(end - start))
 
     def _absence(self, number: int, position: int) -> str:
