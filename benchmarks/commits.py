@@ -114,8 +114,9 @@ def load(job: str, store: str) -> None:
         times.append((time.perf_counter() - started, time.process_time() - cpu))
 
     def first_batch() -> None:
-        loader = TokenLoader(open_dataset(name, store=store), 8, **options)
-        loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": len(loader.dataset) // 3})
+        dataset = open_dataset(name, store=store)
+        loader = TokenLoader(dataset, 8, **options)
+        loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": len(dataset) // 3})
         next(iter(loader))
 
     def read() -> None:

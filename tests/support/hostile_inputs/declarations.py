@@ -323,13 +323,13 @@ def _beside() -> Iterator[HostileInput]:
     rows = b'{"prompt": "a", "completion": "b"}\n' * 3
     for name, content in contents.items():
 
-        def write(folder: Path, name: str = name, content: bytes = content) -> None:
+        def written(folder: Path, name: str = name, content: bytes = content) -> None:
             (folder / "x.jsonl").write_bytes(rows)
             (folder / name).write_bytes(content)
 
         prompt = {"format_type": "completion", "few_shot": {"count": 2, "source": name}}
         config = {**DEFAULTS, "dataset": {"name": "x.jsonl"}, "prompt_template": prompt}
-        yield HostileInput("few-shot", name, write, "", config)
+        yield HostileInput("few-shot", name, written, "", config)
     tools = {
         "deep": b"[" * 100_000,
         "digits": b"[" + b"9" * 9000 + b"]",

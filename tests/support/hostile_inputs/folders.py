@@ -122,6 +122,7 @@ def _cards() -> Iterator[HostileInput]:
     for name, text in cards.items():
         files: dict[str, bytes | str] = {"x.jsonl": FIRST + LAST, "README.md": f"---\n{text}\n---\n# Card\n"}
         yield HostileInput("hub card", name, _files(files), "2: .*dataset.format", HUB)
+    files = {"x.jsonl": FIRST + LAST, "README.md": f"---\n{cards['a split of NUL']}\n---\n# Card\n"}
     yield HostileInput("hub card", "beside data files", _files(files), "0: 2 rows", CONFIG)
     scripts: dict[str, bytes | str] = {"data.py": "import os; os.system('touch run')", "x.jsonl": FIRST}
     yield HostileInput("hub card", "a script", _files(scripts), "2: .*dataset.format", HUB)
