@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from functools import cache
 from importlib import metadata
 
@@ -13,12 +14,17 @@ from tokenloom.resources.store.objects import encode_table
 
 Versions = tuple[tuple[str, str], ...]
 
-_version = cache(metadata.version)  # it parses the package's metadata at every call
+
+@cache
+def _version(library: str, path: tuple[str, ...]) -> str:
+    """Return the version of a library that is found on `path`; parses the package's metadata."""
+    return metadata.version(library)
 
 
 def library_versions(stage: Stage) -> dict[str, str]:
     """Return the versions of Python and of the libraries that a stage calls."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in stage.libraries}}
+    path = tuple(map(str, sys.path))
+    return {"python": platform.python_version(), **{name: _version(name, path) for name in stage.libraries}}
 
 
 def probe_digest(stage: Stage, store: ArtifactStore) -> str:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenloom.errors import escaped
+from tokenloom.errors import StoreUnavailableError, escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
 from tokenloom.resources.store.records import decode_record, encode_record
@@ -76,7 +77,8 @@ class KnownFiles:
         if before is None or before != file_stamp(path) or time.time() - max(before[1:3]) / 1e9 < SETTLED_SECONDS:
             return
         name = self._blob(path)
-        self._blobs.write(name, encode_record(name, {"stamp": before, "chunks": chunks, "found": found}))
+        with suppress(StoreUnavailableError):  # an entry only saves time
+            self._blobs.write(name, encode_record(name, {"stamp": before, "chunks": chunks, "found": found}))
 
     def _blob(self, path: str) -> str:
         return f"{FILES}/{digest_json([escaped(str(Path(path).resolve())), self._reading])}.json"
