@@ -4,7 +4,7 @@ usage: commits.py OLD NEW [--jobs NAME ...] [--pairs N] [--rows N] [--folder DIR
 
 OLD and NEW are folders that hold a checkout. Each builds its own stores, for formats may differ. Prints, for each job,
 the median of the ratios new/old and the second lowest and second highest of them, which for 9 pairs bound the median
-with 96% confidence (order statistics of a binomial distribution); in seconds of the clock, and of CPU time. Jobs:
+with 96% confidence (order statistics of a binomial distribution); for wall time and for CPU time. Jobs:
 
 - cold: a cold build of `--rows` rows of Alpaca, or of the quickstart;
 - rendering: a cold build, up to prompts, of `--rows` / 4 chats of four messages under ChatML;
@@ -81,7 +81,7 @@ def write(folder: Path, count: int) -> None:
 
 
 def child(checkout: Path, arguments: list[str]) -> tuple[float, float]:
-    """Run Python with the tokenloom of a checkout. Return seconds of the clock and of CPU time.
+    """Run Python with the tokenloom of a checkout. Return seconds of wall time and of CPU time.
 
     Raises:
         SystemExit: the process failed.
@@ -102,7 +102,7 @@ def build(checkout: Path, folder: Path, job: str, store: Path) -> tuple[float, f
 
 
 def load(job: str, store: str) -> None:
-    """Print the seconds, on the clock and of CPU time, of the fastest of several readings, or of the median resume."""
+    """Print the seconds, of wall time and of CPU time, of the fastest of several readings, or of the median resume."""
     from tokenloom.loaders import TokenLoader, open_dataset
 
     name, options = LOADERS[job]
@@ -135,7 +135,7 @@ def load(job: str, store: str) -> None:
 
 
 def measured(checkout: Path, folder: Path, job: str) -> tuple[float, float]:
-    """Return the seconds of one run of a job, on the clock and of CPU time."""
+    """Return the seconds of one run of a job, of wall time and of CPU time."""
     if job in BUILDS:
         with tempfile.TemporaryDirectory(dir=folder) as store:
             return build(checkout, folder, job, Path(store))
@@ -177,8 +177,8 @@ def main() -> None:
                 old, new = (taken[checkout] for checkout in options.checkouts)
                 ratios.append((new[0] / old[0], new[1] / old[1]))
             columns = [sorted(column) for column in zip(*ratios, strict=True)]
-            told = [f"{statistics.median(c):.3f} ({c[1]:.3f} to {c[-2]:.3f})" for c in columns]
-            print(f"{job:10} new/old, {options.pairs} pairs: clock {told[0]}, CPU {told[1]}", flush=True)
+            shown = [f"{statistics.median(c):.3f} ({c[1]:.3f} to {c[-2]:.3f})" for c in columns]
+            print(f"{job:10} new/old, {options.pairs} pairs: wall time {shown[0]}, CPU time {shown[1]}", flush=True)
 
 
 if __name__ == "__main__":

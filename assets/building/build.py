@@ -145,10 +145,10 @@ class Build:
 
     def input_chunks(self, stage: str) -> Iterator[InputChunk]:
         """Yield the output chunks of a stage, as input for the next."""
-        manifest, made = self.manifest(stage), stage_named(stage)
+        manifest, upstream = self.manifest(stage), stage_named(stage)
         for chunk in manifest.chunks:
-            load = partial(load_output, self.store, made, manifest.facts, chunk, self._validated)
-            yield as_input(made, chunk, load)
+            load = partial(load_output, self.store, upstream, manifest.facts, chunk, self._validated)
+            yield as_input(upstream, chunk, load)
 
     def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
         """Recompute those outputs of an intermediate stage that `gc` dropped.
@@ -166,19 +166,15 @@ class Build:
         names = STAGES[: STAGES.index(last) + 1]
         if "prompts" in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
-        waiting = deque(names)
+        waiting: deque[str] = deque(names)
         with self.store.building():
-            for name in names:
-                link = self._link(name)
-                if not self._chain or link.follows(self._chain[-1].stage.name):
-                    self._chain.append(link)
-                else:
-                    self._run([link])
-                while waiting and waiting[0] in self._reports:
-                    yield self._reports.pop(waiting.popleft())
-            self._complete()
-            for name in waiting:
-                yield self._reports.pop(name)
+            for name in (*names, None):
+                try:
+                    self._advance(name)
+                except Exception:
+                    yield from self._finished(waiting)
+                    raise
+                yield from self._finished(waiting)
 
     def run(self, name: str) -> StageReport:
         """Run one stage and publish its manifest.
@@ -190,6 +186,26 @@ class Build:
             self._run([self._link(name)])
         return self._reports.pop(name)
 
+    def _advance(self, name: str | None) -> None:
+        """Prepare the next stage, and run what it does not have to wait for; without a stage, run all in progress."""
+        if name is None:
+            self._complete()
+            return
+        try:
+            link = self._link(name)
+        except Exception:
+            self._complete()  # a failure of a stage before it is the one to report
+            raise
+        if not self._chain or link.follows(self._chain[-1].stage.name):
+            self._chain.append(link)
+        else:
+            self._run([link])
+
+    def _finished(self, waiting: deque[str]) -> Iterator[StageReport]:
+        """Yield the reports of the first stages in `waiting` that are published, and remove these stages."""
+        while waiting and waiting[0] in self._reports:
+            yield self._reports.pop(waiting.popleft())
+
     def _complete(self) -> None:
         """Run the stages in progress."""
         chain, self._chain = self._chain, []
@@ -198,7 +214,6 @@ class Build:
 
     def _link(self, name: str) -> Link:
         """Prepare a stage."""
-        self.store.prepare()
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
@@ -246,8 +261,7 @@ class Build:
             inputs = list(inputs)
             covered = self._covered(head.stage, head.parts, inputs)
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.upstream[0]).total("rows_out")
-        limits = [most] * len(links)
-        chain = Chain(links, self.store, self.engine, self._find, self._validated, self._on_progress, limits)
+        chain = Chain(links, self.store, self.engine, self._find, self._validated, self._on_progress, most)
         chain.run(inputs, covered)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:

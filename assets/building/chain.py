@@ -90,7 +90,7 @@ class Chain:
     Args:
         find_action: returns the action that covers a chunk, by stage and key.
         validated: digests of outputs that this build checked before it stored them; chains add theirs.
-        reject_limits: of each stage, the number of rejected rows that is certain to be too many.
+        reject_limit: more rejected rows of one stage than this are certain to be too many.
     """
 
     links: Sequence[Link]
@@ -99,7 +99,7 @@ class Chain:
     find_action: Callable[[Stage, str], Action | None]
     validated: set[str]
     on_progress: OnProgress
-    reject_limits: Sequence[float]
+    reject_limit: float
 
     def run(self, chunks: Iterable[InputChunk], covered: Mapping[str, Action]) -> None:
         """Find or compute every chunk of every stage, and record them in the links.
@@ -126,7 +126,7 @@ class Chain:
                 rows[index] += one.action.rows_in
                 reused[index] += one.state == "hit"
                 self.on_progress(Progress(link.stage.name, len(link.chunks), reused[index], rows[index]))
-                if link.rejected > self.reject_limits[index] and index + 1 < len(self.links):
+                if link.rejected > self.reject_limit and index + 1 < len(self.links):
                     raise StageFailed(index + 1)
 
     def _task(

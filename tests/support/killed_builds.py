@@ -241,7 +241,7 @@ def faults(store: Path, scenario: Scenario) -> list[str]:
     for folder in ("actions", "datasets", "versions"):
         for path in store.glob(f"{folder}/*/*"):
             json.loads(path.read_bytes())
-    if (store / "FORMAT").exists():  # else there is no store yet
+    if (store / "FORMAT").exists():  # a process killed earlier leaves no store to verify
         found += [
             str(finding) for finding in verify(ArtifactStore(store), None, ComputeEngine(1), remove=False).findings
         ]

@@ -32,7 +32,7 @@ BUILD, EXACT = ".build", ".exact.build"
 def running_build(folder: Folder) -> Iterator[None]:
     """Mark a build as running while the context lasts.
 
-    Where `scratch` cannot be written, there is no mark: the build can only find what exists, and publishes nothing.
+    If `scratch` is not writable, the build runs without a mark: it can only reuse outputs, and publishes nothing.
     """
     mark = None
     with suppress(StoreUnavailableError):

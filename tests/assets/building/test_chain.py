@@ -128,6 +128,20 @@ def test_a_failure_leaves_the_stages_before_it_published(
     assert left.keys() - before <= {"tokenizer"}
 
 
+def test_a_stage_that_cannot_be_prepared_leaves_those_before_it_published_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, context: Any) -> Work:
+        raise DataValidationError("prompts cannot be prepared")
+
+    monkeypatch.setattr(PromptsStage, "prepare", refuse)
+    built = opened(write_dataset(tmp_path), tmp_path / "store")
+    reported: list[str] = []
+    with pytest.raises(DataValidationError, match="prompts cannot be prepared"):
+        reported.extend(report.name for report in built.run_all())
+    assert [*published(built)] == reported == ["raw", "schema", "columns"]
+
+
 def test_a_failure_upstream_is_the_one_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts fails at the first chunk, columns at a later one: columns would never have let prompts start."""
     monkeypatch.setattr(PromptsStage, "prepare", failing(PromptsStage, "any"))
