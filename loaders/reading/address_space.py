@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
-from tokenloom.resources.tables.ragged import Ints, flat_numbers, one_array, ranges
+from tokenloom.resources.tables.ragged import Ints, list_views, ranges
 
 _FIRST = 64
 """Lowest address of the array: NumPy treats address 0 as a null pointer."""
@@ -138,7 +138,7 @@ class RaggedLists:
         Raises:
             StoreError: a list reaches beyond its chunk.
         """
-        offsets, values = _parts(column)
+        offsets, values = list_views(column)
         if offsets[0] or offsets[-1] > len(values) or (np.diff(offsets) < 0).any():
             raise StoreError("a row reaches beyond its chunk: an object is damaged; `tokenloom verify` names it")
         self._offsets.hold(chunk, offsets)
@@ -155,12 +155,4 @@ class RaggedLists:
 
 def flat_values(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return the concatenated lists of a column."""
-    return _parts(column)[1]
-
-
-def _parts(column: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-    """Return offsets that begin at 0, and values; both are views unless the column is a slice."""
-    array = one_array(column)
-    offsets = flat_numbers(array.offsets) if len(array) else np.zeros(1, np.int32)
-    begin, end = int(offsets[0]), int(offsets[-1])
-    return offsets - np.int32(begin) if begin else offsets, flat_numbers(array.values.slice(begin, end - begin))
+    return list_views(column)[1]

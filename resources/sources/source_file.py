@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any, cast
 
 import pyarrow as pa
@@ -81,7 +82,7 @@ class SourceFile:
     def _open(self) -> IO[bytes]:
         compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
         if not self.remote and not compression:
-            return open(self.path, "rb")
+            return Path(self.path).open("rb")
         import fsspec
 
         if compression == "zstd":  # unlike fsspec's, Arrow's decompressor detects truncated files

@@ -16,7 +16,7 @@ ACTIONS = "actions"
 MAX_ROWS = (1 << 31) - 1
 """Maximum number of rows of an object: positions of rows are int32."""
 
-_HEX = re.compile(r"([0-9a-f]{2})*")
+_HEX = re.compile(r"[0-9a-f]*")
 _BLOB = re.compile(rf"{ACTIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.json")
 
 
@@ -55,15 +55,15 @@ class Outcome:
         digests = [self.output, *self.beside]
         if not all(map(is_digest, digests)):
             raise ValueError(f"names {str(digests)[:200]}, which are not digests of objects")
-        counts = [self.rows_out, self.rejected, self.filtered]
-        numbers = [self.bytes, self.rows_in, *counts, self.tokens, self.table_rows]
-        if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+        counts = (self.rows_out, self.rejected, self.filtered)
+        numbers = (self.bytes, self.rows_in, *counts, self.tokens, self.table_rows)
+        if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= 1 << 62:
             raise ValueError(f"has counts that are not valid: {str(numbers)[:200]}")
         if self.table_rows > MAX_ROWS:
             raise ValueError(f"has {self.table_rows:,} rows, more than a chunk can have")
         if self.rows_in != sum(counts):
             raise ValueError(f"has {self.rows_in:,} rows, but accounts for {sum(counts):,}")
-        if not isinstance(self.blocks, str) or not _HEX.fullmatch(self.blocks):
+        if not isinstance(self.blocks, str) or len(self.blocks) % 2 or not _HEX.fullmatch(self.blocks):
             raise ValueError("has block digests that are not valid")
 
     @property

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -105,12 +104,12 @@ class ManifestChunk(Outcome):
         """
         super().check()
         texts = [self.split, self.unit, self.input, self.key, *(run.source for run in self.runs)]
-        if not all(isinstance(text, str) for text in texts) or not is_digest(self.key):
+        if {*map(type, texts)} != {str} or not is_digest(self.key):
             raise ValueError(f"has a split, unit, input, key or source that is not valid: {str(texts)[:200]}")
         starts = [run.first for run in self.runs]
-        if starts[:1] != [0] or any(first > second for first, second in pairwise(starts)):
+        if starts[:1] != [0] or starts != sorted(starts):
             raise ValueError(f"has runs that start at rows {str(starts)[:100]}")
-        if any(run.offset < -1 for run in self.runs):
+        if min(run.offset for run in self.runs) < -1:
             raise ValueError("has runs with a negative offset")
 
     def place(self, position: int) -> str:

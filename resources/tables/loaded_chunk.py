@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.resources.tables.preference_pairs import SIDES, sides
-from tokenloom.resources.tables.ragged import Ints, flat_numbers, list_parts, one_array, sum_rows
+from tokenloom.resources.tables.ragged import flat_numbers, list_views, offsets_of, one_array
 from tokenloom.resources.tables.sequence_schema import (
     DOCUMENT_LENGTHS,
     INPUT_IDS,
@@ -109,19 +109,20 @@ def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:
 
 
 def _check_side(table: pa.Table, longest: int) -> None:
-    lengths = _list_lengths(table, INPUT_IDS)
+    ids = list_views(table[INPUT_IDS])[0]
     for name in {TRAINED, WEIGHTS} & {*table.column_names}:
-        if not np.array_equal(_list_lengths(table, name), lengths):
+        if (list_views(table[name])[0] != ids).any():
             raise ValueError(f"has rows with different numbers of {INPUT_IDS} and {name}")
-    if lengths.max(initial=0) > longest:
-        raise ValueError(f"has a row of {lengths.max():,} tokens, but the dataset's max_length is {longest:,}")
-    offsets, documents = list_parts(table[DOCUMENT_LENGTHS])
-    sizes = flat_numbers(documents)
-    if sizes.min(initial=0) < 0 or not np.array_equal(sum_rows(sizes, offsets), lengths):
+    length = (ids[1:] - ids[:-1]).max(initial=0)
+    if length > longest:
+        raise ValueError(f"has a row of {length:,} tokens, but the dataset's max_length is {longest:,}")
+    offsets, sizes = list_views(table[DOCUMENT_LENGTHS])
+    if sizes.min(initial=0) < 0 or (offsets_of(sizes)[offsets] != ids).any():
         raise ValueError(f"has {DOCUMENT_LENGTHS} that do not add up to the tokens of their row")
-    if not np.array_equal(_list_lengths(table, ROWS), np.diff(offsets)):
+    row_offsets, rows = list_views(table[ROWS])
+    if (row_offsets != offsets).any():
         raise ValueError(f"has rows with different numbers of {ROWS} and {DOCUMENT_LENGTHS}")
-    if flat_numbers(list_parts(table[ROWS])[1]).min(initial=0) < 0:
+    if rows.min(initial=0) < 0:
         raise ValueError(f"has negative numbers in {ROWS}")
 
 
@@ -181,7 +182,3 @@ def _check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], optiona
         array = one_array(table[name])
         if array.null_count or (pa.types.is_list(array.type) and array.values.null_count):
             raise ValueError(f"has nulls in column {name}")
-
-
-def _list_lengths(table: pa.Table, name: str) -> Ints:
-    return np.diff(list_parts(table[name])[0])

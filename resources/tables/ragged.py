@@ -49,6 +49,15 @@ def list_parts(array: pa.Array | pa.ChunkedArray) -> tuple[Ints, pa.Array]:
     return offsets - offsets[0], array.values.slice(offsets[0], offsets[-1] - offsets[0])
 
 
+def list_views(array: pa.Array | pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
+    """Return offsets int32 [rows + 1], starting at 0, and the flat numbers of a list array without nulls; both share
+    its memory unless it is a slice."""
+    array = one_array(array)
+    offsets = flat_numbers(array.offsets) if len(array) else np.zeros(1, np.int32)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    return offsets - np.int32(begin) if begin else offsets, flat_numbers(array.values.slice(begin, end - begin))
+
+
 def list_array(offsets: npt.NDArray[np.integer], values: pa.Array | npt.NDArray[np.generic]) -> pa.ListArray:
     """Build an Arrow list array from offsets and flat values."""
     return pa.ListArray.from_arrays(
