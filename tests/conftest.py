@@ -29,6 +29,7 @@ if MASKED:
     mask()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts compiles all that it imports
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 if not SOAK:

@@ -260,7 +260,7 @@ def test_a_statement_does_what_it_does_in_jinja(template: str) -> None:
     same(template)
 
 
-@settings(max_examples=300)
+@settings(max_examples=1000 if SOAK else 100)
 @given(templates())
 def test_a_random_template_renders_as_in_jinja(template: str) -> None:
     try:
