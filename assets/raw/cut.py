@@ -11,7 +11,7 @@ Sci. 76, 2010), applied to rows instead of a rolling window of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -60,9 +60,12 @@ class Candidates:
         low = np.flatnonzero(hashes < threshold)
         return Candidates(offsets[low + 1], hashes[low])
 
-    def join(self, other: Candidates) -> Candidates:
-        """Return these candidates followed by others."""
-        return Candidates(np.concatenate([self.ends, other.ends]), np.concatenate([self.hashes, other.hashes]))
+    @staticmethod
+    def join(parts: Sequence[Candidates]) -> Candidates:
+        """Return the candidates of all parts, in order."""
+        return Candidates(
+            np.concatenate([part.ends for part in parts]), np.concatenate([part.hashes for part in parts])
+        )
 
     def since(self, position: int, reach: int) -> Candidates:
         """Return the candidates after a position and less than a reach before it, relative to the position."""
@@ -79,9 +82,17 @@ class Candidates:
 
 
 def _least(hashes: Hashes, start: Ints, end: Ints) -> Hashes:
-    """Return the lowest hash of each range [start, end), or the highest possible hash if the range is empty."""
-    bounds = np.stack([start, end], axis=1).reshape(-1)
-    return np.where(start < end, np.minimum.reduceat(np.append(hashes, _HIGHEST), bounds)[::2], _HIGHEST)
+    """Return the lowest hash of each range [start, end), or the highest possible hash if the range is empty.
+
+    Each range is the union of two ranges of 2^k hashes, so that many long ranges take n log n steps.
+    """
+    found, lengths = np.full(len(start), _HIGHEST), end - start
+    width, lowest = 1, hashes
+    while width <= lengths.max(initial=0):
+        index = np.flatnonzero((lengths >= width) & (lengths < 2 * width))
+        found[index] = np.minimum(lowest[start[index]], lowest[end[index] - width])
+        width, lowest = 2 * width, np.minimum(lowest[:-width], lowest[width:])
+    return found
 
 
 def _force(bounds: Ints, offsets: Ints, hashes: Hashes, size: ChunkSize, open_end: int) -> Ints:
@@ -149,12 +160,12 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
             stream starts a file.
     """
     pending: list[B] = []
-    pending_bytes, pending_rows, candidates = 0, 0, before or Candidates.at(0)
+    pending_bytes, pending_rows, candidates = 0, 0, [before or Candidates.at(0)]
     for block in blocks:
         pending.append(block)
         offsets = block.offsets
         new = Candidates.of(block.hashes, offsets, size)
-        candidates = candidates.join(Candidates(new.ends + pending_bytes, new.hashes))
+        candidates.append(Candidates(new.ends + pending_bytes, new.hashes))
         pending_bytes += int(offsets[-1])
         pending_rows += len(offsets) - 1
         if pending_bytes >= 2 * size.target or pending_rows >= 2 * size.max_rows:
@@ -162,7 +173,7 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
             pending.append(whole.pop())
             pending_bytes -= (done := sum(int(chunk.offsets[-1]) for chunk in whole))
             pending_rows = len(pending[0].hashes)
-            candidates = candidates.since(done, size.reach)
+            candidates = [Candidates.join(candidates).since(done, size.reach)]
             while whole:
                 yield whole.pop(0)
     if pending:
@@ -176,7 +187,7 @@ def _joined(blocks: list[B]) -> B:
     return block
 
 
-def _chunks(block: B, size: ChunkSize, candidates: Candidates, last: bool) -> list[B]:
+def _chunks(block: B, size: ChunkSize, candidates: Sequence[Candidates], last: bool) -> list[B]:
     """Return the chunks of a block.
 
     Args:
@@ -184,7 +195,7 @@ def _chunks(block: B, size: ChunkSize, candidates: Candidates, last: bool) -> li
         last: whether the block is the last one; if not, the end of its last chunk is not final.
     """
     offsets = block.offsets
-    natural = candidates.join(Candidates.at(int(offsets[-1]))).lowest(size.reach)
+    natural = Candidates.join([*candidates, Candidates.at(int(offsets[-1]))]).lowest(size.reach)
     rows = np.searchsorted(offsets, natural[natural > 0])
     bounds = np.unique(np.concatenate([[0], rows, [len(block.hashes)]]))
     bounds = _force(bounds, offsets, block.hashes, size, open_end=0 if last else size.reach)

@@ -186,8 +186,9 @@ def _describe_json(column: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         parts, nulls = _parts(array)
         rows, inside = [], []
         for kind, part in parts.items():
-            row, inner = _json_part(steps, kind, part, texts)
-            if inner and (len(steps) >= MAX_DEPTH or known + len(inner) > MAX_PATHS):
+            room = MAX_PATHS - known if len(steps) < MAX_DEPTH else 0
+            row, inner = _json_part(steps, kind, part, texts, room)
+            if inner is None:
                 row["type"], inner = UNKNOWN_TYPE, []
             known += len(inner)
             rows.append(row)
@@ -211,9 +212,9 @@ def _parts(array: pa.Array) -> tuple[dict[str, pa.Array], int]:
 
 
 def _json_part(
-    steps: Steps, kind: str, values: pa.Array, column: pa.Array
-) -> tuple[dict[str, Any], list[tuple[Steps, pa.Array, int]]]:
-    """Return the sketch of JSON values of one kind, and the paths inside them.
+    steps: Steps, kind: str, values: pa.Array, column: pa.Array, room: int
+) -> tuple[dict[str, Any], list[tuple[Steps, pa.Array, int]] | None]:
+    """Return the sketch of JSON values of one kind, and the paths inside them, or None if these are more than `room`.
 
     Each path inside has the values that it leads to, and the number of objects that do not have it.
 
@@ -223,8 +224,9 @@ def _json_part(
     """
     if kind == "list":
         lengths, inside = _items(steps, values)
+        inside = inside if len(inside) <= room else None
     elif kind == "struct":
-        lengths, inside = None, _members(steps, values)
+        lengths, inside = None, _members(steps, values, room)
     else:
         array = typed(json_texts(values)) if is_json(values.type) else values
         if is_json(array.type):  # numbers that no type holds exactly
@@ -245,10 +247,16 @@ def _items(steps: Steps, lists: pa.Array) -> tuple[Ints, list[tuple[Steps, pa.Ar
     return lengths, [((*steps, None), items, 0)] if len(items) else []
 
 
-def _members(steps: Steps, objects: pa.Array) -> list[tuple[Steps, pa.Array, int]]:
+def _members(steps: Steps, objects: pa.Array, room: int) -> list[tuple[Steps, pa.Array, int]] | None:
     if not is_json(objects.type):
-        return [((*steps, name), values, 0) for name, values in _within(objects, "struct")]
+        return (
+            None
+            if objects.type.num_fields > room
+            else [((*steps, name), values, 0) for name, values in _within(objects, "struct")]
+        )
     members = members_of(json_texts(objects))
+    if len(members.names) > room:
+        return None
     return [
         ((*steps, name), json_column(members.values.take(pa.array(places))), len(objects) - len(places))
         for name, places in members.places().items()

@@ -240,12 +240,12 @@ class _Kept:
         same = documents.lengths == lengths[row]
         rows, whole = np.zeros(len(lengths), bool), np.zeros(len(lengths), bool)
         rows[row], whole[row[same]] = True, True
-        index = ranges(first[~same], documents.lengths[~same])
+        index = ranges(first[~same], documents.lengths[~same]) if same.any() else slice(None)
         tokens = origin[index]
-        new = np.append(True, tokens[1:] > np.maximum.accumulate(tokens)[:-1])[
-            : len(tokens)
-        ]  # not an overlap of pieces
-        return cls(rows, whole, tokens[new], tokens[documents.weights[index] > 0])
+        of_loss = tokens[documents.weights[index] > 0]
+        if not (tokens[1:] > tokens[:-1]).all():  # pieces overlap
+            tokens = tokens[np.append(True, tokens[1:] > np.maximum.accumulate(tokens)[:-1])]
+        return cls(rows, whole, tokens, of_loss)
 
     @property
     def all(self) -> bool:

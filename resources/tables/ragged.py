@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Ints = npt.NDArray[np.int64]
+_BLOCK = 1 << 18
 
 
 def offsets_of(lengths: npt.NDArray[np.integer]) -> Ints:
@@ -26,7 +27,9 @@ def ranges(starts: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) ->
     lengths = np.asarray(lengths, np.int64)
     offsets = offsets_of(lengths)
     index = np.repeat(np.asarray(starts, np.int64) - offsets[:-1], lengths)
-    index += np.arange(offsets[-1], dtype=np.int64)
+    for start in range(0, len(index), _BLOCK):  # without a second array of this size
+        part = index[start : start + _BLOCK]
+        part += np.arange(start, start + len(part), dtype=np.int64)
     return index
 
 

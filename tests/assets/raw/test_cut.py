@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.raw_rows import SUFFIXES, as_array, chunks_of, write_table
-from tokenloom.assets.raw.cut import cut_blocks
+from tokenloom.assets.raw.cut import Candidates, cut_blocks
 from tokenloom.assets.raw.formats.tables import TableBlock
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.resources.tables.row_hash import hash_records
@@ -103,6 +104,27 @@ def test_repeated_rows_do_not_give_tiny_chunks(period: int) -> None:
         chunks = cut_rows([noise.randbytes(60) for _ in range(period)] * (600 // period))
         assert min(len(chunk) for chunk in chunks[:-1]) >= SMALL.reach
         assert max(map(len, chunks)) <= SMALL.maximum
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=60), st.integers(1, 40))
+def test_the_lowest_candidates_are_lower_than_all_others_in_reach(rows: list[tuple[int, int]], reach: int) -> None:
+    ends = np.cumsum([size for size, _ in rows])
+    hashes = [value for _, value in rows]
+    lowest = [
+        end
+        for at, end in enumerate(ends)
+        if all(
+            hashes[at] < value for other, value in enumerate(hashes) if other != at and abs(ends[other] - end) < reach
+        )
+    ]
+    assert Candidates(ends, np.array(hashes, np.uint64)).lowest(reach).tolist() == lowest
+
+
+def test_a_million_equal_tiny_rows_are_cut_in_seconds() -> None:
+    start, size = time.process_time(), ChunkSize(target=4 << 20, maximum=16 << 20)
+    candidates = Candidates(np.arange(1, 1_000_001), np.zeros(1_000_000, np.uint64))
+    assert not len(candidates.lowest(size.reach))
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("repeated", [False, True])
