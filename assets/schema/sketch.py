@@ -249,11 +249,9 @@ def _items(steps: Steps, lists: pa.Array) -> tuple[Ints, list[tuple[Steps, pa.Ar
 
 def _members(steps: Steps, objects: pa.Array, room: int) -> list[tuple[Steps, pa.Array, int]] | None:
     if not is_json(objects.type):
-        return (
-            None
-            if objects.type.num_fields > room
-            else [((*steps, name), values, 0) for name, values in _within(objects, "struct")]
-        )
+        if objects.type.num_fields > room:
+            return None
+        return [((*steps, name), values, 0) for name, values in _within(objects, "struct")]
     members = members_of(json_texts(objects))
     if len(members.names) > room:
         return None

@@ -52,17 +52,19 @@ class Likeness:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name: its words, the words in the singular, and all of them joined."""
+    """A name: its words, the words in the singular, in order and as a set, and all words joined."""
 
     words: tuple[str, ...]
     singular: tuple[str, ...]
+    distinct: frozenset[str]
     joined: str
 
 
 @lru_cache(maxsize=_KEPT)
 def _name(name: str) -> _Name:
     found = tuple(word.lower() for word in _BORDER.split(name) if word)
-    return _Name(found, tuple(map(_singular, found)), "".join(found))
+    singular = tuple(map(_singular, found))
+    return _Name(found, singular, frozenset(singular), "".join(found))
 
 
 def words(name: str) -> tuple[str, ...]:
@@ -112,6 +114,8 @@ def names_metadata(name: str) -> bool:
 
 
 def _similarity(name: _Name, alias: _Name) -> float:
+    if alias.distinct.isdisjoint(name.distinct):
+        return _typo_similarity(name.joined, alias.joined)
     if name.words == alias.words:
         return 1.0
     if name.singular == alias.singular:
@@ -124,9 +128,13 @@ def _similarity(name: _Name, alias: _Name) -> float:
             return 0.0
         plural = name.words[starts[0] : starts[0] + size] != alias.words
         return 0.85 + 0.1 * bool(rest & _POSITIVE) - 0.3 * plural - 0.1 * any(word.isdigit() for word in rest)
-    if min(len(name.joined), len(alias.joined)) < 5:
+    return _typo_similarity(name.joined, alias.joined)
+
+
+def _typo_similarity(name: str, alias: str) -> float:
+    if len(name) < 5 or len(alias) < 5:
         return 0.0
-    return 0.8 * ratio(name.joined, alias.joined, score_cutoff=_MIN_TYPO_RATIO) / 100
+    return 0.8 * ratio(name, alias, score_cutoff=_MIN_TYPO_RATIO) / 100
 
 
 def _singular(word: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tokenloom.assets.schema.evidence.speakers import SAID, SPEAKERS, role_of
@@ -30,7 +31,7 @@ class Profile:
     facts: Mapping[str, Any]
     within: Mapping[Steps, Profile]
 
-    @property
+    @cached_property
     def steps(self) -> Steps:
         """The column, then field names, with None for a list's items."""
         return tuple(self.facts.get("steps") or [self.facts["column"]])
@@ -58,7 +59,7 @@ class Profile:
         first, *rest = self.steps
         return quoted(first or "") + "".join("[0]" if step is None else f".{quoted(step)}" for step in rest)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the column or of the innermost field on the path."""
         return next(step for step in reversed(self.steps) if step is not None)

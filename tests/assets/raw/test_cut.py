@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,13 +117,6 @@ def test_the_lowest_candidates_are_lower_than_all_others_in_reach(rows: list[tup
         )
     ]
     assert Candidates(ends, np.array(hashes, np.uint64)).lowest(reach).tolist() == lowest
-
-
-def test_a_million_equal_tiny_rows_are_cut_in_seconds() -> None:
-    start, size = time.process_time(), ChunkSize(target=4 << 20, maximum=16 << 20)
-    candidates = Candidates(np.arange(1, 1_000_001), np.zeros(1_000_000, np.uint64))
-    assert not len(candidates.lowest(size.reach))
-    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("repeated", [False, True])

@@ -19,7 +19,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.file_lock import lock_exclusive
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.blobs.blobs import renew
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.verify import verify
@@ -66,6 +66,29 @@ def test_a_running_build_keeps_what_it_wrote_and_found(
     assert verify(ArtifactStore(store)).findings == []
     assert build_with_gc(third, store)[0] == expected[2]  # new results
     assert build_with_gc(second, store)[0] == expected[1]
+    assert verify(ArtifactStore(store)).findings == []
+
+
+class CollectingStore(ArtifactStore):
+    """A store in which another process collects garbage just before the manifest of `prompts` is written."""
+
+    def put_manifest(self, manifest: Manifest) -> str:
+        if manifest.stage == "prompts":
+            gc(Path(self.address), keep=1)
+            assert all(self.objects.size(chunk.output) for chunk in manifest.chunks)
+        return super().put_manifest(manifest)
+
+
+def test_gc_keeps_what_a_build_found_until_it_is_published(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """The blobs are too young for a build to touch them, had no collection been announced."""
+    store = tmp_path / "store"
+    first, second = states(tmp_path, tokenizer_folder, 2)
+    expected = [digests(build(config, store)) for config in (first, second)]
+    gc(store, keep=2)
+    age(store, 0.1)
+    running = Build(PipelineConfig.from_file(first), CollectingStore(store), ComputeEngine(2), chunk_size=SMALL)
+    reports = {report.name: report for report in running.run_all()}
+    assert digests(reports) == expected[0]
     assert verify(ArtifactStore(store)).findings == []
 
 

@@ -203,7 +203,6 @@ def _arrow() -> dict[str, Write]:
         "2^24 rows without bytes": lambda: pa.table({"text": pa.nulls(1 << 24)}),
         "2^21 rows without columns": lambda: pa.table({"a": pa.nulls(1 << 21)}).select([]),
         "a schema of 60 levels": lambda: _nested(60, True),
-        "a schema of 900 levels": lambda: _nested(900, False),
         "20,000 columns": lambda: pa.table({f"c{n}": ["x"] for n in range(20_000)}),
         "a name twice": lambda: pa.table([["x"], ["y"]], ["text", "text"]),
         "a name that is not UTF-8": lambda: pa.table([["x"]], [b"col\xff"]),
