@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.ragged import Ints, flat_numbers, offsets_of, sum_rows
 from tokenloom.resources.tables.row_hash import Hashes, hash_array
 
 KEPT_HASHES = 1024
@@ -101,27 +103,38 @@ def few_values(array: pa.Array, distinct: int) -> dict[str, int] | None:
     return dict(sorted(by_text.items())) if all(len(value) <= SHORT_VALUE for value in by_text) else None
 
 
-def text_traits(filled: pa.Array) -> tuple[int, list[int]]:
-    """Count the texts with each of `TRAITS` in an evenly spaced sample.
+class TextSample(NamedTuple):
+    """An evenly spaced sample of texts: their begins, their ends, and whether each begin is the whole text."""
 
-    Args:
-        filled: strings, none of them null or empty.
+    heads: pa.Array
+    tails: pa.Array
+    whole: pa.Array
 
-    Returns:
-        The size of the sample, and the count of each trait.
+    @classmethod
+    def of(cls, filled: pa.Array) -> TextSample:
+        """Return a sample of strings, none of which is null or empty."""
+        indices = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64)) if len(filled) else []
+        sample = filled.take(pa.array(indices, pa.int64()))
+        heads = pc.utf8_slice_codeunits(sample, 0, READ_CHARACTERS)
+        whole = pc.equal(pc.utf8_length(heads), pc.utf8_length(sample))
+        return cls(heads.cast(pa.string()), pc.utf8_slice_codeunits(sample, -8).cast(pa.string()), whole)
+
+
+def text_traits(samples: Sequence[TextSample]) -> Ints:
+    """Count the texts with each of `TRAITS`, int64 [samples, traits].
+
+    Each trait is looked for in all samples at once: a table can have thousands of columns.
     """
-    indices = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64)) if len(filled) else []
-    sample = filled.take(pa.array(indices, pa.int64()))
-    head = pc.utf8_slice_codeunits(sample, 0, READ_CHARACTERS)
-    whole = pc.equal(pc.utf8_length(head), pc.utf8_length(sample))
-    tail = pc.utf8_slice_codeunits(sample, -8)
-    counts = []
+    if not samples:
+        return np.zeros((0, len(TRAITS)), np.int64)
+    heads, tails, whole = map(pa.concat_arrays, zip(*samples, strict=True))
+    offsets, counts = offsets_of(np.array([len(sample.heads) for sample in samples])), []
     for name, pattern in TRAITS.items():
-        found = pc.match_substring_regex(tail if name == "question" else head, pattern)
+        found = pc.match_substring_regex(tails if name == "question" else heads, pattern)
         if name in ("number", "url", "identifier"):
             found = pc.and_(found, whole)
-        counts.append(pc.sum(found).as_py() or 0)
-    return len(sample), counts
+        counts.append(sum_rows(flat_numbers(found.cast(pa.uint8())), offsets))
+    return np.stack(counts, axis=1)
 
 
 def examples(array: pa.Array, filled: Ints) -> list[str]:

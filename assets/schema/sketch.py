@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.schema.column_statistics import (
     EXAMPLES,
+    TextSample,
     examples,
     few_values,
     length_buckets,
@@ -112,6 +113,9 @@ def sketch(table: pa.Table) -> pa.Table:
         if name != ROW:
             column, *inside = _describe((name,), one_array(table.column(index)))
             described += [{**column, "repeats": repeats.get(name, [])}, *inside]
+    sampled = [row for row in described if "sample" in row]
+    for row, traits in zip(sampled, text_traits([row["sample"] for row in sampled]), strict=True):
+        row["sampled"], row["traits"] = len(row.pop("sample").heads), traits
     return pa.Table.from_pylist(described, SKETCH)
 
 
@@ -154,7 +158,7 @@ def _measured(steps: Steps, declared: str, kind: str, array: pa.Array, lengths: 
     if kind == "text":
         row["letters"] = count_letters(text_parts(array)[1])
         texts = array if not row["empty"] else array.filter(pc.not_equal(array, ""))
-        row["sampled"], row["traits"] = text_traits(texts)
+        row["sample"] = TextSample.of(texts)
     if kind != "null" and (kind not in ("list", "struct") or len(steps) == 1):
         hashes = smallest_hashes(array)
         row["hashes"] = hashes.tobytes()
