@@ -1,4 +1,4 @@
-"""A source file: opened with fsspec, decompressed, and read in blocks."""
+"""A source file: opened, with fsspec if it is remote or compressed, and read in blocks."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ class SourceFile:
                     yield pa.PythonFile(spool, "r")
 
     def _open(self) -> IO[bytes]:
-        compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
-        if not self.remote and not compression:
+        if not self.remote and not self.compressed:
             return Path(self.path).open("rb")
         import fsspec
 
+        compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
         if compression == "zstd":  # unlike fsspec's, Arrow's decompressor detects truncated files
             return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Ints = npt.NDArray[np.int64]
+
 _BLOCK = 1 << 18
+"""Number of values that `ranges` counts up at once."""
 
 
 def offsets_of(lengths: npt.NDArray[np.integer]) -> Ints:

@@ -61,13 +61,11 @@ def _check_lengths(table: pa.Table) -> None:
         if isinstance(kind, pa.BaseExtensionType):
             arrays.append(array.storage)
             continue
-        if pa.types.is_dictionary(kind):
-            arrays.append(array.dictionary)
-        elif not kind.num_fields:
-            pass
-        elif pa.types.is_struct(kind) or pa.types.is_union(kind):
+        if pa.types.is_struct(kind) or pa.types.is_union(kind):
             arrays += [array.field(number) for number in range(kind.num_fields)]
-        else:
+        elif pa.types.is_dictionary(kind):
+            arrays.append(array.dictionary)
+        elif kind.num_fields:
             arrays.append(array.values)
         if len(array) > MAX_WEIGHTLESS and (pa.types.is_run_end_encoded(array.type) or not array.nbytes):
             raise ValueError(f"has {len(array):,} values of type {array.type} without bytes")
