@@ -11,8 +11,8 @@ from blake3 import blake3
 THREADED_BYTES = 64 << 20
 """Smaller inputs are hashed in the calling thread: chunks are already hashed in parallel."""
 
-BLOCK_BYTES = 1 << 20
-"""Size of the parts of a file that loaders check separately."""
+BLOCK_SIZES = (1 << 18, 1 << 20)
+"""Sizes of the parts of a file that loaders check separately; the first is that of new files."""
 
 BLOCK_DIGEST_BYTES = 16
 
@@ -30,10 +30,10 @@ def digest_parts(parts: Iterable[bytes | memoryview]) -> str:
     return hasher.hexdigest()
 
 
-def block_digests(data: bytes | memoryview) -> bytes:
-    """Return the first BLOCK_DIGEST_BYTES of the BLAKE3 of each block of BLOCK_BYTES of `data`, concatenated."""
-    starts = range(0, len(data), BLOCK_BYTES)
-    return b"".join(blake3(data[start : start + BLOCK_BYTES]).digest(BLOCK_DIGEST_BYTES) for start in starts)
+def block_digests(data: bytes | memoryview, size: int = BLOCK_SIZES[0]) -> bytes:
+    """Return the first BLOCK_DIGEST_BYTES of the BLAKE3 of each block of `size` bytes of `data`, concatenated."""
+    starts = range(0, len(data), size)
+    return b"".join(blake3(data[start : start + size]).digest(BLOCK_DIGEST_BYTES) for start in starts)
 
 
 def canonical_json(value: Any) -> bytes:

@@ -139,7 +139,7 @@ class RaggedLists:
             StoreError: a list reaches beyond its chunk.
         """
         offsets, values = list_views(column)
-        if offsets[0] or offsets[-1] > len(values) or (np.diff(offsets) < 0).any():
+        if offsets[0] or offsets[-1] > len(values) or (offsets[1:] < offsets[:-1]).any():
             raise StoreError("a row reaches beyond its chunk: an object is damaged; `tokenloom verify` names it")
         self._offsets.hold(chunk, offsets)
         self.values.hold(chunk, values)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
-from tokenloom.resources.digest import BLOCK_BYTES, BLOCK_DIGEST_BYTES, block_digests
+from tokenloom.resources.digest import BLOCK_DIGEST_BYTES, BLOCK_SIZES, block_digests
 from tokenloom.resources.store.manifest import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.loaded_chunk import check_mapped
@@ -53,9 +53,12 @@ class MappedObject:
         self._digest, self._dataset = chunk.output, dataset
         self._expected = bytes.fromhex(chunk.blocks)
         self._data = self._map(objects, chunk.bytes)
-        blocks = -(-chunk.bytes // BLOCK_BYTES)
-        if verify and len(self._expected) != blocks * BLOCK_DIGEST_BYTES:
+        counts = {size: -(-chunk.bytes // size) for size in BLOCK_SIZES}
+        fits = [size for size, count in counts.items() if len(self._expected) == count * BLOCK_DIGEST_BYTES]
+        if verify and not fits:
             raise self._fault("has no block digests")
+        self._size = fits[0] if fits else BLOCK_SIZES[0]
+        blocks = counts[self._size]
         self._checked = np.full(blocks, not verify)
         self.unchecked = blocks if verify else 0
         try:
@@ -80,8 +83,8 @@ class MappedObject:
         change = np.zeros(len(self._checked) + 1, np.int64)
         for view in values:
             first, end = self._place(view) + begins * view.itemsize, self._place(view) + ends * view.itemsize
-            change += np.bincount(first // BLOCK_BYTES, minlength=len(change))
-            change -= np.bincount((end - 1) // BLOCK_BYTES + 1, minlength=len(change))
+            change += np.bincount(first // self._size, minlength=len(change))
+            change -= np.bincount((end - 1) // self._size + 1, minlength=len(change))
         self._check(np.flatnonzero((np.cumsum(change[:-1]) > 0) & ~self._checked))
 
     def _map(self, objects: ObjectStore, size: int) -> pa.Buffer:
@@ -108,7 +111,7 @@ class MappedObject:
             check_mapped(values, self._data)
             begin = self._place(values)
             if len(values):
-                alone[-(-begin // BLOCK_BYTES) : (begin + values.nbytes) // BLOCK_BYTES] = True
+                alone[-(-begin // self._size) : (begin + values.nbytes) // self._size] = True
         alone[:1] = alone[-1:] = False  # they hold the metadata, which states the places
         return alone
 
@@ -118,7 +121,7 @@ class MappedObject:
     def _check(self, blocks: Ints) -> None:
         content = memoryview(self._data)
         for block in blocks.tolist():
-            digest = block_digests(content[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
+            digest = block_digests(content[block * self._size : (block + 1) * self._size], self._size)
             if digest != self._expected[block * BLOCK_DIGEST_BYTES : (block + 1) * BLOCK_DIGEST_BYTES]:
                 raise self._fault(f"is damaged in block {block}")
             self._checked[block] = True

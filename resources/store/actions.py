@@ -16,6 +16,9 @@ ACTIONS = "actions"
 MAX_ROWS = (1 << 31) - 1
 """Maximum number of rows of an object: positions of rows are int32."""
 
+MAX_COUNT = (1 << 61) - 1
+"""Maximum of every other count: a sum of three fits int64."""
+
 _HEX = re.compile(r"[0-9a-f]*")
 _BLOB = re.compile(rf"{ACTIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.json")
 
@@ -46,26 +49,6 @@ class Outcome:
     table_rows: int
     blocks: str = ""
 
-    def check(self) -> None:
-        """Check every field: stored records and manifests can be crafted.
-
-        Raises:
-            ValueError: a field is not valid.
-        """
-        digests = [self.output, *self.beside]
-        if not all(map(is_digest, digests)):
-            raise ValueError(f"names {str(digests)[:200]}, which are not digests of objects")
-        counts = (self.rows_out, self.rejected, self.filtered)
-        numbers = (self.bytes, self.rows_in, *counts, self.tokens, self.table_rows)
-        if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= 1 << 62:
-            raise ValueError(f"has counts that are not valid: {str(numbers)[:200]}")
-        if self.table_rows > MAX_ROWS:
-            raise ValueError(f"has {self.table_rows:,} rows, more than a chunk can have")
-        if self.rows_in != sum(counts):
-            raise ValueError(f"has {self.rows_in:,} rows, but accounts for {sum(counts):,}")
-        if not isinstance(self.blocks, str) or len(self.blocks) % 2 or not _HEX.fullmatch(self.blocks):
-            raise ValueError("has block digests that are not valid")
-
     @property
     def beside(self) -> list[str]:
         """Digests of the objects stored with the output."""
@@ -85,12 +68,24 @@ class Action(Outcome):
     engine: str = ""
 
     def check(self) -> None:
-        """Check every field.
+        """Check every field: stored records can be crafted.
 
         Raises:
             ValueError: a field is not valid.
         """
-        super().check()
+        digests = [self.output, *self.beside]
+        if not all(map(is_digest, digests)):
+            raise ValueError(f"names {str(digests)[:200]}, which are not digests of objects")
+        counts = (self.rows_out, self.rejected, self.filtered)
+        numbers = (self.bytes, self.rows_in, *counts, self.tokens, self.table_rows)
+        if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_COUNT:
+            raise ValueError(f"has counts that are not valid: {str(numbers)[:200]}")
+        if self.table_rows > MAX_ROWS:
+            raise ValueError(f"has {self.table_rows:,} rows, more than a chunk can have")
+        if self.rows_in != sum(counts):
+            raise ValueError(f"has {self.rows_in:,} rows, but accounts for {sum(counts):,}")
+        if not isinstance(self.blocks, str) or len(self.blocks) % 2 or not _HEX.fullmatch(self.blocks):
+            raise ValueError("has block digests that are not valid")
         if self.engine != "" and not is_digest(self.engine):
             raise ValueError("has an engine that is not a key of a certificate")
         if not isinstance(self.counters, dict) or not all(type(count) is int for count in self.counters.values()):

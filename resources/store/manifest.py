@@ -9,13 +9,16 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.store.actions import Outcome
-from tokenloom.resources.store.blobs.object_names import is_digest
+from tokenloom.resources.store.actions import MAX_COUNT, MAX_ROWS, Outcome
+from tokenloom.resources.store.blobs.object_names import DIGEST_CHARACTERS, is_digest
 from tokenloom.resources.store.records import parse_json
+from tokenloom.resources.tables.ragged import flat_numbers, one_array, text_parts
 
 MANIFEST_VERSION = 4
 
@@ -30,6 +33,14 @@ SIDECARS = "sidecars"
 
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
+
+_NULLABLE = ("rejects", "lengths")
+"""Fields of a chunk that can be None."""
+
+_COUNTS = ("table_rows", "rows_in", "rows_out", "rejected", "filtered", "bytes", "tokens")
+
+_IS_HEX = np.zeros(256, bool)
+_IS_HEX[list(b"0123456789abcdef")] = True
 
 _JSON_FIELDS = ("facts", "counters", "notes", "parts")
 
@@ -95,22 +106,6 @@ class ManifestChunk(Outcome):
     unit: str
     input: str
     key: str
-
-    def check(self) -> None:
-        """Check every field.
-
-        Raises:
-            ValueError: a field is not valid.
-        """
-        super().check()
-        texts = [self.split, self.unit, self.input, self.key, *(run.source for run in self.runs)]
-        if {*map(type, texts)} != {str} or not is_digest(self.key):
-            raise ValueError(f"has a split, unit, input, key or source that is not valid: {str(texts)[:200]}")
-        starts = [run.first for run in self.runs]
-        if starts[:1] != [0] or starts != sorted(starts):
-            raise ValueError(f"has runs that start at rows {str(starts)[:100]}")
-        if min(run.offset for run in self.runs) < -1:
-            raise ValueError("has runs with a negative offset")
 
     def place(self, position: int) -> str:
         """Return the source position of a raw row of the chunk, such as `train.jsonl:17` or `train.parquet row 16`.
@@ -200,18 +195,58 @@ class Manifest:
                 f"version {MANIFEST_VERSION}; build the dataset again"
             )
         try:
-            if not table.schema.equals(_SCHEMA):
-                raise ValueError(f"its columns are {', '.join(table.column_names)[:200]}")
+            _check_chunks(table)
             rows: list[dict[str, Any]] = table.to_pylist()
             chunks = tuple(ManifestChunk(**{**row, "runs": tuple(Run(**run) for run in row["runs"])}) for row in rows)
-            for chunk in chunks:
-                chunk.check()
             return cls(head["dataset"], head["stage"], chunks, *(head[name] for name in _JSON_FIELDS))
         except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise StoreError(
                 f"the manifest does not have the fields that this version of tokenloom expects ({str(error)[:200]}); "
                 "build the dataset again"
             ) from error
+
+
+def _check_chunks(table: pa.Table) -> None:
+    """Check every field of the chunks in a manifest, as `Action.check` checks an action, and their runs.
+
+    Raises:
+        ValueError: a field is not valid.
+    """
+    if not table.schema.equals(_SCHEMA):
+        raise ValueError(f"its columns are {', '.join(table.column_names)[:200]}")
+    columns = {name: one_array(table[name]) for name in table.column_names}
+    runs = one_array(columns["runs"].values)
+    for name, array in {**columns, **dict(zip(Run._fields, runs.flatten(), strict=True)), "runs": runs}.items():
+        if array.null_count and name not in _NULLABLE:
+            raise ValueError(f"has no {name}")
+    for name in ("output", "key", *_NULLABLE, "blocks"):
+        offsets, characters = text_parts(columns[name])
+        lengths = np.diff(offsets)
+        right = lengths % 2 == 0 if name == "blocks" else lengths == DIGEST_CHARACTERS * _is_valid(columns[name])
+        if not (right.all() and _IS_HEX[characters].all()):
+            raise ValueError(f"has {name} that are not hexadecimal digests")
+    counts = np.stack([flat_numbers(columns[name]) for name in _COUNTS])
+    if counts.min(initial=0) < 0 or counts.max(initial=0) > MAX_COUNT:
+        raise ValueError("has counts that are negative or too large")
+    table_rows, rows_in, *accounted = counts
+    if table_rows.max(initial=0) > MAX_ROWS or (rows_in != sum(accounted[:3])).any():
+        raise ValueError("has chunks with too many rows, or with rows that are not accounted for")
+    begins, (_, firsts, offsets) = flat_numbers(columns["runs"].offsets), runs.flatten()
+    firsts, offsets = flat_numbers(firsts), flat_numbers(offsets)
+    if (begins[1:] == begins[:-1]).any() or offsets.min(initial=0) < -1:
+        raise ValueError("has chunks without runs, or runs with negative offsets")
+    rising = np.diff(firsts, prepend=0) >= 0
+    rising[begins[:-1]] = firsts[begins[:-1]] == 0
+    if not rising.all():
+        raise ValueError("has runs that do not begin at row 0 and ascend")
+
+
+def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return which values of an array that is no slice are not null, bool [rows]."""
+    bitmap = array.buffers()[0]
+    if bitmap is None:
+        return np.ones(len(array), bool)
+    return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=len(array), bitorder="little").astype(bool)
 
 
 def _head(table: pa.Table) -> dict[str, Any]:

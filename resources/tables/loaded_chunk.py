@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,15 +87,19 @@ def check_sequences(table: pa.Table, facts: SequenceFacts) -> None:
     Raises:
         ValueError: the chunk is not what the stage `sequences` writes.
     """
-    pairs, labelled = facts.kind == KINDS["preference"], facts.kind == KINDS["kto"]
-    prefixes = [f"{side}_" for side in SIDES] if pairs else [""]
-    types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if facts.vocab_size <= _SHORT_IDS else pa.uint32())}
-    shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if labelled else {})}
-    expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
-    optional = {name for name in expected if name.endswith(WEIGHTS)}
-    _check_columns(table, expected, optional)
+    _check_columns(table, *_expected(facts.kind, facts.vocab_size <= _SHORT_IDS))
     for side in sides(table).values():
         _check_side(side, facts.max_length)
+
+
+@lru_cache(maxsize=8)
+def _expected(kind: str, short: bool) -> tuple[dict[str, pa.DataType], set[str]]:
+    """Return the columns of a chunk of sequences, and the names of those that it can lack."""
+    prefixes = [f"{side}_" for side in SIDES] if kind == KINDS["preference"] else [""]
+    types = {**_COLUMNS, INPUT_IDS: pa.list_(pa.uint16() if short else pa.uint32())}
+    shared = {ROWS: types.pop(ROWS), **({LABEL: pa.bool_()} if kind == KINDS["kto"] else {})}
+    expected = {f"{prefix}{name}": kind for prefix in prefixes for name, kind in types.items()} | shared
+    return expected, {name for name in expected if name.endswith(WEIGHTS)}
 
 
 def check_mapped(values: npt.NDArray[Any], data: pa.Buffer) -> None:

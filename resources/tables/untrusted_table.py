@@ -20,10 +20,10 @@ def read_table(data: pa.Buffer) -> pa.Table:
         reader = pa.ipc.open_file(data)
         if reader.num_record_batches > 1:  # a few bytes can name the same batch many times
             raise ValueError(f"has {reader.num_record_batches:,} record batches instead of one")
-        doubled = [name for name, count in Counter(reader.schema.names).items() if count > 1]
-        if doubled:
-            raise ValueError(f"has several columns {doubled[0]!r}")
-        _check_type_names(reader.schema)
+        schema = reader.schema
+        if len({*schema.names}) < len(schema.names):
+            raise ValueError(f"has several columns {Counter(schema.names).most_common(1)[0][0]!r}")
+        _check_type_names(schema)
         table = reader.read_all()
         table.validate(full=True)
         _check_lengths(table)

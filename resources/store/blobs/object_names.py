@@ -6,7 +6,9 @@ import re
 
 OBJECTS = "objects"
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST_CHARACTERS = 64
+
+_DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 _BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
 
 

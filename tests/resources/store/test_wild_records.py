@@ -122,7 +122,9 @@ def test_wild_manifests_raise_a_store_error(store: ArtifactStore) -> None:
         assert refused(table.drop_columns([name])), name
         assert refused(table.append_column(name, table[name])), name
         assert refused(table.set_column(table.column_names.index(name), name, pa.array([b"x"]))), name
-    for runs in ([], [{"source": "a", "first": 1, "offset": 0}], [{"source": None, "first": 0, "offset": 0}], [None]):
+    begin = {"source": "a", "first": 0, "offset": 0}
+    falling = [begin, {**begin, "first": 2}, {**begin, "first": 1}]
+    for runs in ([], [{**begin, "first": 1}], [{**begin, "source": None}], [{**begin, "offset": -2}], [None], falling):
         assert refused(table.set_column(1, "runs", pa.array([runs], table.schema.field("runs").type))), runs
     for what, content in wild(head):
         other = table.replace_schema_metadata({"tokenloom": json.dumps(content)})
