@@ -10,7 +10,7 @@ import pyarrow as pa
 from blake3 import blake3
 
 FORMAT = b"tokenloom store 3\n"
-MIB = 1 << 20
+BLOCK = 1 << 18
 
 
 class RefusedError(Exception):
@@ -70,8 +70,8 @@ def versions(store: Path, name: str) -> list[dict[str, Any]]:
 
 
 def blocks_of(data: bytes) -> str:
-    begins = range(0, len(data), MIB)
-    return "".join(blake3(data[begin : begin + MIB]).digest(length=16).hex() for begin in begins)
+    begins = range(0, len(data), BLOCK)
+    return "".join(blake3(data[begin : begin + BLOCK]).digest(length=16).hex() for begin in begins)
 
 
 def read_lengths(store: Path, chunk: dict[str, Any]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tokenloom.assets.sequences.stage import STAGE
 from tokenloom.assets.stage.definition import ChunkOutput
+from tokenloom.resources.digest import BLOCK_SIZES, block_digests
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.tables.ragged import list_array, offsets_of
 
@@ -27,18 +28,22 @@ VALUES = {"input_ids": np.uint16, "trained": np.uint8, "weights": np.float32}
 
 @dataclass(frozen=True)
 class Written:
-    """A dataset: its store, and of each row input_ids and labels, int64, and weights, float32."""
+    """A dataset: its store, and of each row input_ids and labels, int64, and weights, float32; and the size of the
+    blocks with digests."""
 
     folder: Path
     name: str
     rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    block: int
 
     def objects(self) -> list[Path]:
         store = ArtifactStore(self.folder)
         return [store.objects.path(chunk.output) for chunk in store.manifest(self.name).chunks]
 
 
-def write_sequences(folder: Path, name: str, tokens: list[int], mean: int = 500, seed: int = 0) -> Written:
+def write_sequences(
+    folder: Path, name: str, tokens: list[int], mean: int = 500, seed: int = 0, block: int = BLOCK_SIZES[0]
+) -> Written:
     """Write one chunk of about `tokens[i]` tokens for each i, in rows of about `mean`; the second chunk has weights."""
     draw, store = np.random.default_rng(seed), ArtifactStore(folder)
     store.prepare()
@@ -52,13 +57,15 @@ def write_sequences(folder: Path, name: str, tokens: list[int], mean: int = 500,
         columns = {"input_ids": list_array(offsets, ids), "trained": list_array(offsets, trained)}
         if number == 1:
             columns["weights"] = list_array(offsets, weights)
-        chunks.append(_put(store, f"{seed:032x}{number:032x}", columns, np.arange(len(lengths) + 1), lengths))
+        chunk = _put(store, f"{seed:032x}{number:032x}", columns, np.arange(len(lengths) + 1), lengths)
+        blocks = block_digests(store.objects.path(chunk.output).read_bytes(), block)
+        chunks.append(replace(chunk, blocks=blocks.hex()))
         labels = np.where(trained == 1, ids.astype(np.int64), -100)
         counted = (weights if number == 1 else trained).astype(np.float32)
         for begin, end in pairwise(offsets.tolist()):
             rows.append((ids[begin:end].astype(np.int64), labels[begin:end], counted[begin:end]))
     store.put_manifest(Manifest(name, "sequences", tuple(chunks), FACTS, {"weighted_chunks": int(len(tokens) > 1)}))
-    return Written(folder, name, rows)
+    return Written(folder, name, rows, block)
 
 
 def write_numbered(

@@ -21,16 +21,19 @@ from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
 from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
+from tokenloom.resources.digest import BLOCK_SIZES
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.verify import verify as verify_store
 
 MIB = 1 << 20
 FLIPS = 2000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Written:
+@pytest.fixture(scope="module", params=BLOCK_SIZES)
+def large(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Written:
     """Objects of several MiB, one of them with weights, and one with a few rows."""
-    written = write_sequences(tmp_path_factory.mktemp("large"), "large", [1_400_000, 500_000, 3_000], 5_000)
+    folder = tmp_path_factory.mktemp("large")
+    written = write_sequences(folder, "large", [1_400_000, 500_000, 3_000], 5_000, block=request.param)
     assert [path.stat().st_size // MIB for path in written.objects()] == [4, 3, 0]
     return written
 
@@ -89,6 +92,7 @@ def test_whole_objects_are_read_as_they_were_written(large: Written, tiny: Writt
     for written in (large, tiny):
         for verify in (True, False):
             assert read(written, verify) == len(written.rows)
+        assert verify_store(ArtifactStore(written.folder), remove=False).findings == []
 
 
 def test_a_flip_of_any_byte_of_a_small_object_is_told(tiny: Written) -> None:
@@ -124,7 +128,7 @@ def test_a_flip_anywhere_in_a_large_object_is_told_before_a_wrong_row_is_returne
         position = min(draw.randrange(begin, end), path.stat().st_size - 1)
         with flipped(path, position, draw.randrange(1, 256)), pytest.raises(StoreError, match=path.stem) as caught:
             read(large, seed=number)
-        expected = f"dataset 'large': object {path.stem} is damaged in block {position // MIB}; "
+        expected = f"dataset 'large': object {path.stem} is damaged in block {position // large.block}; "
         assert str(caught.value) == f"{expected}run `tokenloom verify large`, then build it again"
         assert caught.value.exit_code == 4
     assert read(large) == len(large.rows)
@@ -136,11 +140,11 @@ def test_bytes_that_no_batch_has_touched_are_not_checked(large: Written) -> None
     rows = len(pa.ipc.open_file(first).read_all())
     third.rename(third.with_suffix(".away"))
     try:
-        with flipped(first, MIB + 5, 1), flipped(second, 5, 1):
+        with flipped(first, large.block + 5, 1), flipped(second, 5, 1):
             dataset = open_dataset("large", store=large.folder)
             for row in (0, rows - 1):
                 assert dataset[row]["input_ids"].tolist() == large.rows[row][0].tolist()
-            for row in (rows * MIB * 3 // 2 // (end - begin), rows, len(dataset) - 1):
+            for row in (rows * large.block * 3 // 2 // (end - begin), rows, len(dataset) - 1):
                 for _ in range(2):
                     with pytest.raises(StoreError, match=r"tokenloom verify large"):
                         dataset[row]
@@ -154,8 +158,8 @@ def test_all_batches_before_a_damaged_one_are_given(tmp_path: Path, prefetch_fac
     (path,) = written.objects()
     begin, _ = regions(path)["input_ids values"]
     ends = np.cumsum([len(ids) for ids, _, _ in written.rows]) * 2
-    block = (begin + 5 * MIB) // MIB
-    first = int(np.searchsorted(ends, block * MIB - begin, side="right"))  # the first row with bytes of the block
+    block = (begin + 5 * MIB) // written.block
+    first = int(np.searchsorted(ends, block * written.block - begin, side="right"))  # row with bytes of the block
     with flipped(path, begin + 5 * MIB, 1):
         settings: dict[str, Any] = {"padding": "longest", "shuffle": "none", "prefetch_factor": prefetch_factor}
         loader = TokenLoader(open_dataset("long", store=tmp_path), batch_size=16, **settings)
