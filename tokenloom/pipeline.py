@@ -83,21 +83,22 @@ class DataPipeline:
         return self.store.versions.of(self.config.dataset_name)
 
     def get_dataset(
-        self, split: str = "train", version: str | None = None, verify: bool = True
+        self, split: str = "train", version: str | None = None, verify: bool = True, pin: str | None = None
     ) -> Result[TokenDataset, TokenloomError]:
         """Return the sequences of a split, building what is missing.
 
         Args:
             version: an older version, as in `open_dataset`; nothing is built then.
             verify: check the dataset's bytes when they are first read, as `open_dataset` does.
+            pin: name of a training run, as in `open_dataset`; nothing is built then.
         """
 
         def opened() -> Any:
-            if version is None:
+            if version is None and pin is None:
                 return self._build()[0].open_split(split, verify)
             from tokenloom.loaders import open_dataset
 
-            return open_dataset(self.config.dataset_name, split, self.store.address, version, verify)
+            return open_dataset(self.config.dataset_name, split, self.store.address, version, verify, pin)
 
         return attempt(opened)
 
@@ -109,6 +110,7 @@ class DataPipeline:
         world_size: int | None = None,
         version: str | None = None,
         verify: bool = True,
+        pin: str | None = None,
     ) -> Result[DataLoader[Any], TokenloomError]:
         """Return a DataLoader over a split, building what is missing.
 
@@ -117,7 +119,7 @@ class DataPipeline:
         Args:
             shuffle: default: the YAML's setting for splits named `train…`, and no shuffling for others.
             rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
-            version, verify: as in `get_dataset`.
+            version, verify, pin: as in `get_dataset`.
         """
         settings = self.config.dataloader
         shuffled = shuffle if shuffle is not None else split.startswith("train") and settings.shuffle != "none"
@@ -127,7 +129,7 @@ class DataPipeline:
                 return self._streaming(split, shuffled, rank, world_size)
             from tokenloom.loaders import TokenLoader
 
-            dataset: Any = self.get_dataset(split, version, verify).unwrap()
+            dataset: Any = self.get_dataset(split, version, verify, pin).unwrap()
             return TokenLoader(
                 dataset,
                 batch_size=settings.batch_size,
@@ -240,19 +242,24 @@ class MixturePipeline(DataPipeline):
         raise self._each_has_its_own("versions")
 
     def get_dataset(  # pyright: ignore[reportIncompatibleMethodOverride]  # returns a `MixedDataset`
-        self, split: str = "train", version: str | None = None, verify: bool = True
+        self, split: str = "train", version: str | None = None, verify: bool = True, pin: str | None = None
     ) -> Result[MixedDataset, TokenloomError]:
         """Return the sequences of a split of all datasets, mixed, building what is missing.
 
         Args:
             version: must be None; each dataset has its own versions.
             verify: check the datasets' bytes when they are first read, as `open_dataset` does.
+            pin: name of a training run, as in `open_mixture`; nothing is built then.
         """
 
         def opened() -> Any:
             if version is not None:
                 raise self._each_has_its_own("versions")
-            return self._build()[0].open_split(split, verify)
+            if pin is None:
+                return self._build()[0].open_split(split, verify)
+            from tokenloom.loaders import open_mixture
+
+            return open_mixture(self.config.dataset_name, split, self.store.address, verify, pin)
 
         return attempt(opened)
 

@@ -102,8 +102,8 @@ class PinStore:
                 "pin the version again"
             ) from None
 
-    def remove(self, dataset: str, run: str) -> None:
-        """Remove a pin.
+    def require(self, dataset: str, run: str) -> str:
+        """Return the blob name of a pin that exists.
 
         Raises:
             DatasetNotFoundError: it does not exist; the message lists those that do.
@@ -116,7 +116,16 @@ class PinStore:
             ]
             known = ", ".join(runs) or "none"
             raise DatasetNotFoundError(f"{dataset!r} has no pin {run!r} (pins: {known}){did_you_mean(run, runs)}")
-        self._blobs.delete(name)
+        return name
+
+    def remove(self, dataset: str, run: str) -> None:
+        """Remove a pin.
+
+        Raises:
+            DatasetNotFoundError: it does not exist; the message lists those that do.
+            ValueError: the run's name is not valid.
+        """
+        self._blobs.delete(self.require(dataset, run))
 
     @staticmethod
     def blob(dataset: str, run: str) -> str:

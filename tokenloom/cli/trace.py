@@ -28,6 +28,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--rank", metavar="R", type=nonnegative_integer, help="only this rank (default: all ranks)")
     text = "number of ranks (default: 1)"
     parser.add_argument("--world-size", metavar="W", type=positive_integer, default=1, help=text)
+    opened = parser.add_mutually_exclusive_group()
+    text = "trace the version that a training run pinned, and build nothing"
+    opened.add_argument("--pin", metavar="RUN", help=text)
+    text = "trace this version (digest prefix or date), and build nothing"
+    opened.add_argument("--version", metavar="VERSION", help=text)
     add_store(parser)
     add_json(parser)
 
@@ -43,7 +48,14 @@ def run(args: argparse.Namespace) -> int:
     if ranks[-1] >= world_size:
         raise ConfigError.at("--rank", f"must be less than --world-size {world_size}, got {args.rank}")
     pipeline = DataPipeline.from_config(args.config, args.store).unwrap()
-    loader = pipeline.get_dataloader(args.split, rank=ranks[0], world_size=world_size).unwrap()
+    if args.pin is not None:
+        try:
+            pipeline.store.pins.require(pipeline.config.dataset_name, args.pin)
+        except ValueError as error:
+            raise ConfigError.at("--pin", str(error)) from error
+    loader = pipeline.get_dataloader(
+        args.split, rank=ranks[0], world_size=world_size, version=args.version, pin=args.pin
+    ).unwrap()
     if not isinstance(loader, TokenLoader):
         message = "batches of a streaming dataset cannot be traced; set it to false"
         raise pipeline.config.fault("dataset.streaming", message)

@@ -105,6 +105,34 @@ def test_the_commands_pin_list_and_unpin(built: tuple[Path, list[Path]], capsys:
         open_dataset("small", store=store, pin="a/b")
 
 
+def test_trace_opens_what_a_run_pinned_and_builds_nothing(
+    built: tuple[Path, list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, configs = built
+    pinned = open_dataset("small", store=store, pin="run")
+    build(configs[1], store)
+
+    def trace(*arguments: str) -> tuple[int, str, str]:
+        status = main(["trace", str(configs[2]), "--step", "0", "--json", *arguments, "--store", str(store)])
+        return status, *capsys.readouterr()
+
+    for opened in (["--pin", "run"], ["--version", pinned.version[:12]]):
+        status, out, _ = trace(*opened)
+        (batch,) = json.loads(out)["batches"]
+        assert (status, len(batch["rows"])) == (0, min(8, len(pinned)))
+        for row in batch["rows"]:
+            assert tuple(row["places"]) == pinned.trace(row["row"]).places
+    assert len(versions(store, "small")) == 2
+    for arguments, found in (
+        (["--pin", "ran"], "no pin 'ran' .pins: run.; did you mean run"),
+        (["--pin", "../x"], "--pin: "),
+    ):
+        status, _, err = trace(*arguments)
+        assert status == 2
+        assert re.search(found, err), err
+    assert [pin.run for pin in ArtifactStore(store).pins.of("small")] == ["run"]
+
+
 def test_a_damaged_pin_stops_gc(built: tuple[Path, list[Path]]) -> None:
     store, configs = built
     open_dataset("small", store=store, pin="run")
