@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError, did_you_mean
+from tokenloom.config.small_file import read_small_file
+from tokenloom.config.yaml_file import MOST_NODES, check_expansion
+from tokenloom.errors import ConfigError, SourceError, SourceUnavailableError, TokenloomError, did_you_mean
 from tokenloom.resources.exceptions import causes, first_line
+
+LARGEST_CARD = 16 << 20
+"""Most bytes that a dataset's card can have."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDat
     name, subset = source.name, config.dataset.config
     commit = _commit(name, config.dataset.revision)
     revision = commit or config.dataset.revision
+    _check_card(name, revision)
     try:
         if subset is None and (subset := datasets.get_dataset_default_config_name(name, revision=revision)) is None:
             subsets = ", ".join(datasets.get_dataset_config_names(name, revision=revision))
@@ -58,6 +65,32 @@ def _commit(name: str, revision: str | None) -> str | None:
         return HfApi().dataset_info(name, revision=revision, expand=["sha"]).sha
     except Exception:
         return None
+
+
+def _check_card(name: str, revision: str | None) -> None:
+    """Check the YAML of a dataset's card, whose aliases `datasets` expands without a limit.
+
+    Raises:
+        SourceError: it is too large, or would be with its aliases expanded.
+    """
+    import yaml
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    try:
+        path = Path(hf_hub_download(name, "README.md", repo_type="dataset", revision=revision))
+    except Exception:
+        return  # it has no card, or cannot be reached, which loading reports
+    try:
+        text = read_small_file(path, LARGEST_CARD).decode(errors="replace")
+        if "&" in text and "*" in text:
+            found = REGEX_YAML_BLOCK.search(text)
+            check_expansion(found[2] if found else "", path.name, max(MOST_NODES, len(text)))
+    except (ConfigError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SourceError(f"{name}: its card: {reason}; download its files and use them as dataset.name") from None
+    except yaml.YAMLError:
+        return  # which loading reports
 
 
 def _hub_error(config: PipelineConfig, name: str, error: Exception) -> TokenloomError:

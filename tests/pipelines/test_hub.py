@@ -55,6 +55,14 @@ rows = ((ids, kept) for batch in loader for ids, kept in zip(batch["input_ids"],
 found = [ids[kept == 1].tolist() for ids, kept in rows if kept.any()]
 print(json.dumps(found))
 """
+_TENFOLD = [(number, ", ".join([f"*a{number - 1}"] * 10)) for number in range(1, 9)]
+CARDS = {
+    "bomb": "x: '---'\n"
+    + "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{inner}]" for n, inner in _TENFOLD), "configs: *a8"]),
+    "merges": "\n".join(["a0: &a0 {k: 1}", *(f"a{n}: &a{n}\n  <<: [{inner}]" for n, inner in _TENFOLD)]),
+    "aliases": "license: &license mit\nlicense_name: *license",
+}
+"""Cards of datasets, of which the last is harmless."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
 )
@@ -87,6 +95,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Ite
     (root / "models/org/pieces/model.safetensors").write_bytes(b"\0" * 64)
     (root / "models" / "org" / "weights").mkdir()
     (root / "models" / "org" / "weights" / "model.safetensors").write_bytes(b"\0" * 64)
+    for name, card in CARDS.items():
+        _write_rows(found / name / "train.jsonl", TINY)
+        (found / name / "README.md").write_text(f"---\n{card}\n---\n# Aliases\n")
     with HubServer(root, TOKEN, gated=("org/gated", "org/gated-tok")) as server:
         yield server
 
@@ -255,6 +266,14 @@ def test_broken_files_are_reported_as_a_data_error(build_next: BuildCommand) -> 
     error = _error(build_next("--stage", "raw", dataset={"name": "org/broken"}), 3)
     assert error.startswith("error: org/broken: `datasets` cannot load it: JSON parse error")
     assert error.endswith("; download its files and use them as dataset.name, so that only bad rows are rejected")
+
+
+def test_a_card_whose_aliases_expand_without_end_is_refused(build_next: BuildCommand) -> None:
+    for name in ("org/bomb", "org/merges"):
+        error = _error(build_next("--stage", "raw", dataset={"name": name}), 3)
+        assert error.startswith(f"error: {name}: its card: README.md:"), error
+        assert "values, counting those of aliases; download its files and use them as dataset.name" in error
+    _stages(build_next("--stage", "raw", dataset={"name": "org/aliases"}))
 
 
 def test_a_refused_or_disabled_hub_is_not_reported_as_a_wrong_name(build: BuildCommand, hub: HubServer) -> None:

@@ -93,7 +93,7 @@ def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:
             twice.
     """
     try:
-        _check_budget(text, path)
+        check_expansion(text, path)
         node = yaml.compose(text, Loader=Loader)
     except (yaml.YAMLError, ValueError) as error:  # the loader raises ValueError for impossible code points
         raise _not_yaml(error, path) from None
@@ -118,8 +118,12 @@ def more_faults(place: str, count: int) -> Fault:
     return Fault(place, f"{count:,} more faults")
 
 
-def _check_budget(text: str, path: Path) -> None:
+def check_expansion(text: str, path: Path | str, most: int = MOST_NODES) -> None:
     """Check the size of a file with all its aliases expanded, without expanding them.
+
+    Args:
+        path: the file, for error messages.
+        most: maximum number of values.
 
     Raises:
         ConfigError: it has too many values or characters, is nested too deep, or an alias refers to itself.
@@ -148,8 +152,8 @@ def _check_budget(text: str, path: Path) -> None:
             anchor, values_before, characters_before = opened.pop()
             if anchor:
                 sizes[anchor] = values - values_before, characters - characters_before
-        if values > MOST_NODES:
-            fault = f"more than {MOST_NODES:,} values, counting those of aliases"
+        if values > most:
+            fault = f"more than {most:,} values, counting those of aliases"
         elif characters > MOST_CHARACTERS:
             fault = f"more than {MOST_CHARACTERS:,} characters, counting those of aliases"
         if fault:
