@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -30,6 +31,9 @@ if MASKED:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts compiles all that it imports
+
+multiprocessing.set_forkserver_preload(["tokenloom.loaders", "torch.utils.data"])
+"""Workers of the method `forkserver` inherit no memory, as those of `spawn`, but do not import everything again."""
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 if not SOAK:

@@ -158,13 +158,13 @@ def test_a_loader_moves_on_to_the_next_epoch_and_can_be_set_back(dataset: TokenD
 
 
 @pytest.mark.parametrize("name", ["data", "packed"])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_worker_processes_change_no_batch(folder: Path, name: str, context: str) -> None:
     opened = open_dataset(name, "train", folder / "store")
     alone = TokenLoader(opened, batch_size=16, seed=2)
     shared = TokenLoader(opened, batch_size=16, seed=2, num_workers=2, persistent_workers=False)
     shared.multiprocessing_context = context
-    for _ in range(1 if context == "spawn" else 2):
+    for _ in range(1 if context == "forkserver" else 2):
         assert [lists(batch) for batch in shared] == [lists(batch) for batch in alone]
 
 

@@ -327,7 +327,7 @@ class Ragged(torch.utils.data.Dataset[dict[str, Any]]):
         return {"input_ids": list(range(row)), "labels": list(range(row))}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_batches_of_workers_are_those_of_the_process_itself(method: str) -> None:
     for collate in COLLATES if method == "fork" else COLLATES[2:]:
         alone = DataLoader(Ragged(), batch_size=3, collate_fn=collate)

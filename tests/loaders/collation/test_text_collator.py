@@ -154,7 +154,7 @@ def test_a_seed_gives_the_same_masks_and_each_call_others(tokenizer: Any) -> Non
     assert torch.equal(second, unseeded(rows)["labels"])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_draw_masks_of_their_own_and_the_same_each_time(tokenizer: Any, method: str) -> None:
     rows = [{"input_ids": np.full(200, 100)}] * 4
     collator = LanguageModelingDataCollator(tokenizer, mlm=True, seed=5)

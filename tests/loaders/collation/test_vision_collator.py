@@ -225,7 +225,7 @@ def test_wrong_arguments_are_told(options: Any, told: str) -> None:
         VisionDataCollator(**options)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_batches_of_workers_are_those_of_the_process_itself(method: str) -> None:
     noise = np.random.default_rng(0)
     rows: Any = [{"image": noise.integers(0, 256, (4, 4, 3), np.uint8), "label": n} for n in range(5)]

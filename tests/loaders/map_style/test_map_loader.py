@@ -156,7 +156,7 @@ def test_random_numbers_differ_between_batches_ranks_seeds_and_epochs() -> None:
     assert len(set(drawn)) == len(drawn) == 4 * 2 * 4
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_worker_processes_change_no_batch(context: str) -> None:
     shared = loader_of(Noise(ROWS), num_workers=2, multiprocessing_context=context)
     alone = loader_of(Noise(ROWS))
@@ -196,7 +196,7 @@ def test_an_error_of_a_collate_fn_names_the_batch(workers: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_what_cannot_be_sent_to_workers_is_named() -> None:
-    loader = loader_of(collate_fn=lambda samples: samples, num_workers=1, multiprocessing_context="spawn")
+    loader = loader_of(collate_fn=lambda samples: samples, num_workers=1, multiprocessing_context="forkserver")
     with pytest.raises(ConfigError, match=r"collate_fn: cannot be pickled for worker processes"):
         epoch(loader)
 

@@ -182,7 +182,7 @@ def test_rows_that_are_dropped_or_become_several_sequences_are_named(tokenizer_f
             PreprocessedDataset(raw, engine_of(tokenizer_folder, **sections))
 
 
-@pytest.mark.parametrize(("method", "world"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(("method", "world"), [("fork", 2), ("forkserver", 1)])
 def test_workers_and_ranks_see_every_row_once(tokenizer_folder: Path, method: str, world: int) -> None:
     dataset = PreprocessedDataset(Dataset.from_list(good_rows(301)), engine_of(tokenizer_folder))
     found = []
@@ -196,7 +196,7 @@ def test_workers_and_ranks_see_every_row_once(tokenizer_folder: Path, method: st
     assert {*found} == {plain(dataset[number]) for number in range(301)}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_an_error_in_a_worker_arrives_with_the_row(tokenizer_folder: Path, method: str) -> None:
     dataset = PreprocessedDataset(rows_with_bad(300, {290}), engine_of(tokenizer_folder))
     with pytest.raises(DataValidationError, match=r"row 290: \w+: "):

@@ -91,11 +91,11 @@ def test_every_row_once_over_ranks_and_workers(source: str, workers: int) -> Non
     assert Counter(found) == Counter(range(COUNT))
 
 
-def test_spawned_workers_too(tokenizer_folder: Path) -> None:
+def test_workers_that_inherit_no_memory_too(tokenizer_folder: Path) -> None:
     raw = stream(4, rows_with_bad(COUNT, {5, 290}))
     engine = engine_of(tokenizer_folder)
     dataset = StreamingPreprocessedDataset(raw, engine, 50, skip_errors=True)
-    found = loaded(dataset, 2, multiprocessing_context="spawn")
+    found = loaded(dataset, 2, multiprocessing_context="forkserver")
     whole = PreprocessedDataset(good_rows(COUNT), engine)
     expected = [plain(whole[number]) for number in range(COUNT) if number not in (5, 290)]
     assert Counter(map(plain, found)) == Counter(expected)
