@@ -47,6 +47,7 @@ from tokenloom.config import PromptTemplateConfig, is_reserved_variable
 from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.prefix_texts import PrefixTexts
 from tokenloom.resources.templates.static_analysis import Kind
 
 
@@ -140,8 +141,17 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the messages.
         """
+        return self.template.render(self._read(messages, prompted, tools, kwargs))
+
+    def beginnings(
+        self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = ""
+    ) -> PrefixTexts | None:
+        """Render all beginnings of messages at once; None if the template does not allow it. See `written`."""
+        return self.template.prefixes(self._read(messages, prompted, tools, kwargs))
+
+    def _read(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
-        return self.template.render({**self._variables(messages, tools, bool(prompted), kwargs), **thinking})
+        return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
 
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
         for found in groups:

@@ -43,6 +43,9 @@ class ContinuedPrompt(JinjaTemplate):
     def __reduce__(self) -> tuple[Any, ...]:
         return ContinuedPrompt, super().__reduce__()[1]
 
+    def prefixes(self, variables: Mapping[str, Any]) -> None:
+        """Return None: the last answer of each beginning continues its own prompt."""
+
     def _run(self, variables: Mapping[str, Any]) -> str:
         own = super()._run(variables)
         messages = variables["messages"]

@@ -7,7 +7,9 @@ conversation a turn can differ: templates drop the reasoning of earlier turns, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -20,12 +22,20 @@ from tokenloom.assets.prompts.call_arguments import Form, with_arguments
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
 from tokenloom.assets.prompts.outline import Prompt
 from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 from tokenloom.resources.templates.jinja import MARK_CLOSE, Slot, padded
+from tokenloom.resources.templates.prefix_texts import PrefixTexts
 
 TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 """Counters of `prompts`: trained turns, those of them that are not exact, and texts."""
+
+MOST_RENDERED = 2_000_000
+"""Most messages that are rendered to compare the turns of one conversation; takes some seconds."""
+_FEW = 4
+_LAID_OUT = 8
+"""Number of renderings for the layout of a conversation, about."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,31 @@ class TrainedTurn:
     @property
     def exact(self) -> bool:
         return self.same and self.prompted
+
+
+class Budget:
+    """Limits how many messages are rendered to compare the turns of one conversation.
+
+    Args:
+        messages: the number of messages of the conversation.
+    """
+
+    def __init__(self, messages: int):
+        self._messages, self._left = messages, MOST_RENDERED
+
+    def spend(self, count: int) -> None:
+        """Count the messages of a rendering.
+
+        Raises:
+            ShapeError: there are too many.
+        """
+        self._left -= count
+        if self._left < 0:
+            message = (
+                f"the chat template must be rendered for each turn of {self._messages:,} messages, which takes too "
+                "long; split the conversation into shorter ones"
+            )
+            raise ShapeError("too_many_turns", message)
 
 
 class TurnCounts:
@@ -112,6 +147,10 @@ class Conversational(Protocol):
 
     def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str: ...
 
+    def beginnings(
+        self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = ""
+    ) -> PrefixTexts | None: ...
+
     def thinks(self, kwargs: str) -> bool: ...
 
     def laid_out(self, group: Conversations, form: Form) -> Layout: ...
@@ -153,6 +192,28 @@ class ShapeFormat:
         except TemplateError:
             return None
 
+    def beginnings(
+        self, group: Conversations, messages: Sequence[Message], prompt: Prompt, most: int, budget: Budget
+    ) -> Callable[[int], str | None]:
+        """Return a function that renders the first messages of a group; it returns None if the template refuses them.
+
+        Args:
+            most: how often it is called at most; one rendering of all messages replaces many.
+        """
+        known = None
+        if most > _FEW:
+            given = with_arguments(messages, self.form)
+            with suppress(TemplateError):
+                known = self.chat.beginnings(given, prompt, group.parsed_tools, group.template_kwargs)
+
+        def written(count: int) -> str | None:
+            if known is not None and (text := known.of(count)) is not None:
+                return text
+            budget.spend(count)
+            return self.written(group, messages[:count], prompt)
+
+        return written
+
     def prompts(self, group: Conversations) -> Sequence[Prompt]:
         """Return the generation prompts that inference can choose from."""
         return tuple(Prompt)[1:] if self.chat.thinks(group.template_kwargs) else (Prompt.DEFAULT,)
@@ -176,17 +237,27 @@ class ShapeFormat:
 
 
 def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
-    """Return the trained turns of a shape, in order, and whether each is exact."""
+    """Return the trained turns of a shape, in order, and whether each is exact.
+
+    Raises:
+        ShapeError: there are so many turns that rendering the conversation for each takes too long.
+    """
     text = layout.text
     messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
 
-    turns = []
-    for turn in trained_turns(layout, group):
-        until, before = turn.message + 1, messages[: turn.message]
-        own = text if until == len(messages) else chat.written(group, messages[:until], Prompt.NONE)
-        prompts = () if own is None else (chat.written(group, before, prompt) for prompt in chat.prompts(group))
+    found, turns = trained_turns(layout, group), []
+    if not found:
+        return []
+    budget = Budget(len(messages))
+    start, *asked = (
+        chat.beginnings(group, messages, prompt, len(found), budget) for prompt in (Prompt.NONE, *chat.prompts(group))
+    )
+    for turn in found:
+        until = turn.message + 1
+        own = text if until == len(messages) else start(until)
+        prompts = () if own is None else (write(turn.message) for write in asked)
         between = _after_prompt(text, turn, prompts)
-        same = until == len(messages) or _is_same(chat, group, turn, layout, own)
+        same = until == len(messages) or _is_same(chat, group, turn, layout, own, budget)
         header = len(between) if between and between.strip() and MARK_CLOSE not in between else 0
         prompted = between is not None and not between.strip()
         turns.append(replace(turn, same=same, prompted=prompted, header=header))
@@ -197,7 +268,7 @@ def _after_prompt(text: str, turn: TrainedTurn, prompts: Iterable[str | None]) -
     """Return the text between a prompt and the trained part, the shortest; None if no prompt starts the text."""
     shortest = None
     for prompt in prompts:
-        if prompt is None or not text[: turn.end].startswith(prompt):
+        if prompt is None or len(prompt) > turn.end or not text.startswith(prompt):
             continue
         between = text[len(prompt) : turn.start]
         if not between.strip():
@@ -246,7 +317,8 @@ def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
     found: dict[int, TrainedTurn] = {}
     latest = -1
     for run in _adjacent(trained):
-        following = next((index for index in answers if index > latest), -1)
+        place = bisect_right(answers, latest)
+        following = answers[place] if place < len(answers) else -1
         latest = next((message for _, _, message in run if message >= 0), following)
         for start, end, message in run:
             latest = message if message >= 0 else latest
@@ -255,7 +327,9 @@ def trained_turns(layout: Layout, group: Conversations) -> list[TrainedTurn]:
     return sorted((turn for turn in found.values() if turn.message >= 0), key=lambda turn: turn.message)
 
 
-def _is_same(chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None) -> bool:
+def _is_same(
+    chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout: Layout, own: str | None, budget: Budget
+) -> bool:
     """Return whether the conversation up to a turn starts with the same text and trains the same part of it.
 
     Args:
@@ -265,10 +339,12 @@ def _is_same(chat: ShapeFormat, group: Conversations, turn: TrainedTurn, layout:
     if own is None:
         return True  # no other text can train it or be compared with it
     ends_in_content = text.rstrip().endswith(MARK_CLOSE)
-    if own.startswith(text) and not own[turn.end :].strip() and not ends_in_content:
+    begins = own.startswith(text)
+    if begins and not own[turn.end :].strip() and not ends_in_content:
         return True
-    if not own.startswith(text) and layout.stopped == layout.pieces:
+    if not begins and layout.stopped == layout.pieces:
         return False
+    budget.spend(_LAID_OUT * turn.message)
     try:
         alone = chat.laid_out(start_of(group, turn.message + 1))
     except TemplateError:

@@ -56,12 +56,10 @@ class TurnBoundaries(StopFinder):
             ShapeError: the boundaries of a message with tool calls or reasoning are unknown.
         """
         placed = {slot.value for slot in self.slots}
+        reasoned = {owner for value, owner in enumerate(self.owners) if value != owner and value in placed}
         regions: list[Region | None] = []
         for index in messages:
-            reasons = any(
-                owner == index and value != index and value in placed for value, owner in enumerate(self.owners)
-            )
-            if not marked and (reasons or "tool_calls" in self.messages[index]):
+            if not marked and (index in reasoned or "tool_calls" in self.messages[index]):
                 regions.append(self.turn(index))
             elif not self.messages[index].get("content"):
                 regions.append(self.empty(index, marked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -116,9 +117,12 @@ def _reject(documents: Documents, max_length: int, trained: bool) -> tuple[Docum
 def _split(documents: Documents, max_length: int, stride: int, trained: bool) -> tuple[Documents, dict[str, int]]:
     """Split documents; return the pieces, only those with a trained token if `trained`, and counters."""
     row, start, size, overlap = overlapping(documents.lengths, max_length, stride)
-    starts = offsets_of(documents.lengths)[:-1][row] + start
-    pieces = documents.take(ranges(starts, size), size, documents.rows[row])
-    pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
+    if overlap.any():
+        starts = offsets_of(documents.lengths)[:-1][row] + start
+        pieces = documents.take(ranges(starts, size), size, documents.rows[row])
+        pieces.weights[ranges(offsets_of(size)[:-1], overlap)] = 0.0
+    else:  # the same tokens in the same order
+        pieces = replace(documents, lengths=size, rows=documents.rows[row])
     useful = pieces.are_trained() if trained else np.ones(len(size), bool)
     counters = {
         "tokens_repeated": int(overlap.sum()),

@@ -21,6 +21,7 @@ from tokenloom.assets.prompts.spans import FlatSpans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
+from tokenloom.assets.stage.slices import in_slices
 from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.assets.tokenizer.stage import tokenizer_files
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
@@ -91,7 +92,11 @@ class LazyTokenize:
     def __call__(self, table: pa.Table) -> ChunkOutput:
         with self._lock:
             encoder = self._encoder
-        return in_pairs(lambda prompts: tokenize(prompts, encoder, self._control, self._policy))(table)
+
+        def compute(prompts: pa.Table) -> ChunkOutput:
+            return in_slices(lambda rows: tokenize(rows, encoder, self._control, self._policy), prompts)
+
+        return in_pairs(compute)(table)
 
 
 def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...], policy: ControlPolicy) -> ChunkOutput:

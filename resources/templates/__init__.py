@@ -7,6 +7,7 @@ Modules, in the order in which they are used:
 - `columns_used`: lists the columns that the YAML's template uses.
 - `chatml`: built-in chat templates for data without one.
 - `jinja`: compiles and renders a template, and finds where it places each value.
+- `prefix_texts`: finds the texts for the beginnings of a conversation in one text.
 - `static_analysis`: decides from a template's syntax whether it only places values.
 - `sandbox`: limits what a template can reach and how much work it can do. `work_meter` counts the work, and `deadline`
   ends what is not counted.

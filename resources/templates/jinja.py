@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 
 from tokenloom.errors import DeadlineError, SandboxError, SpansError, TemplateError
 from tokenloom.resources.templates import deadline
+from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
 from tokenloom.resources.templates.sandbox import Sandbox
 from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.work_meter import MeteredContext
@@ -223,6 +224,30 @@ class JinjaTemplate:
             DeadlineError: rendering takes `deadline.SECONDS`.
         """
         return self._run(variables)
+
+    def prefixes(self, variables: Mapping[str, Any]) -> PrefixTexts | None:
+        """Return the texts for the beginnings of `messages`, or None if one text does not show them.
+
+        Raises:
+            TemplateError: the template refuses the variables.
+        """
+        marked = self._item_marked
+        if marked is None or self._another_day is not None:
+            return None
+        text = self._run(variables)
+        parts = self._text(marked, self._globals, variables).split(ITEM_MARK)
+        same = ITEM_MARK not in text and "".join(parts) == text
+        return PrefixTexts(text, parts, len(variables["messages"])) if same else None
+
+    @cached_property
+    def _item_marked(self) -> jinja2.Template | None:
+        """The template with marks for messages, or None if it does not write them one by one."""
+        environment = self._template.environment
+        tree = environment.parse(self._source)
+        if not mark_items(tree, "messages"):
+            return None
+        tree.set_environment(environment)
+        return environment.from_string(tree)
 
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""

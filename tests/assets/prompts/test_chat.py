@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.rendered_prompts import Render, Row, assert_partition, renders, trained_parts
+from tokenloom.assets.prompts import trained_turns
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import ConfigError
 
@@ -292,3 +293,13 @@ def test_no_eos_is_trained_without_an_answer(render: Render) -> None:
     (made,) = out.table.to_pylist()
     assert "</s>" not in made["text"]
     assert [part.strip() for part in trained_parts(made["text"], made["spans"])] == ["U1", "U2"]
+
+
+def test_many_turns_are_rejected_only_if_each_must_be_rendered(render: Render, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained_turns, "MOST_RENDERED", 60)
+    talk = [{"role": ("user", "assistant")[index % 2], "content": f"c{index}"} for index in range(20)]
+    body = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}LAST<|im_end|>\n{% endfor %}"
+    for last, rejects in (("", []), ("{% if loop.last %}{% endif %}", ["too_many_turns"])):
+        template = {"chat_template": body.replace("LAST", last)}
+        out = render([{"messages": talk}], {"format_type": "chat"}, template)
+        assert out.rejects["code"].to_pylist() == rejects
