@@ -84,7 +84,7 @@ def _hash_fields(names: Sequence[str], fields: Sequence[pa.Array], rows: int) ->
 
 
 def _hash_each(arrays: Sequence[pa.Array], rows: int) -> Iterator[tuple[Hashes, Ints]]:
-    """Yield `hash_array` of each array. Texts of few rows are hashed together: a table can have thousands of columns."""
+    """Yield `hash_array` of each array. Texts of few rows are hashed together: tables can have thousands of columns."""
     texts = [array for array in arrays if pa.types.is_string(array.type)] if rows <= _FEW_ROWS else []
     together = len(texts) > 1 and sum(array.nbytes for array in texts) <= _GROUP_BYTES
     hashes, sizes = hash_array(pa.concat_arrays(texts)) if together else (np.zeros(0, np.uint64), np.zeros(0, np.int64))
