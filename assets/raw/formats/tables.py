@@ -29,6 +29,9 @@ BATCH_BYTES = 4 << 20
 _PARQUET_ROWS = 1000
 """Rows per batch of Parquet, which can store a large value once for many rows, so that sizes say little."""
 
+_MANY_GROUPS, _TINY_GROUP_ROWS = 256, 8
+"""Parquet files of at least so many row groups, of fewer rows on average, are read several groups at a time."""
+
 _MANY_VALUES, _VALUES_PER_BYTE = 1 << 24, 1 << 16
 """Most values of a column inside lists, per row group and per stored byte; one row can hold all of them. Rows of a few
 hundred thousand equal values stay below the second limit, because each takes a few bytes."""
@@ -254,7 +257,9 @@ def _parquet(opened: Any) -> Iterator[pa.Table]:
 
     file = pq.ParquetFile(opened, pre_buffer=False)
     inside = [index for index in range(len(file.schema)) if file.schema.column(index).max_repetition_level]
-    separate = "dictionary" in str(file.schema_arrow)  # pyarrow cannot read nested dictionaries across groups
+    # Only absurd files are read across groups: it changes the bytes of chunks, and fails for nested dictionaries.
+    tiny = file.num_row_groups >= _MANY_GROUPS and file.metadata.num_rows < _TINY_GROUP_ROWS * file.num_row_groups
+    separate = not tiny or "dictionary" in str(file.schema_arrow)
     read, whole = _Extent(), _Extent()
     groups: list[int] = []
     for group in range(file.num_row_groups):
