@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
+from itertools import chain, islice
 from operator import attrgetter
 
 import numpy as np
@@ -114,6 +115,8 @@ def _sources(
         if named and TRAIN not in named:
             raise config.fault("dataset.splits", f"files contain only the split {TRAIN}, got {', '.join(named)}")
         for file in source:
+            if file.format in ("jsonl", "text") and file.is_empty:  # those of other formats can be damaged
+                continue
             read = partial(_file_chunks, config, file, size, notes)
             yield TRAIN, unchanged.chunks(file, read, notes.files) if unchanged else read([])
         return
@@ -163,7 +166,7 @@ def _record_chunks(
         if rest.known:
             position = known[rest.known * parts].offset
     start = rest.size
-    for block in cut_blocks(prefetch(records.blocks(rest.text, position), attrgetter("hashes")), size, rest.before):
+    for block in cut_blocks(_read_ahead(records.blocks(rest.text, position)), size, rest.before):
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped)
         positions, count = records.positions(block)
 
@@ -178,6 +181,12 @@ def _record_chunks(
         start += len(block.data) + sum(skipped.missing for skipped in block.skipped)
         if records.found:
             notes.files[file.name] = records.found
+
+
+def _read_ahead(blocks: Iterator[RecordBlock]) -> Iterator[RecordBlock]:
+    """Yield the blocks of a file, read and hashed in advance; the only block of a small file needs no thread."""
+    first = list(islice(blocks, 2))
+    yield from first if len(first) < 2 else prefetch(chain(first, blocks), attrgetter("hashes"))
 
 
 def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = ()) -> str:

@@ -58,7 +58,14 @@ class Candidates:
         threshold = np.minimum(np.diff(offsets), unit).view(np.uint64)
         threshold *= np.uint64((1 << 64) // (unit + 1))
         low = np.flatnonzero(hashes < threshold)
-        return Candidates(offsets[low + 1], hashes[low])
+        return Candidates(offsets[low + 1], hashes[low]).without_repeats(size.reach)
+
+    def without_repeats(self, reach: int) -> Candidates:
+        """Return the candidates without those inside a run of equal hashes, of which two at each end rule out all."""
+        equal = (self.hashes[1:] == self.hashes[:-1]) & (np.diff(self.ends) < reach)
+        kept = np.ones(len(self.ends), bool)
+        kept[2:-2] = ~(equal[:-3] & equal[1:-2] & equal[2:-1] & equal[3:])
+        return self if kept.all() else Candidates(self.ends[kept], self.hashes[kept])
 
     @staticmethod
     def join(parts: Sequence[Candidates]) -> Candidates:
@@ -160,7 +167,7 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
             stream starts a file.
     """
     pending: list[B] = []
-    pending_bytes, pending_rows, candidates = 0, 0, [before or Candidates.at(0)]
+    pending_bytes, pending_rows, left, candidates = 0, 0, 0, [before or Candidates.at(0)]
     for block in blocks:
         pending.append(block)
         offsets = block.offsets
@@ -168,11 +175,11 @@ def cut_blocks(blocks: Iterator[B], size: ChunkSize, before: Candidates | None =
         candidates.append(Candidates(new.ends + pending_bytes, new.hashes))
         pending_bytes += int(offsets[-1])
         pending_rows += len(offsets) - 1
-        if pending_bytes >= 2 * size.target or pending_rows >= 2 * size.max_rows:
+        if pending_bytes >= 2 * size.target or pending_rows >= left + 2 * size.max_rows:
             whole = _chunks(_joined(pending), size, candidates, last=False)
             pending.append(whole.pop())
             pending_bytes -= (done := sum(int(chunk.offsets[-1]) for chunk in whole))
-            pending_rows = len(pending[0].hashes)
+            pending_rows = left = len(pending[0].hashes)
             candidates = [Candidates.join(candidates).since(done, size.reach)]
             while whole:
                 yield whole.pop(0)

@@ -47,7 +47,8 @@ class UnchangedFiles:
         for chunk in read(stored):
             seen.append(KnownChunk(chunk.digest, chunk.split, chunk.runs[0].offset, chunk.unit, chunk.size))
             yield chunk
-        self.files.note(file.path, before, seen, notes.get(file.name, {}))
+        if seen:  # reading a file without rows again is cheaper than an entry
+            self.files.note(file.path, before, seen, notes.get(file.name, {}))
 
 
 def known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:

@@ -71,7 +71,9 @@ def smallest_hashes(array: pa.Array) -> Hashes:
         hashes, _ = hash_array(array)
     except (pa.ArrowException, ValueError, OverflowError):
         return np.zeros(0, np.uint64)
-    share = min(4 * KEPT_HASHES / max(len(hashes), 1), 0.5)
+    if len(hashes) <= KEPT_HASHES:
+        return np.unique(hashes)
+    share = min(4 * KEPT_HASHES / len(hashes), 0.5)
     smallest = np.unique(hashes[hashes < np.uint64(share * 2.0**64)])
     return (smallest if len(smallest) >= KEPT_HASHES else np.unique(hashes))[:KEPT_HASHES]
 
@@ -113,8 +115,10 @@ class TextSample(NamedTuple):
     @classmethod
     def of(cls, filled: pa.Array) -> TextSample:
         """Return a sample of strings, none of which is null or empty."""
-        indices = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64)) if len(filled) else []
-        sample = filled.take(pa.array(indices, pa.int64()))
+        sample = filled
+        if len(filled) > SAMPLED_ROWS:
+            indices = np.unique(np.linspace(0, len(filled) - 1, SAMPLED_ROWS).astype(np.int64))
+            sample = filled.take(pa.array(indices))
         heads = pc.utf8_slice_codeunits(sample, 0, READ_CHARACTERS)
         whole = pc.equal(pc.utf8_length(heads), pc.utf8_length(sample))
         return cls(heads.cast(pa.string()), pc.utf8_slice_codeunits(sample, -8).cast(pa.string()), whole)

@@ -114,8 +114,12 @@ class _Merged:
 
 
 def _sum(one: Ints, other: Sequence[int]) -> Ints:
-    short, long = sorted((one, np.asarray(other, np.int64)), key=len)
-    return np.pad(short, (0, len(long) - len(short))) + long
+    short, long = sorted((one, np.array(other, np.int64)), key=len)
+    if not len(short):
+        return long
+    total = long.copy()
+    total[: len(short)] += short
+    return total
 
 
 def _one_kind(kinds: Sequence[str]) -> str:

@@ -57,7 +57,7 @@ def _roles(profile: Profile) -> list[RoleCandidate]:
     candidates = []
     for role in ALIASES:
         name, by_values = role_likeness(profile.name, role), _fit_by_values(role, profile)
-        confidence = max(name.score * _fit(role, profile), by_values)
+        confidence = max(name.score * _fit(role, profile) if name.score else 0.0, by_values)
         if confidence >= MIN_CONFIDENCE:
             evidence = ", ".join(part for part in (name.reason, profile.shape()) if part)
             candidates.append(RoleCandidate(role, profile.source, round(confidence, 3), evidence))

@@ -102,7 +102,7 @@ def _local(config: PipelineConfig, name: str) -> Source | None:
             files = _data_files(path)
             if not files:
                 raise config.fault("dataset.name", f"the folder {name} contains no file of a known format")
-            return [_file(config, str(file), str(file.relative_to(path))) for file in files]
+            return [_file(config, os.path.join(path, file), file) for file in files]  # noqa: PTH118
         if path.is_file():
             return [_file(config, str(path), path.name)]
         if glob.has_magic(name) and (matches := _matches(path)):
@@ -130,17 +130,25 @@ def _matches(pattern: Path) -> list[Path]:
     return sorted(path for path in map(Path, paths) if path.is_file())
 
 
-def _data_files(folder: Path) -> list[Path]:
-    """Return the files of known formats below a folder, except hidden ones, sorted."""
-    files: list[Path] = []
+def _data_files(folder: Path) -> list[str]:
+    """Return the files of known formats below a folder, except hidden ones, relative to it, sorted.
+
+    They are plain strings, for there can be many thousands.
+    """
+    files: list[str] = []
 
     def refuse(error: OSError) -> None:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [Path(parent) / name for name in names if _format_of(name) and not name.startswith(".")]
-    return sorted(path for path in files if path.is_file())
+        start = os.path.join(os.path.relpath(parent, folder), "").removeprefix("./")  # noqa: PTH118
+        files += [
+            start + name
+            for name in names
+            if not name.startswith(".") and _format_of(name) and os.path.isfile(f"{parent}/{name}")  # noqa: PTH113
+        ]
+    return sorted(files, key=lambda file: file.split("/"))
 
 
 def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
@@ -189,10 +197,10 @@ def local_path(config: PipelineConfig, name: str) -> Path | None:
 
 
 def _format_of(name: str) -> str | None:
-    path = Path(name)
-    while path.suffix.lower() in COMPRESSIONS:
-        path = path.with_suffix("")
-    return FORMATS.get(path.suffix.lower())
+    stem, ending = os.path.splitext(name.rstrip("/"))  # noqa: PTH122
+    while ending.lower() in COMPRESSIONS:
+        stem, ending = os.path.splitext(stem)  # noqa: PTH122
+    return FORMATS.get(ending.lower())
 
 
 def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:

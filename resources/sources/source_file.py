@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import lzma
+import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -39,6 +41,17 @@ class SourceFile:
     @property
     def compressed(self) -> bool:
         return any(self.name.lower().endswith(suffix) for suffix in COMPRESSIONS)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the path is a local, uncompressed file of no bytes."""
+        if self.compressed:
+            return False
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  # `Path` would change URLs
+        except (OSError, ValueError):
+            return False
+        return stat.S_ISREG(found.st_mode) and not found.st_size
 
     @property
     def remote(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenloom.errors import StoreUnavailableError, escaped
@@ -81,7 +80,7 @@ class KnownFiles:
             self._blobs.write(name, encode_record(name, {"stamp": before, "chunks": chunks, "found": found}))
 
     def _blob(self, path: str) -> str:
-        return f"{FILES}/{digest_json([escaped(str(Path(path).resolve())), self._reading])}.json"
+        return f"{FILES}/{digest_json([escaped(os.path.realpath(path)), self._reading])}.json"
 
 
 def _known_chunk(digest: Any, split: Any, offset: Any, unit: Any, size: Any) -> KnownChunk:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +21,7 @@ _LONG_RECORD = 1 << 22
 """Bytes beyond which a record has another hash function, which needs no memory."""
 _GROUP_BYTES = 1 << 18
 """Bytes that are hashed at a time, so that the arrays stay in the processor's cache."""
+_FEW_ROWS = 64
 _EMPTY_RECORD = np.uint64(0x7C2FE70AB6585B7A)
 """The hash of a record without bytes, as `_hash_short` computes it."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -30,8 +31,10 @@ _SHIFT = np.uint64(32)
 def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
     """Return a hash of each record's bytes, uint64 [records]."""
     lengths = ends - starts
-    hashes = np.full(len(lengths), _EMPTY_RECORD)
     padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    if lengths.sum() <= _GROUP_BYTES and lengths.all():
+        return _hash_short(padded, starts, lengths)
+    hashes = np.full(len(lengths), _EMPTY_RECORD)
     for record in np.flatnonzero(lengths > _LONG_RECORD):
         digest = blake3(data[starts[record] : ends[record]].data).digest(8)
         hashes[record] = np.frombuffer(digest, "<u8")[0]
@@ -72,13 +75,26 @@ def hash_rows(table: pa.Table) -> tuple[Hashes, Ints]:
 
 def _hash_fields(names: Sequence[str], fields: Sequence[pa.Array], rows: int) -> tuple[Hashes, Ints]:
     hashes, sizes = np.zeros(rows, np.uint64), np.zeros(rows, np.int64)
-    for name, array in zip(names, fields, strict=True):
-        value_hashes, size = hash_array(array)
+    for name, array, (value_hashes, size) in zip(names, fields, _hash_each(fields, rows), strict=True):
         name_hash = np.frombuffer(blake3(name.encode()).digest(8), "<u8")[0]
         valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
         hashes += np.where(valid, mix(value_hashes ^ name_hash), np.uint64(0))
         sizes += size
     return mix(hashes), sizes
+
+
+def _hash_each(arrays: Sequence[pa.Array], rows: int) -> Iterator[tuple[Hashes, Ints]]:
+    """Yield `hash_array` of each array. Texts of few rows are hashed together: tables can have thousands of columns."""
+    texts = [array for array in arrays if pa.types.is_string(array.type)] if rows <= _FEW_ROWS else []
+    together = len(texts) > 1 and sum(array.nbytes for array in texts) <= _GROUP_BYTES
+    hashes, sizes = hash_array(pa.concat_arrays(texts)) if together else (np.zeros(0, np.uint64), np.zeros(0, np.int64))
+    start = 0
+    for array in arrays:
+        if together and pa.types.is_string(array.type):
+            yield hashes[start : start + rows], sizes[start : start + rows]
+            start += rows
+        else:
+            yield hash_array(array)
 
 
 def hash_array(array: pa.Array) -> tuple[Hashes, Ints]:

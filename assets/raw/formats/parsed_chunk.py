@@ -97,14 +97,14 @@ def reject_records(found: Iterable[tuple[int, str, str, str]]) -> list[pa.Table]
     ]
 
 
-def check_columns(count: int, name: str, rows: int = 1) -> None:
+def check_columns(count: int, name: str, rows: int = 1, kind: str = "columns") -> None:
     """Refuse a file with more than `MAX_COLUMNS` columns, or a chunk with more than `MAX_CELLS` cells.
 
     Raises:
         SourceError: it has more; the message names it.
     """
     if count > MAX_COLUMNS:
-        raise SourceError(f"{name}: found {count:,} columns, but at most {MAX_COLUMNS:,} are supported")
+        raise SourceError(f"{name}: found {count:,} {kind}, but at most {MAX_COLUMNS:,} are supported")
     if count * rows > MAX_CELLS:
         raise SourceError(
             f"{name}: found {count:,} columns in {rows:,} rows, most of them missing in each row; put the values "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.text import is_utf8
@@ -19,6 +20,7 @@ from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.tables.json_text import is_json
+from tokenloom.resources.tables.nested_paths import is_list
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
@@ -27,9 +29,18 @@ BATCH_BYTES = 4 << 20
 _PARQUET_ROWS = 1000
 """Rows per batch of Parquet, which can store a large value once for many rows, so that sizes say little."""
 
+_MANY_GROUPS, _TINY_GROUP_ROWS = 256, 8
+"""Parquet files of at least so many row groups, of fewer rows on average, are read several groups at a time."""
+
 _MANY_VALUES, _VALUES_PER_BYTE = 1 << 24, 1 << 16
 """Most values of a column inside lists, per row group and per stored byte; one row can hold all of them. Rows of a few
 hundred thousand equal values stay below the second limit, because each takes a few bytes."""
+
+_MANY_ROWS, _ROWS_PER_BYTE = 1 << 22, 64
+"""Most rows of a file, and per byte of its values: rows of nothing, or of one value, can be any number."""
+
+_MAX_NAME_CHARACTERS = 1 << 22
+"""Of the names of all columns and fields of a file."""
 
 _CAST_INCORRECTLY = re.compile(r"list_view|list<\w+: null")
 """Types whose values Arrow's casts damage: views of lists after a null, and lists that hold only nulls."""
@@ -94,17 +105,64 @@ def _ordinary(table: pa.Table, name: str) -> pa.Table:
     """Return the table with views as ordinary lists and strings, JSON as strings, and unknown time zones as UTC.
 
     Raises:
-        SourceError: two columns have the same name.
-        ArrowInvalid: the buffers are damaged. Whether text is UTF-8 is not checked here.
+        SourceError: two columns have the same name, or there are too many columns and fields.
+        ArrowInvalid: the buffers are damaged, or views of lists hold far more than they take. Whether text is UTF-8 is
+            not checked here.
     """
-    check_columns(table.num_columns, name)
+    _check_fields(table.schema, name)
     column, count = max(Counter(table.column_names).items(), key=itemgetter(1), default=("", 0))
     if count > 1:
         raise SourceError(f"{name}: two columns are named {column}")
     for column in table.columns:
+        for array in column.chunks:
+            _viewed_values(array)
         _of_type(column, _mapped(column.type, _as_bytes)).validate(full=_is_validatable(column.type))
     schema = pa.schema([field.with_type(_mapped(field.type, _plain)) for field in table.schema])
     return table if schema == table.schema else pa.table([_of_type(table[f.name], f.type) for f in schema], schema)
+
+
+def _check_fields(schema: pa.Schema, name: str) -> None:
+    """Refuse a table with too many columns and fields of structs, or with names that are too long.
+
+    Raises:
+        SourceError: it has more; the message names it.
+    """
+    check_columns(len(schema), name)
+    fields, count, characters = [*schema], 0, 0
+    while fields:
+        field = fields.pop()
+        count, characters, kind = count + 1, characters + len(field.name), field.type
+        while is_list(kind) and not pa.types.is_map(kind):
+            kind = kind.value_type
+        if pa.types.is_struct(kind):
+            fields += kind
+    check_columns(count, name, kind="columns and fields")
+    if characters > _MAX_NAME_CHARACTERS:
+        raise SourceError(
+            f"{name}: the names of columns and fields have {characters:,} characters, but at most "
+            f"{_MAX_NAME_CHARACTERS:,} are supported; shorten them"
+        )
+
+
+def _viewed_values(array: pa.Array) -> float:
+    """Return the number of innermost values that views of lists hold, each counted as often as it is viewed.
+
+    Raises:
+        ArrowInvalid: it is far larger than the number of values that are stored.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return max([_viewed_values(array.field(index)) for index in range(kind.num_fields)], default=0.0)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _viewed_values(array.values)
+    if not (pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)):
+        return float(len(array))
+    array.validate()  # sizes of buffers, before they are read
+    stored, viewed = len(array.values), pc.sum(array.sizes).as_py() or 0
+    values = _viewed_values(array.values) * (viewed / max(stored, 1))
+    if values > max(_MANY_VALUES, 2 * stored):
+        raise pa.ArrowInvalid(f"views of lists hold {values:,.0f} values, but only {stored:,} are stored")
+    return values
 
 
 def _is_validatable(kind: pa.DataType) -> bool:
@@ -199,13 +257,54 @@ def _parquet(opened: Any) -> Iterator[pa.Table]:
 
     file = pq.ParquetFile(opened, pre_buffer=False)
     inside = [index for index in range(len(file.schema)) if file.schema.column(index).max_repetition_level]
-    for group in range(file.num_row_groups):  # pyarrow cannot read nested dictionaries across groups
+    # Only absurd files are read across groups: it changes the bytes of chunks, and fails for nested dictionaries.
+    tiny = file.num_row_groups >= _MANY_GROUPS and file.metadata.num_rows < _TINY_GROUP_ROWS * file.num_row_groups
+    separate = not tiny or "dictionary" in str(file.schema_arrow)
+    read, whole = _Extent(), _Extent()
+    groups: list[int] = []
+    for group in range(file.num_row_groups):
         metadata = file.metadata.row_group(group)
         for index in inside:
             _check_values(metadata.column(index), group)
-        rows = min(_rows(metadata.num_rows, metadata.total_byte_size), _PARQUET_ROWS)
-        for batch in file.iter_batches(rows, [group], use_threads=False):
-            yield pa.Table.from_batches([batch])
+        extent = _Extent(metadata.num_rows, metadata.total_byte_size)
+        whole = whole.joined(extent)
+        whole.check()
+        together = read.joined(extent)
+        if groups and (separate or together.rows > _PARQUET_ROWS or together.size > BATCH_BYTES):
+            yield from _groups(file, groups, read)
+            groups, together = [], extent
+        groups.append(group)
+        read = together
+    if groups:
+        yield from _groups(file, groups, read)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """A number of rows, and the bytes of their values."""
+
+    rows: int = 0
+    size: int = 0
+
+    def joined(self, other: _Extent) -> _Extent:
+        return _Extent(self.rows + other.rows, self.size + other.size)
+
+    def check(self) -> None:
+        """Refuse rows of far fewer bytes than rows of different values take.
+
+        Raises:
+            ArrowInvalid: there are more than both limits allow.
+        """
+        if self.rows > max(_MANY_ROWS, self.size * _ROWS_PER_BYTE):
+            raise pa.ArrowInvalid(
+                f"it holds {self.rows:,} rows in {self.size:,} bytes, too many to unpack; write it without rows that "
+                "are empty or equal"
+            )
+
+
+def _groups(file: Any, groups: list[int], extent: _Extent) -> Iterator[pa.Table]:
+    for batch in file.iter_batches(min(_rows(extent.rows, extent.size), _PARQUET_ROWS), groups, use_threads=False):
+        yield pa.Table.from_batches([batch])
 
 
 def _check_values(column: Any, group: int) -> None:
@@ -227,13 +326,20 @@ def _arrow(opened: Any) -> Iterator[pa.Table]:
         batches: Any = pa.ipc.open_file(opened)
     except pa.ArrowInvalid:
         opened.seek(0)
-        yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened))
+        yield from _record_batches(pa.ipc.open_stream(opened))
         return
-    for index in range(batches.num_record_batches):
-        whole = pa.Table.from_batches([batches.get_batch(index)])
+    for whole in _record_batches(batches.get_batch(index) for index in range(batches.num_record_batches)):
         step = _rows(whole.num_rows, whole.nbytes)
         for start in range(0, whole.num_rows, step):
             yield whole.slice(start, step)
+
+
+def _record_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    extent = _Extent()
+    for batch in batches:
+        extent = extent.joined(_Extent(batch.num_rows, batch.nbytes))
+        extent.check()
+        yield pa.Table.from_batches([batch])
 
 
 def _rows(rows: int, size: int) -> int:

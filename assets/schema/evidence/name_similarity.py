@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rapidfuzz.fuzz import ratio
+from rapidfuzz.process import extract
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "messages": ("messages", "conversations", "conversation", "chat", "turns", "dialog", "dialogue"),
@@ -37,7 +38,7 @@ _DESCRIPTIONS = {"title", "meta", "metadata", "subset", "license", "domain", "to
 _POSITIVE = {"best", "gold", "golden", "final", "correct", "reference", "expected", "true"}
 _NEGATIVE = {"incorrect", "wrong", "bad", "negative", "invalid", "false", "worst", "non"}
 _BORDER = re.compile(r"[\W_]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[A-Z])(?=[A-Z][a-z])")
-_MIN_TYPO_RATIO = 88.0
+_MIN_TYPO_RATIO, _MIN_TYPO_LENGTH = 88.0, 5
 MAX_CHARACTERS = 200
 _KEPT = 1 << 14
 
@@ -48,6 +49,9 @@ class Likeness:
 
     score: float
     reason: str
+
+
+_UNLIKE = Likeness(0.0, "")
 
 
 @dataclass(frozen=True)
@@ -79,13 +83,34 @@ def likeness(name: str, aliases: Sequence[str]) -> Likeness:
     Names of more than `MAX_CHARACTERS` are like none.
     """
     if len(name) > MAX_CHARACTERS:
-        return Likeness(0.0, "")
-    own = _name(name)
-    scores = [(_similarity(own, _name(alias)) - 0.01 * rank, alias) for rank, alias in enumerate(aliases)]
+        return _UNLIKE
+    own, index = _name(name), _index(aliases)
+    ranks = {rank for word in own.distinct for rank in index.by_word.get(word, ())}
+    if len(own.joined) >= _MIN_TYPO_LENGTH:
+        typos = extract(own.joined, index.joined, scorer=ratio, score_cutoff=_MIN_TYPO_RATIO, limit=None)
+        ranks.update(rank for _, _, rank in typos)
+    scores = [(_similarity(own, _name(aliases[rank])) - 0.01 * rank, aliases[rank]) for rank in sorted(ranks)]
     score, alias = max(scores, key=lambda scored: scored[0], default=(0.0, ""))
     if score <= 0.2:
-        return Likeness(0.0, "")
+        return _UNLIKE
     return Likeness(score, f"named {name!r}" if own.words == words(alias) else f"{name!r} is like {alias!r}")
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Finds the aliases that a name can be like: the ranks of those with a word, and all as joined words by rank."""
+
+    by_word: dict[str, list[int]]
+    joined: dict[int, str]
+
+
+@lru_cache(maxsize=_KEPT)
+def _index(aliases: Sequence[str]) -> _Index:
+    by_word: dict[str, list[int]] = {}
+    for rank, alias in enumerate(aliases):
+        for word in _name(alias).distinct:
+            by_word.setdefault(word, []).append(rank)
+    return _Index(by_word, {rank: _name(alias).joined for rank, alias in enumerate(aliases)})
 
 
 @lru_cache(maxsize=_KEPT)
@@ -132,7 +157,7 @@ def _similarity(name: _Name, alias: _Name) -> float:
 
 
 def _typo_similarity(name: str, alias: str) -> float:
-    if len(name) < 5 or len(alias) < 5:
+    if len(name) < _MIN_TYPO_LENGTH or len(alias) < _MIN_TYPO_LENGTH:
         return 0.0
     return 0.8 * ratio(name, alias, score_cutoff=_MIN_TYPO_RATIO) / 100
 

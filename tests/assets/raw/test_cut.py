@@ -105,7 +105,7 @@ def test_repeated_rows_do_not_give_tiny_chunks(period: int) -> None:
         assert max(map(len, chunks)) <= SMALL.maximum
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6)), min_size=1, max_size=60), st.integers(1, 40))
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=60), st.integers(1, 40))
 def test_the_lowest_candidates_are_lower_than_all_others_in_reach(rows: list[tuple[int, int]], reach: int) -> None:
     ends = np.cumsum([size for size, _ in rows])
     hashes = [value for _, value in rows]
@@ -116,7 +116,25 @@ def test_the_lowest_candidates_are_lower_than_all_others_in_reach(rows: list[tup
             hashes[at] < value for other, value in enumerate(hashes) if other != at and abs(ends[other] - end) < reach
         )
     ]
-    assert Candidates(ends, np.array(hashes, np.uint64)).lowest(reach).tolist() == lowest
+    candidates = Candidates(ends, np.array(hashes, np.uint64))
+    assert candidates.lowest(reach).tolist() == lowest
+    assert candidates.without_repeats(reach).lowest(reach).tolist() == lowest
+
+
+def test_many_equal_rows_are_cut_in_time_that_grows_with_their_number() -> None:
+    blocks = [Rows((b"\n",) * 100)] * 100
+    calls = 0
+
+    def joined(parts: list[Rows]) -> Rows:
+        nonlocal calls
+        calls += 1
+        return Rows(tuple(row for part in parts for row in part.rows))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rows, "join", staticmethod(joined))
+        chunks = list(cut_blocks(iter(blocks), ChunkSize(target=1 << 20, maximum=16 * 500)))
+    assert sum(len(chunk.rows) for chunk in chunks) == 10_000
+    assert calls <= 12
 
 
 @pytest.mark.parametrize("repeated", [False, True])
