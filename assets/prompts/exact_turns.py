@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations
-from tokenloom.assets.prompts.trained_turns import ShapeFormat, TrainedTurn, start_of
+from tokenloom.assets.prompts.trained_turns import ShapeFormat, TooManyTurnsError, TrainedTurn, start_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.texts import count_rows, first_of_row
@@ -36,7 +36,9 @@ def texts_of(chat: ShapeFormat, group: Conversations) -> list[tuple[ShapeFormat,
     left = [index for index in trained if group.turns[index].role == "assistant"]
     others, text = len(left) < len(trained), group
     while left:
-        found = _divided(chat, text, left)
+        found = None
+        with suppress(TooManyTurnsError):
+            found = _divided(chat, text, left)
         if found is None:  # the renderer rejects it, with the reason
             return [(chat, group)]
         left = [index for index in left if index not in found.done]
@@ -127,8 +129,12 @@ def _divided(chat: ShapeFormat, text: Conversations, left: Sequence[int]) -> _Di
 def _laid_out(chat: ShapeFormat, texts: Sequence[Conversations]) -> Iterator[tuple[Conversations, list[TrainedTurn]]]:
     """Yield the texts that can be divided into their turns, each with these."""
     for text in texts:
-        with suppress(TemplateError):
+        try:
             yield text, chat.turns(text)
+        except TooManyTurnsError:
+            raise
+        except TemplateError:
+            continue
 
 
 def _continues(chat: ShapeFormat, text: Conversations, message: int) -> bool:

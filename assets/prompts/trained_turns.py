@@ -63,6 +63,10 @@ class TrainedTurn:
         return self.same and self.prompted
 
 
+class TooManyTurnsError(ShapeError):
+    """A conversation has more turns than can be compared."""
+
+
 class Budget:
     """Limits how many messages are rendered to compare the turns of one conversation.
 
@@ -77,7 +81,7 @@ class Budget:
         """Count the messages of a rendering.
 
         Raises:
-            ShapeError: there are too many.
+            TooManyTurnsError: there are too many.
         """
         self._left -= count
         if self._left < 0:
@@ -85,7 +89,7 @@ class Budget:
                 f"the chat template must be rendered for each turn of {self._messages:,} messages, which takes too "
                 "long; split the conversation into shorter ones"
             )
-            raise ShapeError("too_many_turns", message)
+            raise TooManyTurnsError("too_many_turns", message)
 
 
 class TurnCounts:
@@ -239,8 +243,10 @@ class ShapeFormat:
 def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[TrainedTurn]:
     """Return the trained turns of a shape, in order, and whether each is exact.
 
+    If there are so many that rendering the conversation for each takes too long, those that are left are not exact.
+
     Raises:
-        ShapeError: there are so many turns that rendering the conversation for each takes too long.
+        TooManyTurnsError: the same, if every turn must be exact.
     """
     text = layout.text
     messages = group.messages(["" if empty else padded(value) for value, empty in enumerate(group.empty)])
@@ -252,15 +258,23 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
     start, *asked = (
         chat.beginnings(group, messages, prompt, len(found), budget) for prompt in (Prompt.NONE, *chat.prompts(group))
     )
-    for turn in found:
+
+    def judged(turn: TrainedTurn) -> TrainedTurn:
         until = turn.message + 1
         own = text if until == len(messages) else start(until)
         prompts = () if own is None else (write(turn.message) for write in asked)
         between = _after_prompt(text, turn, prompts)
         same = until == len(messages) or _is_same(chat, group, turn, layout, own, budget)
         header = len(between) if between and between.strip() and MARK_CLOSE not in between else 0
-        prompted = between is not None and not between.strip()
-        turns.append(replace(turn, same=same, prompted=prompted, header=header))
+        return replace(turn, same=same, prompted=between is not None and not between.strip(), header=header)
+
+    try:
+        for turn in found:
+            turns.append(judged(turn))
+    except TooManyTurnsError:
+        if chat.chat.exact:
+            raise
+        turns += [replace(turn, same=False) for turn in found[len(turns) :]]
     return turns
 
 

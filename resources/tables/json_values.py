@@ -35,6 +35,9 @@ MAX_DIGITS = 4300
 MAX_CELLS = 1 << 26
 """Objects times paths of values that are read with Arrow, which needs some bytes for each path that an object lacks."""
 
+MAX_NAMES = 1 << 16
+"""Names of a value, as often as they occur, that pyarrow reads."""
+
 _PART = 1 << 15
 """Bytes of JSON whose objects times names are always few."""
 
@@ -123,7 +126,7 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     they would have more than `MAX_CELLS` cells. A field that an object lacks is null; a path with only nulls has the
     type null or string.
     """
-    if too_deep(texts, MAX_DEPTH).any():
+    if too_deep(texts, MAX_DEPTH).any() or _has_many_names(texts):
         return None
     if (alike := _values_alike(texts)) is not None:
         return alike
@@ -138,6 +141,13 @@ def arrow_values(texts: pa.Array) -> pa.Array | None:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return values if _is_exact(kind) else None
+
+
+def _has_many_names(texts: pa.Array) -> bool:
+    """Return whether a text can have so many names that pyarrow takes seconds to find their types."""
+    offsets, data = text_parts(texts.fill_null("") if texts.null_count else texts)
+    large = np.flatnonzero(np.diff(offsets) > 4 * MAX_NAMES)
+    return any(np.count_nonzero(data[offsets[row] : offsets[row + 1]] == ord(":")) > MAX_NAMES for row in large)
 
 
 def _values_alike(texts: pa.Array) -> pa.Array | None:

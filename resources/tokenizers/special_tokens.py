@@ -94,21 +94,21 @@ def read_special_tokens(
     tokens = {key: flags.get(token["content"], token) for key, token in tokens.items()}
     named = {key: token["content"] for key, token in tokens.items()}
     fallbacks = {key: token for key, token in defaults.items() if key not in declared and token in vocabulary}
-    existing = [_flags(token) for token in known]
-    new = [token for _, token in sorted(listed.items()) if _flags(token) not in existing]
+    existing = {_key(token) for token in known}
+    new = [token for _, token in sorted(listed.items()) if _key(token) not in existing]
     texts = {token["content"] for token in [*known, *new]}
     ordered = [tokens[key] for key in (*NAMED, *(key for key in tokens if key not in NAMED)) if key in tokens]
     unnamed = [_token("extra_special_tokens", value) for value in _values(extra)]
     ordered += unnamed
-    for token in ordered:
-        if token["content"] not in texts and token not in new:
-            new.append(token)
-    added = [{**token, "special": token["special"] or token["content"] in named.values()} for token in new]
+    new += {_key(token): token for token in ordered if token["content"] not in texts}.values()
+    names = {*named.values()}
+    added = [{**token, "special": token["special"] or token["content"] in names} for token in new]
     return SpecialTokens({**named, **fallbacks}, [token["content"] for token in unnamed], added)
 
 
-def _flags(token: dict[str, Any]) -> dict[str, Any]:
-    return {"content": token["content"], **{flag: token.get(flag, False) for flag in FLAGS}}
+def _key(token: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what makes two tokens the same: content and flags."""
+    return token["content"], *(token.get(flag, False) for flag in FLAGS)
 
 
 def _is_custom(key: str, value: Any) -> bool:

@@ -299,7 +299,18 @@ def test_many_turns_are_rejected_only_if_each_must_be_rendered(render: Render, m
     monkeypatch.setattr(trained_turns, "MOST_RENDERED", 60)
     talk = [{"role": ("user", "assistant")[index % 2], "content": f"c{index}"} for index in range(20)]
     body = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}LAST<|im_end|>\n{% endfor %}"
-    for last, rejects in (("", []), ("{% if loop.last %}{% endif %}", ["too_many_turns"])):
+    body += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    for last, turns, rejects, not_exact in (
+        ("", "exact", [], 0),
+        ("{% if loop.last %}{% endif %}", "exact", ["too_many_turns"], 0),
+        (
+            "{% if loop.last %}{% endif %}",
+            "together",
+            [],
+            5,
+        ),  # three messages for the first turn, four more for each: five turns fit
+    ):
         template = {"chat_template": body.replace("LAST", last)}
-        out = render([{"messages": talk}], {"format_type": "chat"}, template)
+        out = render([{"messages": talk}], {"format_type": "chat", "turns": turns}, template)
         assert out.rejects["code"].to_pylist() == rejects
+        assert out.counters["turns_not_exact"] == not_exact
