@@ -269,8 +269,7 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
         return replace(turn, same=same, prompted=between is not None and not between.strip(), header=header)
 
     try:
-        for turn in found:
-            turns.append(judged(turn))
+        turns.extend(map(judged, found))
     except TooManyTurnsError:
         if chat.chat.exact:
             raise
