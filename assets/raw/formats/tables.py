@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from operator import itemgetter
 from typing import Any
 
@@ -259,52 +260,30 @@ def _parquet(opened: Any) -> Iterator[pa.Table]:
     inside = [index for index in range(len(file.schema)) if file.schema.column(index).max_repetition_level]
     # Only absurd files are read across groups: it changes the bytes of chunks, and fails for nested dictionaries.
     tiny = file.num_row_groups >= _MANY_GROUPS and file.metadata.num_rows < _TINY_GROUP_ROWS * file.num_row_groups
-    separate = not tiny or "dictionary" in str(file.schema_arrow)
-    read, whole = _Extent(), _Extent()
-    groups: list[int] = []
-    for group in range(file.num_row_groups):
-        metadata = file.metadata.row_group(group)
-        for index in inside:
-            _check_values(metadata.column(index), group)
-        extent = _Extent(metadata.num_rows, metadata.total_byte_size)
-        whole = whole.joined(extent)
-        whole.check()
-        together = read.joined(extent)
-        if groups and (separate or together.rows > _PARQUET_ROWS or together.size > BATCH_BYTES):
-            yield from _groups(file, groups, read)
-            groups, together = [], extent
-        groups.append(group)
-        read = together
-    if groups:
-        yield from _groups(file, groups, read)
+    step = _MANY_GROUPS if tiny and "dictionary" not in str(file.schema_arrow) else 1
+    rows = size = 0
+    for start in range(0, file.num_row_groups, step):
+        groups = range(start, min(start + step, file.num_row_groups))
+        found = [file.metadata.row_group(group) for group in groups]
+        for group, index in product(range(len(found)), inside):
+            _check_values(found[group].column(index), start + group)
+        rows_here, size_here = sum(group.num_rows for group in found), sum(group.total_byte_size for group in found)
+        rows, size = rows + rows_here, size + size_here
+        _check_extent(rows, size)
+        for batch in file.iter_batches(min(_rows(rows_here, size_here), _PARQUET_ROWS), groups, use_threads=False):
+            yield pa.Table.from_batches([batch])
 
 
-@dataclass(frozen=True)
-class _Extent:
-    """A number of rows, and the bytes of their values."""
+def _check_extent(rows: int, size: int) -> None:
+    """Refuse rows of far fewer bytes than rows of different values take.
 
-    rows: int = 0
-    size: int = 0
-
-    def joined(self, other: _Extent) -> _Extent:
-        return _Extent(self.rows + other.rows, self.size + other.size)
-
-    def check(self) -> None:
-        """Refuse rows of far fewer bytes than rows of different values take.
-
-        Raises:
-            ArrowInvalid: there are more than both limits allow.
-        """
-        if self.rows > max(_MANY_ROWS, self.size * _ROWS_PER_BYTE):
-            raise pa.ArrowInvalid(
-                f"it holds {self.rows:,} rows in {self.size:,} bytes, too many to unpack; write it without rows that "
-                "are empty or equal"
-            )
-
-
-def _groups(file: Any, groups: list[int], extent: _Extent) -> Iterator[pa.Table]:
-    for batch in file.iter_batches(min(_rows(extent.rows, extent.size), _PARQUET_ROWS), groups, use_threads=False):
-        yield pa.Table.from_batches([batch])
+    Raises:
+        ArrowInvalid: there are more than both limits allow.
+    """
+    if rows > max(_MANY_ROWS, size * _ROWS_PER_BYTE):
+        raise pa.ArrowInvalid(
+            f"it holds {rows:,} rows in {size:,} bytes, too many to unpack; leave out rows that are empty or equal"
+        )
 
 
 def _check_values(column: Any, group: int) -> None:
@@ -335,10 +314,10 @@ def _arrow(opened: Any) -> Iterator[pa.Table]:
 
 
 def _record_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    extent = _Extent()
+    rows = size = 0
     for batch in batches:
-        extent = extent.joined(_Extent(batch.num_rows, batch.nbytes))
-        extent.check()
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        _check_extent(rows, size)
         yield pa.Table.from_batches([batch])
 
 

@@ -207,3 +207,30 @@ def test_lists_many_times_larger_than_their_file_are_refused_before_they_are_rea
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("was read"))
     with pytest.raises(SourceError, match=r"rows\.parquet: .*row group 0 holds 26[23],\d+ values of flags"):
         read(bomb)
+
+
+def test_tables_of_absurd_shapes_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in (("_MANY_ROWS", 1000), ("_MANY_VALUES", 1000), ("_MAX_NAME_CHARACTERS", 5000)):
+        monkeypatch.setattr(table_files, limit, value)
+    overlapping = pa.ListViewArray.from_arrays(pa.array([0] * 99), pa.array([99] * 99), pa.array(range(99)))
+    shapes: dict[str, tuple[pa.Table, str]] = {
+        "names": (pa.table({"text": ["x"], "n" * 5001: ["y"]}), "names of columns and fields have 5,005 characters"),
+        "fields": (pa.table({"a": [{f"k{n}": 1 for n in range(10_000)}]}), "10,001 columns and fields, but at most"),
+        "nothing": (pa.table({"text": pa.nulls(2000)}), "2,000 rows in 0 bytes, too many to unpack"),
+        "views": (pa.table({"v": overlapping}), "views of lists hold 9,801 values, but only 99 are stored"),
+    }
+    for name, (table, message) in shapes.items():
+        path = tmp_path / f"{name}.arrow"
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+        with pytest.raises(SourceError, match=rf"{name}\.arrow: .*{message}"):
+            read(path)
+    pq.write_table(pa.table({"text": ["x"] * 100_000}), tmp_path / "equal.parquet")
+    with pytest.raises(SourceError, match=r"equal\.parquet: .*100,000 rows in \d+ bytes, too many to unpack"):
+        read(tmp_path / "equal.parquet")
+
+
+def test_tiny_row_groups_are_read_together_with_the_same_rows(tmp_path: Path) -> None:
+    rows = [{"text": f"row {number}", "tags": ["a"] * (number % 3)} for number in range(1500)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet", row_group_size=2)
+    assert read(tmp_path / "rows.parquet") == (rows, [], 0)

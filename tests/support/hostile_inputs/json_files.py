@@ -128,7 +128,7 @@ def inputs() -> Iterator[HostileInput]:
     """Yield all of them."""
     for name, record in BETWEEN.items():
         file = partial(data_file, "json record", f"{name}.jsonl".replace("/", " "), FIRST + record + b"\n" + LAST)
-        yield file(r"0: [34] rows|\d: x.*")
+        yield file(r"0: [34] rows|\d: x.*|3: .*_row is reserved")
         if len(record) < 300 and any(word in name for word in ("name", "surrogate", "control", "NaN", "1e", "NUL")):
             yield file("", command=INSPECT)
     for name, content in WHOLE.items():
@@ -180,7 +180,7 @@ def _long() -> Iterator[HostileInput]:
     yield data_file("json size", "50 MiB of CRLF.jsonl", FIRST + b"\r\n" * 25 * MIB + LAST, "0: 2 rows, 0 rejected")
     yield data_file("json size", "only carriage returns.jsonl", (FIRST + LAST).replace(b"\n", b"\r") * 1000)
     yield data_file("json size", "no last line end.jsonl", FIRST + LAST[:-1], "0: 2 rows, 0 rejected")
-    yield data_file("json size", "a million empty objects.jsonl", FIRST + b"{}\n" * 1_000_000, "0: 1000001 rows")
+    yield data_file("json size", "a million empty objects.jsonl", FIRST + b"{}\n" * 1_000_000, "2: .*column_mapping")
     yield data_file("json size", "300,000 bad lines.jsonl", FIRST + b"{\n" * 300_000, "0: 300001 rows, 300000 rejected")
     bad = b'{"text": "\xff"}\n' * 100_000
     yield data_file("json size", "100,000 lines that are not UTF-8.jsonl", FIRST + bad, "0: 100001 rows, 100000 rej")
