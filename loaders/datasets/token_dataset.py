@@ -237,7 +237,10 @@ def open_dataset(
     if pin is not None:
         pinned = opened.pinned(name, pin) if version is None else opened.pin(name, pin, version)
         return open_split(opened, pinned.stages[LOADED], split, verify)
-    return open_split(opened, opened.manifest_digest(name, version=version), split, verify)
+    if version is not None:
+        return open_split(opened, opened.manifest_digest(name, version=version), split, verify)
+    digest, hold = opened.hold_latest(name)
+    return open_split(opened, digest, split, verify, hold)
 
 
 def saved_version(store: ArtifactStore, state: Mapping[str, Any], name: str) -> str:
@@ -259,14 +262,16 @@ def saved_version(store: ArtifactStore, state: Mapping[str, Any], name: str) -> 
     return version
 
 
-def open_split(store: ArtifactStore, digest: str, split: str, verify: bool = True) -> TokenDataset:
-    """Open a split of the sequences whose manifest has this digest.
+def open_split(
+    store: ArtifactStore, digest: str, split: str, verify: bool = True, hold: ReadLock | None = None
+) -> TokenDataset:
+    """Open a split of the sequences whose manifest has this digest; `hold` is its lock, if the caller has it.
 
     Raises:
         DatasetNotFoundError: the split does not exist; the message lists the splits.
         StoreError: the store is damaged.
     """
-    hold = store.read_lock(digest)
+    hold = hold or store.read_lock(digest)
     manifest = store.manifest_at(digest)
     if split not in manifest.splits:
         raise DatasetNotFoundError(

@@ -34,5 +34,9 @@ class ReadLock:
         if not os.fstat(self._file.fileno()).st_nlink:  # gc deleted it between `open` and the lock
             raise removed
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
     def __reduce__(self) -> tuple[type[ReadLock], tuple[Path]]:
         return ReadLock, (self._path,)

@@ -21,6 +21,7 @@ from support.terminal import run_here
 from tokenloom import open_dataset
 from tokenloom.errors import StoreAddressError, StoreError
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.verify import verify
 
 SEQUENCES = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 4
@@ -46,6 +47,27 @@ def test_only_unreachable_blobs_are_removed(tmp_path: Path, tokenizer_folder: Pa
     assert digests(warm) == digests(cold)
     assert all(report.chunks == report.chunks_reused for report in warm.values())
     assert verify(ArtifactStore(store)).findings == []
+
+
+def test_a_version_that_gc_removes_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (first, second) = tmp_path / "store", states(tmp_path, tokenizer_folder, 2)
+    build(first, store)
+    lock, waiting = ArtifactStore.read_lock, [True]
+
+    def overtaken(opened: ArtifactStore, digest: str) -> ReadLock | None:
+        if waiting:
+            waiting.clear()
+            build(second, store)
+            gc(store, keep=1)
+        return lock(opened, digest)
+
+    monkeypatch.setattr(ArtifactStore, "read_lock", overtaken)
+    dataset = open_dataset("small", store=store)
+    assert dataset.version == ArtifactStore(store).manifest("small").digest
+    assert len(dataset[0]["input_ids"])
+    assert not waiting
 
 
 def test_a_rebuild_after_gc_equals_a_cold_build(tmp_path: Path, tokenizer_folder: Path) -> None:
