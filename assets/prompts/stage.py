@@ -11,8 +11,8 @@ from tokenloom.assets.prompts.spans import ROLES
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
-from tokenloom.resources.digest import digest_bytes, digest_json
-from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class PromptsStage(Stage):
         chat = is_chat(context.config, mapping, spec)
         sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:
-            sides["few_shot"] = digest_bytes(memoryview(encode_table(examples, compressed=False)))
+            sides["few_shot"] = digest_table(examples)
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
         read = ["template_kwargs"] if context.config.prompt_template.template_kwargs else []

@@ -33,7 +33,7 @@ from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
-from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
@@ -215,7 +215,7 @@ def _table_chunks(
 ) -> Iterator[InputChunk]:
     row, limit = 0, config.dataset.reader.max_record_bytes
     for block in cut_blocks(map(TableBlock, tables), size):
-        digest = digest_bytes(memoryview(encode_table(block.table, compressed=False)))
+        digest = digest_table(block.table)
         large = np.flatnonzero(block.sizes > limit)
         if len(large):
             digest = digest_json([digest, limit])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from blake3 import blake3
 
 from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
@@ -20,12 +23,38 @@ RECOMPUTED = "`tokenloom verify` removes it and the next build recomputes it"
 
 def encode_table(table: pa.Table, compressed: bool) -> pa.Buffer:
     """Encode a table as an Arrow IPC file with one record batch. Equal tables give equal bytes."""
-    table = table.combine_chunks()
     sink = pa.BufferOutputStream()
+    _write_table(table, sink, compressed)
+    return sink.getvalue()
+
+
+def digest_table(table: pa.Table) -> str:
+    """Return the hex BLAKE3 of an uncompressed `encode_table`, which is not held in memory."""
+    hasher = _Hasher()
+    _write_table(table, pa.PythonFile(hasher, mode="w"), compressed=False)
+    return hasher.blake3.hexdigest()
+
+
+def _write_table(table: pa.Table, sink: pa.NativeFile, compressed: bool) -> None:
+    table = table.combine_chunks()
     options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None, use_threads=False)
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
-    return sink.getvalue()
+
+
+class _Hasher(io.RawIOBase):
+    """A file that keeps only the hash of what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blake3 = blake3()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.blake3.update(data)
+        return len(data)
 
 
 class ObjectStore:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from blake3 import blake3
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ from tokenloom.resources.digest import canonical_json
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.actions import ActionStore
 from tokenloom.resources.store.blobs.folder import STALE_SECONDS
-from tokenloom.resources.store.objects import encode_table
+from tokenloom.resources.store.objects import digest_table, encode_table
 from tokenloom.resources.store.records import decode_record, encode_record
 
 TABLE = pa.table({"a": [1, 2, 3], "b": ["x", None, "été 🌊"]})
@@ -73,6 +74,7 @@ def test_equal_tables_with_different_chunks_give_one_object(cuts: list[int]) -> 
     whole = pa.table({"n": pa.array(range(5)), "t": ["a", "bc", "", "d", "e"]})
     pieces = pa.concat_tables([whole.slice(a, b - a) for a, b in pairwise(bounds)])
     assert encode_table(pieces, True).equals(encode_table(whole, True))
+    assert digest_table(pieces) == blake3(memoryview(encode_table(whole, False))).hexdigest()
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None])
