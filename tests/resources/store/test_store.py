@@ -15,7 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from blake3 import blake3
-from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
