@@ -31,9 +31,8 @@ _SHIFT = np.uint64(32)
 def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
     """Return a hash of each record's bytes, uint64 [records]."""
     lengths = ends - starts
-    padded = np.concatenate([data, np.zeros(8, np.uint8)])
     if lengths.sum() <= _GROUP_BYTES and lengths.all():
-        return _hash_short(padded, starts, lengths)
+        return _hash_short(data, starts, lengths)
     hashes = np.full(len(lengths), _EMPTY_RECORD)
     for record in np.flatnonzero(lengths > _LONG_RECORD):
         digest = blake3(data[starts[record] : ends[record]].data).digest(8)
@@ -42,18 +41,20 @@ def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashe
     group = np.cumsum(lengths[short]) // _GROUP_BYTES
     for start, end in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1), len(short)]):
         members = short[start:end]
-        hashes[members] = _hash_short(padded, starts[members], lengths[members])
+        hashes[members] = _hash_short(data, starts[members], lengths[members])
     return hashes
 
 
-def _hash_short(padded: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
+def _hash_short(data: npt.NDArray[np.uint8], starts: Ints, lengths: Ints) -> Hashes:
     """Hash records as the sum of their 8-byte words, each mixed with its position."""
     if not len(starts):
         return np.zeros(0, np.uint64)
+    if (starts + lengths).max() + 8 > len(data):  # a word can reach beyond the end
+        data, starts = np.concatenate([data[starts.min() :], np.zeros(8, np.uint8)]), starts - starts.min()
     counts = np.maximum((lengths + 7) >> 3, 1)
     first = np.cumsum(counts) - counts
     word = np.arange(int(counts.sum()), dtype=np.int64)
-    unaligned = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
+    unaligned = np.ndarray((len(data) - 7,), "<u8", data.data, strides=(1,))
     words = unaligned[(word << 3) + np.repeat(starts - (first << 3), counts)]
     tail = lengths - ((counts - 1) << 3)
     beyond = np.where(tail < 8, np.uint64(2**64 - 1) << (np.minimum(tail, 7) << 3).astype(np.uint64), np.uint64(0))
