@@ -145,6 +145,6 @@ def _table(documents: Documents, layout: Layout, kind: pa.DataType) -> pa.Table:
         "rows": list_array(piece_offsets, pa.array(documents.rows[layout.document], pa.int32())),
         "document_lengths": list_array(piece_offsets, pa.array(layout.length, pa.int32())),
     }
-    if ((weights != 0) & (weights != 1)).any():
+    if np.count_nonzero(weights) > np.count_nonzero(weights == 1):
         columns["weights"] = list_array(offsets, pa.array(weights[tokens]))
     return pa.table(columns)
