@@ -114,7 +114,8 @@ def test_trace_opens_what_a_run_pinned_and_builds_nothing(
 
     def trace(*arguments: str) -> tuple[int, str, str]:
         status = main(["trace", str(configs[2]), "--step", "0", "--json", *arguments, "--store", str(store)])
-        return status, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return status, out, err
 
     for opened in (["--pin", "run"], ["--version", pinned.version[:12]]):
         status, out, _ = trace(*opened)
