@@ -55,9 +55,11 @@ class Garbage:
 
 @dataclass
 class _States:
-    """A dataset's latest manifests by stage, its pins, and its versions that are kept and to be removed, by blob."""
+    """A dataset's latest manifests by stage, the stages of which it drops the outputs, its pins, and its versions that
+    are kept and to be removed, by blob."""
 
     latest: dict[str, str]
+    dropped: set[str]
     pins: list[Pin]
     kept: dict[Blob, Version]
     removed: dict[Blob, Version]
@@ -101,6 +103,7 @@ class _Collection:
         self._garbage = Garbage()
         self._objects: set[str] = set()
         self._actions: set[str] = set()
+        self._marked: set[str] = set()  # manifests of kept versions
 
     def run(self) -> Garbage:
         if self._store.blobs.size("FORMAT") is None:
@@ -112,7 +115,7 @@ class _Collection:
         }
         states = {name: self._states(name) for name in sorted(names)}
         for name, state in states.items():
-            self._mark_dataset(name, state)
+            self._mark_dataset(name, state, state.manifests())
         self._remove_versions(states)
         self._on_step("listing actions")
         self._sweep_actions()
@@ -135,6 +138,7 @@ class _Collection:
 
     def _states(self, name: str) -> _States:
         latest = {stage: self._store.manifest_digest(name, stage) for stage in self._store.stages(name)}
+        dropped = {stage for stage, digest in latest.items() if self._manifest(digest, name).droppable}
         kept: dict[Blob, Version] = {}
         removed: dict[Blob, Version] = {}
         digests: set[str] = set()
@@ -152,7 +156,7 @@ class _Collection:
                 kept[blob] = version
             else:
                 removed[blob] = version
-        return _States(latest, pins, kept, removed)
+        return _States(latest, dropped, pins, kept, removed)
 
     def _is_locked(self, version: Version) -> bool:
         with self._lock(version.stages.get(LOADED)) as free:
@@ -161,14 +165,14 @@ class _Collection:
     def _is_pinned(self, name: str, version: Version) -> bool:
         return version.digest in {pin.digest for pin in self._store.pins.of(name)}
 
-    def _mark_dataset(self, name: str, state: _States) -> None:
-        """Mark everything that a dataset's kept manifests need."""
-        manifests = {digest: self._manifest(digest, name) for digest in state.manifests()}
-        dropped = {stage for stage, digest in state.latest.items() if manifests[digest].droppable}
-        for digest, manifest in manifests.items():
-            self._mark(digest, manifest, name if manifest.stage in dropped else None)
-        for digest in {digest for manifest in manifests.values() for digest in manifest.pinned.values()}:
-            self._mark(digest, self._manifest(digest, name))
+    def _mark_dataset(self, name: str, state: _States, manifests: Iterable[str]) -> None:
+        """Mark everything that manifests of a dataset need, unless they are marked."""
+        for digest in {*manifests} - self._marked:
+            self._marked.add(digest)
+            manifest = self._manifest(digest, name)
+            self._mark(digest, manifest, name if manifest.stage in state.dropped else None)
+            for mixed in manifest.pinned.values():
+                self._mark(mixed, self._manifest(mixed, name))
 
     def _mark(self, digest: str, manifest: Manifest, dropped_by: str | None = None) -> None:
         """Mark a manifest and what it names as needed.
@@ -212,7 +216,7 @@ class _Collection:
                 with self._lock(digest) as free:
                     if not free or self._is_pinned(name, version) or self._is_young(digest):  # in the meantime
                         state.kept[blob] = version
-                        self._mark_dataset(name, state)
+                        self._mark_dataset(name, state, version.stages.values())
                         continue
                     self._garbage.versions.append(blob)
                     if self._delete:

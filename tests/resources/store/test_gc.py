@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from support.terminal import run_here
 from tokenloom import open_dataset
 from tokenloom.errors import StoreAddressError, StoreError
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.verify import verify
 
@@ -68,6 +70,27 @@ def test_a_version_that_gc_removes_while_it_is_opened_is_opened_anew(
     assert dataset.version == ArtifactStore(store).manifest("small").digest
     assert len(dataset[0]["input_ids"])
     assert not waiting
+
+
+def test_versions_that_are_too_young_are_read_once(
+    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, get = [0], ObjectStore.get
+
+    def counted(objects: ObjectStore, digest: str) -> pa.Table:
+        read[0] += 1
+        return get(objects, digest)
+
+    monkeypatch.setattr(ObjectStore, "get", counted)
+    reads = []
+    for number, config in enumerate(states(tmp_path, tokenizer_folder, 9, rows=8), 1):
+        build(config, tmp_path / "store")
+        if number in (3, 6, 9):
+            read[0] = 0
+            assert not gc(tmp_path / "store", keep=1, older_than=DAY).versions
+            reads.append(read[0])
+    first, second, third = reads
+    assert third - second == second - first
 
 
 def test_a_rebuild_after_gc_equals_a_cold_build(tmp_path: Path, tokenizer_folder: Path) -> None:
