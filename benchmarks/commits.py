@@ -89,7 +89,8 @@ def child(checkout: Path, arguments: list[str]) -> tuple[float, float]:
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process compiles all that it imports
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+    # Python looks for modules in the working directory first.
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=checkout)
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{checkout}: {' '.join(arguments)}: exit {done.returncode}\n{done.stderr[-2000:]}")

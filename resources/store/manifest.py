@@ -228,9 +228,12 @@ def _check_chunks(table: pa.Table) -> None:
     counts = np.stack([flat_numbers(columns[name]) for name in _COUNTS])
     if counts.min(initial=0) < 0 or counts.max(initial=0) > MAX_COUNT:
         raise ValueError("has counts that are negative or too large")
-    table_rows, rows_in, *accounted = counts
-    if table_rows.max(initial=0) > MAX_ROWS or (rows_in != sum(accounted[:3])).any():
-        raise ValueError("has chunks with too many rows, or with rows that are not accounted for")
+    table_rows, rows_in, rows_out, rejected, filtered, *_ = counts
+    accounted = rows_out + rejected + filtered
+    if (most := table_rows.max(initial=0)) > MAX_ROWS:
+        raise ValueError(f"has {most:,} rows, more than a chunk can have")
+    if len(wrong := np.flatnonzero(rows_in != accounted)):
+        raise ValueError(f"has {rows_in[wrong[0]]:,} rows, but accounts for {accounted[wrong[0]]:,}")
     begins, (_, firsts, offsets) = flat_numbers(columns["runs"].offsets), runs.flatten()
     firsts, offsets = flat_numbers(firsts), flat_numbers(offsets)
     if (begins[1:] == begins[:-1]).any() or offsets.min(initial=0) < -1:
