@@ -141,15 +141,16 @@ class ChatFormat:
         Raises:
             TemplateError: the template refuses the messages.
         """
-        return self.template.render(self._read(messages, prompted, tools, kwargs))
+        return self.template.render(self._asked(messages, prompted, tools, kwargs))
 
-    def beginnings(
+    def prefixes(
         self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = ""
     ) -> PrefixTexts | None:
         """Render all beginnings of messages at once; None if the template does not allow it. See `written`."""
-        return self.template.prefixes(self._read(messages, prompted, tools, kwargs))
+        return self.template.prefixes(self._asked(messages, prompted, tools, kwargs))
 
-    def _read(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
+    def _asked(self, messages: Sequence[Message], prompted: int, tools: Any, kwargs: str) -> dict[str, Any]:
+        """Return the template's variables for messages and a generation prompt."""
         thinking = {} if prompted <= Prompt.DEFAULT else {"enable_thinking": prompted == Prompt.THINKING}
         return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
 

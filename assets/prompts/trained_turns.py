@@ -34,8 +34,9 @@ TURNS, NOT_EXACT, TEXTS = "turns_trained", "turns_not_exact", "texts"
 MOST_RENDERED = 2_000_000
 """Most messages that are rendered to compare the turns of one conversation; takes some seconds."""
 _FEW = 4
+"""Turns up to which each is rendered: to render all at once takes two renderings and a search."""
 _LAID_OUT = 8
-"""Number of renderings for the layout of a conversation, about."""
+"""About how many renderings the layout of a conversation takes."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Conversational(Protocol):
 
     def written(self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = "") -> str: ...
 
-    def beginnings(
+    def prefixes(
         self, messages: Sequence[Message], prompted: int, tools: Any = None, kwargs: str = ""
     ) -> PrefixTexts | None: ...
 
@@ -196,7 +197,7 @@ class ShapeFormat:
         except TemplateError:
             return None
 
-    def beginnings(
+    def prefixes(
         self, group: Conversations, messages: Sequence[Message], prompt: Prompt, most: int, budget: Budget
     ) -> Callable[[int], str | None]:
         """Return a function that renders the first messages of a group; it returns None if the template refuses them.
@@ -208,7 +209,7 @@ class ShapeFormat:
         if most > _FEW:
             given = with_arguments(messages, self.form)
             with suppress(TemplateError):
-                known = self.chat.beginnings(given, prompt, group.parsed_tools, group.template_kwargs)
+                known = self.chat.prefixes(given, prompt, group.parsed_tools, group.template_kwargs)
 
         def written(count: int) -> str | None:
             if known is not None and (text := known.of(count)) is not None:
@@ -256,7 +257,7 @@ def judge(chat: ShapeFormat, group: Conversations, layout: Layout) -> list[Train
         return []
     budget = Budget(len(messages))
     start, *asked = (
-        chat.beginnings(group, messages, prompt, len(found), budget) for prompt in (Prompt.NONE, *chat.prompts(group))
+        chat.prefixes(group, messages, prompt, len(found), budget) for prompt in (Prompt.NONE, *chat.prompts(group))
     )
 
     def judged(turn: TrainedTurn) -> TrainedTurn:

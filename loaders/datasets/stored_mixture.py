@@ -37,6 +37,8 @@ def open_mixture(
         ValueError: two of its datasets do not fit into one batch.
     """
     opened = ArtifactStore(store)
+    if pin is None and state is None:
+        return _latest(opened, name, split, verify)
     if pin is None:
         manifest = opened.manifest(name, MIXTURE)
     else:
@@ -46,6 +48,17 @@ def open_mixture(
         opens = {each: opened.manifest_digest(each, version=version) for each, version in saved.items()}
         manifest = replace(manifest, notes=manifest.notes | {"manifests": opens})
     return mixed_dataset(opened, manifest, split, verify)
+
+
+def _latest(store: ArtifactStore, name: str, split: str, verify: bool) -> MixedDataset:
+    """Open the latest state of a mixture, also if builds replace it and `gc` removes its datasets in the meantime."""
+    while True:
+        digest = store.manifest_digest(name, MIXTURE)
+        try:
+            return mixed_dataset(store, store.manifest_at(digest), split, verify)
+        except StoreError:
+            if store.manifest_digest(name, MIXTURE) == digest:
+                raise
 
 
 def mixed_dataset(store: ArtifactStore, manifest: Manifest, split: str = "train", verify: bool = True) -> MixedDataset:

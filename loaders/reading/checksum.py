@@ -57,8 +57,8 @@ class MappedObject:
         fits = [size for size, count in counts.items() if len(self._expected) == count * BLOCK_DIGEST_BYTES]
         if verify and not fits:
             raise self._fault("has no block digests")
-        self._size = fits[0] if fits else BLOCK_SIZES[0]
-        blocks = counts[self._size]
+        self._block_size = fits[0] if fits else BLOCK_SIZES[0]
+        blocks = counts[self._block_size]
         self._checked = np.full(blocks, not verify)
         self.unchecked = blocks if verify else 0
         try:
@@ -83,8 +83,8 @@ class MappedObject:
         change = np.zeros(len(self._checked) + 1, np.int64)
         for view in values:
             first, end = self._place(view) + begins * view.itemsize, self._place(view) + ends * view.itemsize
-            change += np.bincount(first // self._size, minlength=len(change))
-            change -= np.bincount((end - 1) // self._size + 1, minlength=len(change))
+            change += np.bincount(first // self._block_size, minlength=len(change))
+            change -= np.bincount((end - 1) // self._block_size + 1, minlength=len(change))
         self._check(np.flatnonzero((np.cumsum(change[:-1]) > 0) & ~self._checked))
 
     def _map(self, objects: ObjectStore, size: int) -> pa.Buffer:
@@ -111,7 +111,7 @@ class MappedObject:
             check_mapped(values, self._data)
             begin = self._place(values)
             if len(values):
-                alone[-(-begin // self._size) : (begin + values.nbytes) // self._size] = True
+                alone[-(-begin // self._block_size) : (begin + values.nbytes) // self._block_size] = True
         alone[:1] = alone[-1:] = False  # they hold the metadata, which states the places
         return alone
 
@@ -121,7 +121,7 @@ class MappedObject:
     def _check(self, blocks: Ints) -> None:
         content = memoryview(self._data)
         for block in blocks.tolist():
-            digest = block_digests(content[block * self._size : (block + 1) * self._size], self._size)
+            digest = block_digests(content[block * self._block_size : (block + 1) * self._block_size], self._block_size)
             if digest != self._expected[block * BLOCK_DIGEST_BYTES : (block + 1) * BLOCK_DIGEST_BYTES]:
                 raise self._fault(f"is damaged in block {block}")
             self._checked[block] = True

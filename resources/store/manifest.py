@@ -245,7 +245,10 @@ def _check_chunks(table: pa.Table) -> None:
 
 
 def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which values of an array that is no slice are not null, bool [rows]."""
+    """Return bool [rows], True where a value is not null. The array must not be a slice.
+
+    `Array.is_valid` would import Arrow's compute kernels, which reading needs nowhere else.
+    """
     bitmap = array.buffers()[0]
     if bitmap is None:
         return np.ones(len(array), bool)

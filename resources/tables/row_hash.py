@@ -22,6 +22,7 @@ _LONG_RECORD = 1 << 22
 _GROUP_BYTES = 1 << 18
 """Bytes that are hashed at a time, so that the arrays stay in the processor's cache."""
 _FEW_ROWS = 64
+"""Rows up to which the texts of all columns are hashed together: a call per column takes longer than the hashing."""
 _EMPTY_RECORD = np.uint64(0x7C2FE70AB6585B7A)
 """The hash of a record without bytes, as `_hash_short` computes it."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -31,7 +32,7 @@ _SHIFT = np.uint64(32)
 def hash_records(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Hashes:
     """Return a hash of each record's bytes, uint64 [records]."""
     lengths = ends - starts
-    if lengths.sum() <= _GROUP_BYTES and lengths.all():
+    if lengths.sum() <= _GROUP_BYTES and lengths.all():  # one group, as in tables of few rows and many columns
         return _hash_short(data, starts, lengths)
     hashes = np.full(len(lengths), _EMPTY_RECORD)
     for record in np.flatnonzero(lengths > _LONG_RECORD):
@@ -85,7 +86,7 @@ def _hash_fields(names: Sequence[str], fields: Sequence[pa.Array], rows: int) ->
 
 
 def _hash_each(arrays: Sequence[pa.Array], rows: int) -> Iterator[tuple[Hashes, Ints]]:
-    """Yield `hash_array` of each array. Texts of few rows are hashed together: tables can have thousands of columns."""
+    """Yield `hash_array` of each array. Texts of few rows are hashed together."""
     texts = [array for array in arrays if pa.types.is_string(array.type)] if rows <= _FEW_ROWS else []
     together = len(texts) > 1 and sum(array.nbytes for array in texts) <= _GROUP_BYTES
     hashes, sizes = hash_array(pa.concat_arrays(texts)) if together else (np.zeros(0, np.uint64), np.zeros(0, np.int64))

@@ -41,7 +41,7 @@ _MANY_ROWS, _ROWS_PER_BYTE = 1 << 22, 64
 """Most rows of a file, and per byte of its values: rows of nothing, or of one value, can be any number."""
 
 _MAX_NAME_CHARACTERS = 1 << 22
-"""Of the names of all columns and fields of a file."""
+"""Most characters in the names of all columns and fields of a file together."""
 
 _CAST_INCORRECTLY = re.compile(r"list_view|list<\w+: null")
 """Types whose values Arrow's casts damage: views of lists after a null, and lists that hold only nulls."""

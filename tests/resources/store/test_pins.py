@@ -181,27 +181,50 @@ def test_one_of_several_processes_that_pin_at_once_wins(tmp_path: Path) -> None:
     assert not list((tmp_path / "scratch").iterdir())
 
 
+def mix(folder: Path, rows: int, *first: int) -> None:
+    """Write the datasets `a` and `b`, with tokens from `first` on, and a mixture of them."""
+    for name, token in zip("ab", first, strict=True):
+        write_numbered(folder, name, [rows], 5, first=token)
+    store = ArtifactStore(folder)
+    manifests = {name: store.manifest_digest(name) for name in "ab"}
+    facts = {"by": "rows", "datasets": [{"dataset": name, "weight": 1.0, "epochs": None} for name in "ab"]}
+    store.put_manifest(Manifest("mix", "mixture", (), facts, notes={"manifests": manifests}))
+
+
 def test_a_pinned_mixture_keeps_its_datasets(tmp_path: Path) -> None:
-    for name, first in (("a", 3), ("b", 900)):
-        write_numbered(tmp_path, name, [9], 5, first=first)
+    mix(tmp_path, 9, 3, 900)
     store = ArtifactStore(tmp_path)
-    pinned = {name: store.manifest_digest(name) for name in ("a", "b")}
-    facts = {"by": "rows", "datasets": [{"dataset": n, "weight": 1.0, "epochs": None} for n in pinned]}
-    store.put_manifest(Manifest("mix", "mixture", (), facts, notes={"manifests": pinned}))
     mixed = open_mixture("mix", store=tmp_path, pin="run")
     state = TokenLoader(mixed, batch_size=2, seed=1).state_dict()
     assert [version.partition("@")[0] for version in state["versions"]] == ["a", "b"]
     expected = batches(mixed)
-    for name, first in (("a", 5000), ("b", 7000)):
-        write_numbered(tmp_path, name, [12], 5, first=first)
-    newer = {name: store.manifest_digest(name) for name in ("a", "b")}
-    store.put_manifest(Manifest("mix", "mixture", (), facts, notes={"manifests": newer}))
+    mix(tmp_path, 12, 5000, 7000)
     gc(tmp_path, keep=1)
     assert batches(open_mixture("mix", store=tmp_path, pin="run")) == expected
     assert batches(open_mixture("mix", store=tmp_path)) != expected
     store.pins.remove("mix", "run")
     gc(tmp_path, keep=1)
     assert batches(open_mixture("mix", store=tmp_path, pin="run")) != expected
+
+
+def test_a_mixture_that_is_replaced_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mix(tmp_path, 9, 3, 900)
+    replaced, lock = list[str](), ArtifactStore.read_lock
+
+    def overtaken(opened: ArtifactStore, digest: str) -> Any:
+        if not replaced:
+            replaced.append(digest)
+            mix(tmp_path, 12, 5000, 7000)
+            gc(tmp_path, keep=1)
+        return lock(opened, digest)
+
+    monkeypatch.setattr(ArtifactStore, "read_lock", overtaken)
+    mixed = open_mixture("mix", store=tmp_path)
+    expected = {name: ArtifactStore(tmp_path).manifest(name).digest for name in "ab"}
+    assert mixed.versions == expected
+    assert batches(mixed)
 
 
 @pytest.fixture(scope="module")

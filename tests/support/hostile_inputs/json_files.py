@@ -128,7 +128,7 @@ def inputs() -> Iterator[HostileInput]:
     """Yield all of them."""
     for name, record in BETWEEN.items():
         file = partial(data_file, "json record", f"{name}.jsonl".replace("/", " "), FIRST + record + b"\n" + LAST)
-        yield file(r"0: [34] rows|\d: x.*|3: .*_row is reserved")
+        yield file("3: .*_row is reserved" if name == "the row's own name" else r"0: [34] rows|\d: x.*")
         if len(record) < 300 and any(word in name for word in ("name", "surrogate", "control", "NaN", "1e", "NUL")):
             yield file("", command=INSPECT)
     for name, content in WHOLE.items():
