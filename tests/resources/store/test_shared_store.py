@@ -52,11 +52,11 @@ def test_builders_gc_and_a_reader_share_a_store(tmp_path: Path, tokenizer_folder
     known["a"] |= {digests["a/sequences"] for digests, _ in expected["mix"]}
     known["c"] = {digests["c/sequences"] for digests, _ in expected["mix"]}
     for name, digests in known.items():
-        versions = store.versions.of(name)
-        assert versions
-        assert {version.digest for version in versions} <= digests
-        for version in versions:
-            assert batches(open_dataset(name, store=store.address, version=version.digest))
+        published = {version.digest for version in store.versions.of(name)}
+        assert published
+        assert published <= digests
+        for digest in published:
+            assert batches(open_dataset(name, store=store.address, version=digest))
     assert batches(open_mixture("mix", store=store.address))
     assert min(freed.values()) > 0
     if LONG:
