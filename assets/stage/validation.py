@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Lock
 
 import pyarrow as pa
 
@@ -11,6 +12,9 @@ from tokenloom.assets.stage.definition import Stage
 from tokenloom.assets.stage.rejects import REJECTS
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.preference_pairs import sides
+
+# pandera imports engines while it validates; a thread that comes upon a half-imported one fails.
+_PANDERA = Lock()
 
 
 def validate(stage: Stage, table: pa.Table, by_pandera: bool = False) -> None:
@@ -45,7 +49,8 @@ def _found_by_pandera(contract: Contract, table: pa.Table) -> Iterator[str]:
     from pandera.errors import SchemaError, SchemaErrors
 
     try:
-        contract.schema().validate(table, lazy=True)
+        with _PANDERA:
+            contract.schema().validate(table, lazy=True)
     except (SchemaErrors, SchemaError) as error:
         for case in getattr(error, "schema_errors", [error]):
             yield str(getattr(case, "args", [case])[0]).splitlines()[0]

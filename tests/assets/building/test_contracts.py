@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pandera.errors import SchemaErrors
+from pandera.pyarrow import DataFrameSchema
 
 from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
@@ -17,6 +22,7 @@ from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.columns.contract import CONTRACTS
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.stage.contract import Contract
+from tokenloom.assets.stage.validation import validate
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 
@@ -68,6 +74,27 @@ def test_pandera_refuses_what_a_build_refuses(built: Build, stage: str) -> None:
     for what, table in changed.items():
         assert contract.problems(table), what
         assert not by_pandera(contract, table), what
+
+
+def test_one_thread_at_a_time_is_inside_pandera(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: set[int] = set()
+    together: list[int] = []
+    validate_alone = DataFrameSchema.validate
+
+    def watched(*args: Any, **options: Any) -> object:
+        inside.add(get_ident())
+        time.sleep(0.01)
+        together.append(len(inside))
+        try:
+            return validate_alone(*args, **options)
+        finally:
+            inside.discard(get_ident())
+
+    monkeypatch.setattr(DataFrameSchema, "validate", watched)
+    table = output(built, "sequences")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: validate(stage_named("sequences"), table, by_pandera=True), range(8)))
+    assert together == [1] * 8
 
 
 def test_every_form_has_a_contract_with_its_types() -> None:
