@@ -3,7 +3,7 @@
 A sample of real text proves little, because the two libraries are built with different versions of the Unicode tables.
 So every code point in the data is tested between letters, digits, spaces, line ends, punctuation, marks and itself,
 with both engines. A code point that they tokenize differently is disputed. Each test runs with the dataset's tokenizer,
-and with one that splits texts the same way but merges any two bytes, so that every split shows in the ids.
+and with one that splits texts the same way but merges any two bytes of them, so that every split shows in the ids.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.tokens.engines import Gigatoken, Reference
-from tokenloom.assets.tokens.vocabulary import BYTE_OF, is_byte_level
+from tokenloom.assets.tokens.vocabulary import BYTE_OF, is_byte_level, normal_form
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.certificates import Certificate, CertificateStore, from_ranges, to_ranges
-from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, sum_rows
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, sum_rows, text_parts
 
 PROBES = 1
 """Version of the tests; raise it when they change, so that old certificates become invalid."""
@@ -75,7 +76,7 @@ class EngineCertificate:
             {"tokenizer": digest, "added": plain["added_tokens"], "versions": versions, "probes": PROBES}
         )
         self._state = np.zeros(0x110000, np.uint8)
-        self._pairs: list[tuple[Gigatoken, Reference]] = []
+        self._engines: tuple[Gigatoken, Reference] | None = None
         self.refused = self._load()
 
     def _load(self) -> str:
@@ -103,12 +104,13 @@ class EngineCertificate:
 
     def disputed(self, points: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Return bool [points]: whether the engines tokenize the code point differently; new ones are tested first."""
-        with self._lock:
-            new = np.unique(points[self._state[points] == _UNKNOWN]).astype(np.int64)
-            if len(new):
-                tested = self._test(new)
-                self._store.add(self.key, tested)
-                self._note(tested)
+        if (self._state[points] == _UNKNOWN).any():
+            with self._lock:
+                new = np.unique(points[self._state[points] == _UNKNOWN]).astype(np.int64)
+                if len(new):
+                    tested = self._test(new)
+                    self._store.add(self.key, tested)
+                    self._note(tested)
         return self._state[points] == _DISPUTED
 
     @property
@@ -137,14 +139,21 @@ class EngineCertificate:
 
     def _differ(self, texts: list[str]) -> npt.NDArray[np.bool_]:
         """Return bool [texts]: whether the engines tokenize the text differently."""
-        if not self._pairs:
-            contents = [json.dumps(tokenizer) for tokenizer in (self._plain, revealing(self._plain)) if tokenizer]
-            self._pairs = [(Gigatoken(content), Reference(content, keep_control=True)) for content in contents]
         array = pa.array(texts, pa.string())
+        self._engines = self._engines or _engines(self._plain)
+        tested = [self._engines]
+        if (revealed := revealing(self._plain, array)) is not None:
+            tested.append(_engines(revealed))
         differ = np.zeros(len(texts), bool)
-        for gigatoken, reference in self._pairs:
+        for gigatoken, reference in tested:
             differ |= unequal(gigatoken.ids(array), reference.ids(array))
         return differ
+
+
+def _engines(parsed: dict[str, Any]) -> tuple[Gigatoken, Reference]:
+    """Return both engines with a tokenizer.json."""
+    content = json.dumps(parsed)
+    return Gigatoken(content), Reference(content, keep_control=True)
 
 
 def unequal(one: tuple[npt.NDArray[Any], Ints], other: tuple[npt.NDArray[Any], Ints]) -> npt.NDArray[np.bool_]:
@@ -216,23 +225,25 @@ def _ambiguity(model: dict[str, Any]) -> str:
     return "several tokens have the same spelling" if len(spelled) < len(model["vocab"]) else ""
 
 
-def revealing(parsed: dict[str, Any]) -> dict[str, Any] | None:
+def revealing(parsed: dict[str, Any], texts: pa.Array) -> dict[str, Any] | None:
     """Return a tokenizer that normalizes and splits texts like `parsed`, and whose ids show every split.
 
-    It merges any two bytes, those at the boundary of two characters first. None if `parsed` does not split texts.
+    It merges any two bytes that follow each other in the texts, those at the boundary of two characters first. None if
+    `parsed` does not split texts.
     """
     if not is_byte_level(parsed.get("pre_tokenizer")):
         return None
+    form = normal_form(parsed)
+    written = [text_parts(each)[1] for each in ([texts, pc.utf8_normalize(texts, form)] if form else [texts])]
+    found = np.unique(np.concatenate([data[:-1].astype(np.int64) << 8 | data[1:] for data in written]))
+    left, right = found >> 8, found & 0xFF
+    rank = np.where((right & 0xC0) == 0x80, 2, np.where((left | right) >= 0x80, 0, 1))
     character = {byte: chr(printed) for printed, byte in BYTE_OF.items()}
-
-    def rank(pair: tuple[int, ...]) -> int:
-        left, right = pair
-        if 0x80 <= right < 0xC0:
-            return 2
-        return 0 if left >= 0x80 or right >= 0x80 else 1
-
-    pairs = sorted(product(range(256), repeat=2), key=rank)
-    merges = [[character[left], character[right]] for left, right in pairs]
+    order = np.argsort(rank, kind="stable")
+    merges = [
+        [character[one], character[other]]
+        for one, other in zip(left[order].tolist(), right[order].tolist(), strict=True)
+    ]
     tokens = [*(character[byte] for byte in range(256)), *map("".join, merges)]
     model = {**parsed["model"], "unk_token": None, "ignore_merges": False, "merges": merges}
     model["vocab"] = {token: index for index, token in enumerate(tokens)}

@@ -27,7 +27,7 @@ BATCH_BYTES = 1 << 20
 _FAILS = "fails for a text of the data, although it can be loaded"
 
 CACHE_BYTES = 96 << 20
-"""Growth of the process, in bytes, after which a gigatoken tokenizer with its cache is dropped."""
+"""Growth of the process while a gigatoken tokenizer works, in bytes, after which it is dropped with its cache."""
 
 
 class Reference:
@@ -110,7 +110,7 @@ class Gigatoken:
     """A tokenizer of the library gigatoken, for concurrent threads.
 
     Each thread uses its own loaded tokenizer. A tokenizer caches every word that it has tokenized, so it is dropped
-    when the process has grown by CACHE_BYTES.
+    when the process has grown by CACHE_BYTES in its calls.
 
     Args:
         content: tokenizer.json.
@@ -123,13 +123,13 @@ class Gigatoken:
     def __init__(self, content: str):
         self._content = content.encode()
         self._lock = Lock()
-        self._idle: list[tuple[Any, int]] = [self._load()]
+        self._idle: list[tuple[Any, int]] = [(self._load(), 0)]
 
-    def _load(self) -> tuple[Any, int]:
+    def _load(self) -> Any:
         from gigatoken import Tokenizer
 
         with naming_tokenizer("cannot be loaded by gigatoken"):
-            return Tokenizer.from_json(self._content), _resident_bytes()
+            return Tokenizer.from_json(self._content)
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
         """Return the ids of all texts, and offsets, int64 [texts + 1].
@@ -148,15 +148,16 @@ class Gigatoken:
             awkward.index.Index64(bounds), characters, parameters={"__array__": "string"}
         )
         with self._lock:
-            loaded, memory = self._idle.pop() if self._idle else (None, 0)
-        if loaded is None:
-            loaded, memory = self._load()
+            loaded, grown = self._idle.pop() if self._idle else (None, 0)
+        loaded, before = loaded or self._load(), _resident_bytes()
         with naming_tokenizer(_FAILS):
             encoded = loaded.encode_batch(awkward.Array(strings), parallel=False).layout
-        if _resident_bytes() - memory < CACHE_BYTES:
+        ids, offsets = np.asarray(encoded.content.data), np.asarray(encoded.offsets)
+        grown += _resident_bytes() - before - ids.nbytes - offsets.nbytes
+        if grown < CACHE_BYTES:
             with self._lock:
-                self._idle.append((loaded, memory))
-        return np.asarray(encoded.content.data), np.asarray(encoded.offsets)
+                self._idle.append((loaded, grown))
+        return ids, offsets
 
 
 def _resident_bytes() -> int:
