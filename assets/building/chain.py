@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,12 +76,13 @@ class Link:
 
 @dataclass(frozen=True)
 class _Done:
-    """One chunk of one stage."""
+    """One chunk of one stage; `writes` store its output."""
 
     chunk: ManifestChunk
     action: Action
     state: ChunkState
     seconds: float
+    writes: Sequence[Future[None]]
 
 
 @dataclass(frozen=True)
@@ -116,40 +118,57 @@ class Chain:
             self.engine.apart(link.work.compute) if link.work.holds_lock else link.work.compute for link in self.links
         ]
         rows, reused = Counter[int](), Counter[int]()
-        for done in self.engine.map(partial(self._task, computes, covered), chunks):
-            for index, (link, one) in enumerate(zip(self.links, done, strict=True)):
-                link.chunks.append(one.chunk)
-                link.actions.append(one.action)
-                link.states.append(one.state)
-                link.seconds += one.seconds
-                link.rejected += one.action.rejected
-                rows[index] += one.action.rows_in
-                reused[index] += one.state == "hit"
-                self.on_progress(Progress(link.stage.name, len(link.chunks), reused[index], rows[index]))
-                if link.rejected > self.reject_limit and index + 1 < len(self.links):
-                    raise StageFailed(index + 1)
+        with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
+            for done in self.engine.map(partial(self._task, computes, covered, writers), chunks):
+                for index, (link, one) in enumerate(zip(self.links, done, strict=True)):
+                    _wait(one.writes, index)
+                    link.chunks.append(one.chunk)
+                    link.actions.append(one.action)
+                    link.states.append(one.state)
+                    link.seconds += one.seconds
+                    link.rejected += one.action.rejected
+                    rows[index] += one.action.rows_in
+                    reused[index] += one.state == "hit"
+                    self.on_progress(Progress(link.stage.name, len(link.chunks), reused[index], rows[index]))
+                    if link.rejected > self.reject_limit and index + 1 < len(self.links):
+                        raise StageFailed(index + 1)
 
     def _task(
-        self, computes: Sequence[Callable[[Any], ChunkOutput]], covered: Mapping[str, Action], chunk: InputChunk
+        self,
+        computes: Sequence[Callable[[Any], ChunkOutput]],
+        covered: Mapping[str, Action],
+        writers: Executor,
+        chunk: InputChunk,
     ) -> list[_Done]:
-        """Take one chunk through all stages."""
+        """Take one chunk through all stages, and have its outputs written meanwhile."""
         done: list[_Done] = []
         for index, (link, compute) in enumerate(zip(self.links, computes, strict=True)):
-            started = time.perf_counter()
+            started, writes = time.perf_counter(), []
             try:
-                action, state, table = self._one(link, compute, covered if not index else {}, chunk)
+                action, state, table = self._one(
+                    link,
+                    compute,
+                    covered if not index else {},
+                    chunk,
+                    lambda store, writes=writes: writes.append(writers.submit(store)),
+                )
             except DroppedInputError:
                 raise
             except Exception as error:
                 raise StageFailed(index) from error
             place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
             output = ManifestChunk(**place, input=chunk.digest, key=link.parts.key(chunk.digest), **action.outcome())
-            done.append(_Done(output, action, state, time.perf_counter() - started))
+            done.append(_Done(output, action, state, time.perf_counter() - started, writes))
             chunk = self._passed_on(link, output, table)
         return done
 
     def _one(
-        self, link: Link, compute: Callable[[Any], ChunkOutput], covered: Mapping[str, Action], chunk: InputChunk
+        self,
+        link: Link,
+        compute: Callable[[Any], ChunkOutput],
+        covered: Mapping[str, Action],
+        chunk: InputChunk,
+        write: Callable[[Callable[[], None]], None],
     ) -> tuple[Action, ChunkState, pa.Table | None]:
         """Find or compute one chunk of one stage. Returns its action, and the output if it was computed."""
         stage, key = link.stage, link.parts.key(chunk.digest)
@@ -171,6 +190,7 @@ class Chain:
             stage.loaded,
             stage.lengths(output.table),
             output.engine,
+            write,
         )
         self.validated.add(action.output)
         return action, missed, output.table
@@ -187,6 +207,19 @@ class Chain:
             return load_output(self.store, link.stage, link.facts or {}, chunk, self.validated)
 
         return as_input(link.stage, chunk, load)
+
+
+def _wait(writes: Iterable[Future[None]], index: int) -> None:
+    """Wait until the output of a chunk is stored.
+
+    Raises:
+        StageFailed: it could not be.
+    """
+    for written in writes:
+        try:
+            written.result()
+        except Exception as error:
+            raise StageFailed(index) from error
 
 
 def as_input(stage: Stage, chunk: ManifestChunk, load: Callable[[], pa.Table]) -> InputChunk:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError, did_you_mean
-from tokenloom.resources.digest import block_digests
+from tokenloom.resources.digest import block_digests, digest_bytes
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.build_marks import running_build
@@ -182,6 +182,7 @@ class ArtifactStore:
         blocks: bool = False,
         lengths: pa.Table | None = None,
         engine: str = "",
+        write: Callable[[Callable[[], None]], object] = lambda store: store(),
     ) -> Action:
         """Store the result of a stage on one chunk: objects first, then the action that names them.
 
@@ -194,21 +195,32 @@ class ArtifactStore:
             blocks: store the block digests of `table`, for loaders to check.
             lengths: number of tokens of each row of `table`, for loaders.
             engine: key of the certificate that the result relies on, or "".
+            write: receives the function that writes everything, once all digests are known; it can call it later, in
+                another thread.
         """
         data = encode_table(table, compressed)
-        rejects_digest = self.objects.put(encode_table(rejects, compressed=True)) if rejects.num_rows else None
+        rejected = encode_table(rejects, compressed=True) if rejects.num_rows else None
+        counted = encode_table(lengths, compressed=False) if lengths is not None else None
         action = Action(
-            output=self.objects.put(data),
+            output=digest_bytes(memoryview(data)),
             bytes=data.size,
-            rejects=rejects_digest,
-            lengths=self.objects.put(encode_table(lengths, compressed=False)) if lengths is not None else None,
+            rejects=digest_bytes(memoryview(rejected)) if rejected is not None else None,
+            lengths=digest_bytes(memoryview(counted)) if counted is not None else None,
             **counts,
             table_rows=table.num_rows,
             blocks=block_digests(memoryview(data)).hex() if blocks else "",
             counters=counters,
             engine=engine,
         )
-        self.actions.put(key, action)
+        encoded = ((rejected, action.rejects), (data, action.output), (counted, action.lengths))
+
+        def store() -> None:
+            for content, digest in encoded:
+                if content is not None:
+                    self.objects.put(content, digest)
+            self.actions.put(key, action)
+
+        write(store)
         return action
 
     def put_manifest(self, manifest: Manifest) -> str:

@@ -89,11 +89,15 @@ class ObjectStore:
         """Return the size of an object in bytes, or None if it is missing."""
         return self._blobs.size(self.blob(digest))
 
-    def put(self, data: pa.Buffer) -> str:
+    def put(self, data: pa.Buffer, digest: str | None = None) -> str:
         """Store the bytes of a table, as `encode_table` returns them, and return their digest. An existing but damaged
-        object is replaced."""
+        object is replaced.
+
+        Args:
+            digest: the digest, if it is known.
+        """
         content = memoryview(data).cast("B")  # a memoryview of signed bytes never equals `bytes`
-        digest = digest_bytes(content)
+        digest = digest or digest_bytes(content)
         self._blobs.create(self.blob(digest), content)
         if self.renew(digest) is None:  # gc removed an old copy in the meantime
             self._blobs.write(self.blob(digest), content)
