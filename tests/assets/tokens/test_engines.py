@@ -284,7 +284,7 @@ def test_a_wrong_sample_recomputes_everything_from_that_engine(tmp_path: Path, m
     put, engines = store.put_action, []
 
     def recorded(*arguments: Any) -> Any:
-        engines.append(arguments[-1])
+        engines.append(arguments[-2])
         return put(*arguments)
 
     monkeypatch.setattr(store, "put_action", recorded)
