@@ -25,7 +25,7 @@ from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
 from tokenloom.resources.store.blobs.build_marks import announce_collection, in_use_since
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
-from tokenloom.resources.store.manifest import Manifest
+from tokenloom.resources.store.manifest import Manifest, is_manifest
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.pins import PINS, Pin
 from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
@@ -193,6 +193,14 @@ class _Collection:
         if sidecars := manifest.sidecars:
             self._mark(sidecars, self._manifest(sidecars, manifest.dataset))
 
+    def _mark_open(self, digest: str) -> None:
+        """Mark an object that a process has open: a manifest that no version names any more, or an output that a build
+        is touching."""
+        if self._store.objects.is_intact(digest) and not is_manifest(self._store.objects.get(digest)):
+            self._objects.add(digest)
+        else:
+            self._mark(digest, self._manifest(digest, "a running process"))
+
     def _manifest(self, digest: str, name: str) -> Manifest:
         try:
             if self._store.objects.is_intact(digest):
@@ -262,8 +270,8 @@ class _Collection:
                 unmarked[digest] = blob
         for digest in unmarked:
             with self._lock(digest) as free:
-                if not free:  # an open manifest that no version names any more
-                    self._mark(digest, self._manifest(digest, "a running process"))
+                if not free:
+                    self._mark_open(digest)
         folders: dict[str, list[Blob]] = {}
         for blob in self._store.blobs.below("tokenizers"):
             if file := _TOKENIZER_FILE.fullmatch(blob.name):

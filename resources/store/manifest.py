@@ -255,6 +255,15 @@ def _is_valid(array: pa.Array) -> npt.NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bitmap, np.uint8), count=len(array), bitorder="little").astype(bool)
 
 
+def is_manifest(table: pa.Table) -> bool:
+    """Return whether a table is a manifest, of any version.
+
+    Raises:
+        StoreError: its metadata are not valid.
+    """
+    return "version" in _head(table)
+
+
 def _head(table: pa.Table) -> dict[str, Any]:
     """Return the JSON in a manifest's metadata, with the types that every reader relies on.
 

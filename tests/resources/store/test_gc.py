@@ -21,6 +21,7 @@ from support.store_files import age, flip, latest, object_path, reachable, snaps
 from support.terminal import run_here
 from tokenloom import open_dataset
 from tokenloom.errors import StoreAddressError, StoreError
+from tokenloom.resources.file_lock import lock_shared
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.read_lock import ReadLock
@@ -70,6 +71,20 @@ def test_a_version_that_gc_removes_while_it_is_opened_is_opened_anew(
     assert dataset.version == ArtifactStore(store).manifest("small").digest
     assert len(dataset[0]["input_ids"])
     assert not waiting
+
+
+def test_an_output_that_a_build_is_touching_is_kept(tmp_path: Path, tokenizer_folder: Path) -> None:
+    store = tmp_path / "store"
+    for config in states(tmp_path, tokenizer_folder, 2):
+        build(config, store)
+    kept, _ = reachable(store, keep=1)
+    touched = max(stems(store, "objects") - kept)
+    with object_path(store, touched).open("rb") as file:
+        lock_shared(file)
+        gc(store, keep=1)
+        assert touched in stems(store, "objects")
+    gc(store, keep=1)
+    assert stems(store, "objects") == kept
 
 
 def test_versions_that_are_too_young_are_read_once(
