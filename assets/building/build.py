@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
+
+import pyarrow as pa
 
 from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
 from tokenloom.assets.building.changes import ChunkState, reasons
@@ -20,6 +24,7 @@ from tokenloom.assets.building.restore import restore, restore_inputs
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
+from tokenloom.assets.stage.probe import probe_digest
 from tokenloom.assets.stage.rejects import REJECTS, summarize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
@@ -30,6 +35,9 @@ from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
+
+LARGE_BYTES = 256 << 10
+"""Output of a chunk, in bytes, that makes it worthwhile to prepare later stages ahead."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +103,15 @@ class Build:
         self._held: tuple[str, ReadLock | None] | None = None
         self._tokenizer: TokenizerSpec | None = None
         self._validated: set[str] = set()  # outputs that this build checked before it stored them
-        self._chain: list[Link] = []  # stages that are prepared and not yet run
+        self._chain: list[Link] = []  # stages that are prepared and not yet published
+        self._links_ahead: dict[str, Future[Link]] = {}
+        self._ahead: list[Callable[[], None]] = []  # starts the work of `_working_ahead`
         self._reports: dict[str, StageReport] = {}
 
     def manifest(self, stage: str) -> Manifest:
         """Return the output of a stage: from this build, else the latest in the store. Completes the stage if it is
         in progress."""
-        if any(link.stage.name == stage for link in self._chain):
+        if any(link.stage.name == stage and not link.manifest for link in self._chain):
             self._complete()
         if stage not in self._manifests:
             self._manifests[stage] = self.store.manifest(self.name, stage)
@@ -164,11 +174,14 @@ class Build:
         A chunk goes through as many stages as it can at once; a stage that needs the complete output of another waits.
         """
         names = STAGES[: STAGES.index(last) + 1]
+        order = [*names]
         if "prompts" in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
+        if "tokenizer" in names and self.config.tokenizer.train is None:
+            order.sort(key=lambda name: name != "tokenizer")  # so that no stage waits for it
         waiting: deque[str] = deque(names)
-        with self.store.building():
-            for name in (*names, None):
+        with self.store.building(), self._working_ahead(names):
+            for name in (*order, None):
                 try:
                     self._advance(name)
                 except Exception:
@@ -189,17 +202,46 @@ class Build:
     def _advance(self, name: str | None) -> None:
         """Prepare the next stage, and run what it does not have to wait for; without a stage, run all in progress."""
         if name is None:
-            self._complete()
+            while self._chain:
+                self._complete()
             return
         try:
-            link = self._link(name)
+            ahead = self._links_ahead.pop(name, None)
+            link = ahead.result() if ahead else self._link(name)
         except Exception:
             self._complete()  # a failure of a stage before it is the one to report
             raise
-        if not self._chain or link.follows(self._chain[-1].stage.name):
-            self._chain.append(link)
-        else:
-            self._run([link])
+        unfinished = [before for before in self._chain if not before.manifest]
+        if link.stands_alone:
+            self._compute_alone(link)
+        elif unfinished and not link.follows(unfinished[-1].stage.name):
+            self._complete()
+        self._chain.append(link)
+
+    @contextmanager
+    def _working_ahead(self, names: Sequence[str]) -> Iterator[None]:
+        """While the context lasts, a thread prepares what later stages need before their first chunk: their probes, and
+        the tokenizer's engines. It starts with the first large chunk that is computed."""
+        with ThreadPoolExecutor(1, thread_name_prefix="tokenloom-ahead") as thread:
+
+            def start() -> None:
+                if "tokens" in names and self.config.tokenizer.train is None:
+                    link = self._links_ahead["tokens"] = thread.submit(self._link, "tokens")
+                    thread.submit(lambda: link.result().work.load())
+                for name in names:
+                    thread.submit(probe_digest, stage_named(name), self.store)
+
+            self._ahead.append(start)
+            try:
+                yield
+            finally:
+                self._ahead.clear()
+                self._links_ahead.clear()
+
+    def _on_output(self, table: pa.Table) -> None:
+        if table.nbytes >= LARGE_BYTES:
+            with suppress(IndexError):
+                self._ahead.pop()()
 
     def _finished(self, waiting: deque[str]) -> Iterator[StageReport]:
         """Yield the reports of the first stages in `waiting` that are published, and remove these stages."""
@@ -207,8 +249,10 @@ class Build:
             yield self._reports.pop(waiting.popleft())
 
     def _complete(self) -> None:
-        """Run the stages in progress."""
-        chain, self._chain = self._chain, []
+        """Run and publish the stages in progress. A stage that is computed waits for those before it."""
+        ends = [_place(link) for link in self._chain if not link.manifest]
+        chain = [link for link in self._chain if not ends or _place(link) <= ends[-1]]
+        self._chain = [link for link in self._chain if link not in chain]
         if chain:
             self._run(chain)
 
@@ -225,7 +269,12 @@ class Build:
 
     def _run(self, links: Sequence[Link]) -> None:
         """Run a chain and publish the manifest of each of its stages, in order. If one fails, those before it are
-        published."""
+        published.
+
+        Args:
+            links: the chain, and stages that are computed already.
+        """
+        computed, links = [link for link in links if link.manifest], [link for link in links if not link.manifest]
         started, names = time.perf_counter(), [link.stage.name for link in links]
         try:
             self._compute(links)
@@ -234,38 +283,63 @@ class Build:
                 links = self._again(names)
                 self._compute(links)
         except DroppedInputError:
-            for name in names:
-                self._run([self._link(name)])
+            for link in sorted([*computed, *links], key=_place):
+                self._run([link if link.manifest else self._link(link.stage.name)])
             return
         except StageFailed as failed:
-            if failed.index:
-                self._run(self._again(names[: failed.index]))
+            before = [link for link in computed if _place(link) < _place(links[failed.index])]
+            if failed.index or before:
+                self._run([*before, *self._again(names[: failed.index])])
             raise (failed.__cause__ or failed) from None
         seconds, spent = time.perf_counter() - started, sum(link.seconds for link in links) or 1.0
-        for link in links:
-            self._reports[link.stage.name] = self._published_report(link, seconds * link.seconds / spent)
+        for link in sorted([*computed, *links], key=_place):
+            share = link.seconds if link.manifest else seconds * link.seconds / spent
+            self._reports[link.stage.name] = self._published_report(link, share)
+
+    def _compute_alone(self, link: Link) -> None:
+        """Compute a stage whose input is not another's output, without publishing it."""
+        try:
+            self._compute([link])
+        except StageFailed as failed:
+            raise (failed.__cause__ or failed) from None
+        link.manifest = self._manifests[link.stage.name] = self._completed(link)
+        link.facts = link.manifest.facts
 
     def _again(self, names: Sequence[str]) -> list[Link]:
         """Prepare a chain's stages again."""
-        self._chain = []
+        waiting, self._chain = self._chain, []
         for name in names:
             self._chain.append(self._link(name))
-        links, self._chain = self._chain, []
+        links, self._chain = self._chain, waiting
         return links
 
     def _compute(self, links: Sequence[Link]) -> None:
         """Find or compute every chunk of a chain."""
+        if not links:
+            return
         head = links[0]
         inputs, covered, most = head.work.chunks, {}, math.inf
         if head.stage.upstream:
             inputs = list(inputs)
             covered = self._covered(head.stage, head.parts, inputs)
+        if head.stage.upstream and not head.stands_alone:
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.upstream[0]).total("rows_out")
-        chain = Chain(links, self.store, self.engine, self._find, self._validated, self._on_progress, most)
-        chain.run(inputs, covered)
+        called = (self._on_progress, most, _ignore if head.stands_alone else self._on_output)
+        Chain(links, self.store, self.engine, self._find, self._validated, *called).run(inputs, covered)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
         """Publish a stage's manifest and return its report.
+
+        Raises:
+            DataValidationError: too many rows were rejected, or none are left.
+        """
+        manifest = link.manifest or self._completed(link)
+        self._publish(manifest)
+        explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
+        return self._report(manifest, link.states, seconds, explanation)
+
+    def _completed(self, link: Link) -> Manifest:
+        """Return the manifest of a stage whose chunks are all computed.
 
         Raises:
             DataValidationError: too many rows were rejected, or none are left.
@@ -285,9 +359,7 @@ class Build:
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}")
-        self._publish(manifest)
-        explanation = reasons(self.config, link.previous, link.parts, chunks, link.states)
-        return self._report(manifest, link.states, seconds, explanation)
+        return manifest
 
     def _sidecars(self, count: int) -> str:
         """Find or compute the sidecar of each of `count` chunks of sequences; returns the digest of their manifest.
@@ -391,6 +463,15 @@ class Build:
             explanation=tuple(explanation),
             notices=tuple(manifest.notes.get("notices", ())),
         )
+
+
+def _ignore(table: pa.Table) -> None:
+    pass
+
+
+def _place(link: Link) -> int:
+    """Return the place of a stage in the build."""
+    return STAGES.index(link.stage.name)
 
 
 def reject_reasons(store: ArtifactStore, manifest: Manifest) -> str:

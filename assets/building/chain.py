@@ -55,6 +55,7 @@ class Link:
         chunks, actions, states: of each chunk, and whether its action was found.
         seconds: time that tasks spent in the stage.
         rejected: number of rejected rows.
+        manifest: the stage's output once it is complete.
     """
 
     stage: Stage
@@ -68,6 +69,12 @@ class Link:
     states: list[ChunkState] = field(default_factory=list)
     seconds: float = 0.0
     rejected: int = 0
+    manifest: Manifest | None = None
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether its input is neither a source nor the output chunks of a stage, as that of the tokenizer."""
+        return bool(self.stage.upstream) and not isinstance(self.work.chunks, OutputChunks)
 
     def follows(self, name: str) -> bool:
         """Whether the input chunks are the output chunks of a stage."""
@@ -93,6 +100,7 @@ class Chain:
         find_action: returns the action that covers a chunk, by stage and key.
         validated: digests of outputs that this build checked before it stored them; chains add theirs.
         reject_limit: more rejected rows of one stage than this are certain to be too many.
+        on_output: called with every output that is computed, in the thread that computes it.
     """
 
     links: Sequence[Link]
@@ -102,6 +110,7 @@ class Chain:
     validated: set[str]
     on_progress: OnProgress
     reject_limit: float
+    on_output: Callable[[pa.Table], None]
 
     def run(self, chunks: Iterable[InputChunk], covered: Mapping[str, Action]) -> None:
         """Find or compute every chunk of every stage, and record them in the links.
@@ -180,6 +189,7 @@ class Chain:
         except DeadlineError as error:
             raise error.at(f"{stage.name}, {source_place(chunk.runs, chunk.unit, error.row or 0)}") from error
         _verify(stage, output)
+        self.on_output(output.table)
         action = self.store.put_action(
             key,
             output.table,

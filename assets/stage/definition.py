@@ -135,6 +135,7 @@ class Work:
         notes: called after the last chunk; returns facts for display. They are stored in the manifest and not part of
             any digest.
         holds_lock: whether `compute` is row-by-row Python code, which threads do not speed up. It can be pickled then.
+        load: loads what `compute` would load for its first chunk.
     """
 
     chunks: Iterable[InputChunk]
@@ -143,6 +144,7 @@ class Work:
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: Callable[[], dict[str, Any]] = dict
     holds_lock: bool = False
+    load: Callable[[], None] = lambda: None
 
 
 def _not_cached(key: str) -> bool:

@@ -131,10 +131,15 @@ class ContentEncoder:
 
     def _gigatoken_for(self, cut: Segments) -> GigatokenEncoder | None:
         """Return gigatoken if it is certified for this tokenizer and the chunk is large enough, else None."""
-        if self._certificates is None or self._vocabulary is None or self._inner is not self._reference:
-            return None
         if text_parts(cut.text)[0][-1] < self._worth:
             return None
+        self.load()
+        return None if self._gigatoken is None or self._gigatoken.refused else self._gigatoken
+
+    def load(self) -> None:
+        """Load gigatoken and its certificate, unless the tokenizer rules it out."""
+        if self._certificates is None or self._vocabulary is None or self._inner is not self._reference:
+            return
         with self._lock:
             if self._gigatoken is None:
                 control = {token: self.id_of(token) for token in self._control}
@@ -147,7 +152,6 @@ class ContentEncoder:
                     self._reference,
                     self._certificates,
                 )
-        return None if self._gigatoken.refused else self._gigatoken
 
     def _completed(self, cut: Segments, ids: Ids, offsets: Ints, exact: Flags, engine: str) -> Encoded:
         """Tokenize the segments that are not exact with `tokenizers`, and merge them with the others."""

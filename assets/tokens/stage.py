@@ -58,7 +58,8 @@ class TokensStage(Stage):
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
-        return Work(context.input_chunks("prompts"), tokenize, sides, {"control": facts["control"]})
+        settings = {"control": facts["control"]}
+        return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
 
 
 STAGE = TokensStage()
@@ -89,9 +90,16 @@ class LazyTokenize:
         worth = 0 if engine == "gigatoken" else WORTH_BYTES
         return ContentEncoder(content, self._control, self._policy == "keep", certificates, worth)
 
-    def __call__(self, table: pa.Table) -> ChunkOutput:
+    def load(self) -> None:
+        """Load the tokenizer, and its engine for large chunks."""
+        self._loaded().load()
+
+    def _loaded(self) -> ContentEncoder:
         with self._lock:
-            encoder = self._encoder
+            return self._encoder
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        encoder = self._loaded()
 
         def compute(prompts: pa.Table) -> ChunkOutput:
             return in_slices(lambda rows: tokenize(rows, encoder, self._control, self._policy), prompts)
