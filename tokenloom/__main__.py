@@ -1,7 +1,5 @@
 """`python -m tokenloom`: runs the `tokenloom` command."""
 
-import sys
+from tokenloom.cli import run
 
-from tokenloom.cli import main
-
-sys.exit(main())
+run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
 from typing import Any
 
@@ -103,7 +104,7 @@ class ContentEncoder:
             )
         return index
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """The highest id plus one, added tokens included."""
         return max(self._ids.values()) + 1

@@ -1,5 +1,5 @@
 """The `tokenloom` command, one module per subcommand. Importing it is cheap; commands import what they need."""
 
-from tokenloom.cli.main import main
+from tokenloom.cli.main import main, run
 
-__all__ = ["main"]
+__all__ = ["main", "run"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from tokenloom.cli import build, diff, explain, export, gc, inspect, pin, preview, schema, trace, verify, versions
 from tokenloom.cli.options import EXIT_CODES
@@ -14,6 +16,20 @@ from tokenloom.cli.terminal.visible import visible
 from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, redacted
 
 COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, gc, schema)
+
+
+def run() -> NoReturn:
+    """Run one command and exit. Large objects are not freed one by one: the system takes them back at once."""
+    code = main()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:  # nobody reads the output
+        pass
+    except OSError:
+        code = code or 1
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
