@@ -19,6 +19,7 @@ import tokenloom
 from tokenloom import config, errors, loaders
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
 from tokenloom.config.declaration import UNAVAILABLE
+from tokenloom.config.descriptions import describe_settings
 from tokenloom.config.faults import expected, section_of
 
 DOCS = Path(__file__).parents[1]
@@ -73,6 +74,7 @@ MODULES = {
 
 def configuration() -> str:
     """Return the text of docs/configuration.md."""
+    describe_settings()
     sections = [CONFIGURATION_HEAD]
     top = [(name, field) for name, field in PipelineConfig.model_fields.items() if _section(field) is None]
     sections.append("\n## Top level\n\n" + _table((name, name, field) for name, field in top))

@@ -43,7 +43,7 @@ BATCH_KEYS = (
 class Section(BaseModel):
     """A section of the YAML. Immutable; unknown settings are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ReaderConfig(Section):
