@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ if MASKED:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts compiles all that it imports
+sys.dont_write_bytecode = False  # or every process of pytest-xdist rewrites the assertions of all tests
 
 multiprocessing.set_forkserver_preload(["tokenloom.loaders", "torch.utils.data"])
 """Workers of the method `forkserver` inherit no memory, as those of `spawn`, but do not import everything again."""
