@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, processors
+from torch._utils import ExceptionWrapper
 
 pytest.register_assert_rewrite("support")
 os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
@@ -40,6 +41,20 @@ multiprocessing.set_forkserver_preload(["tokenloom.loaders", "torch.utils.data"]
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 if not SOAK:
     os.fsync = os.fstat  # pyright: ignore[reportAttributeAccessIssue]  # no test cuts the power; a sync waits for the disk
+
+_reraise = ExceptionWrapper.reraise
+
+
+def _reraise_without_cycle(self: ExceptionWrapper) -> NoReturn:
+    """Raise a worker's error without the cycle of torch's frame and error: if only the garbage collector ends the
+    iterator of a `DataLoader`, its queues end first, and it waits 5 seconds for each worker."""
+    try:
+        _reraise(self)
+    except Exception as error:
+        raise error.with_traceback(None)  # noqa: B904
+
+
+ExceptionWrapper.reraise = _reraise_without_cycle
 
 LONG = (
     "test_docs.py",
