@@ -57,11 +57,15 @@ def _reraise_without_cycle(self: ExceptionWrapper) -> NoReturn:
 ExceptionWrapper.reraise = _reraise_without_cycle
 
 LONG = (
-    "test_docs.py",
-    "loaders/test_torchrun.py",
-    "assets/building/test_kills.py",
-    "pipelines/test_hub.py",
     "resources/store/test_bucket.py",
+    "golden/test_golden.py",
+    "loaders/test_torchrun.py",
+    "test_docs.py",
+    "pipelines/test_hub.py",
+    "assets/building/test_kills.py",
+    "assets/prompts/test_inference.py",
+    "loaders/on_the_fly/test_row_stream.py",
+    "loaders/on_the_fly/test_preprocessed.py",
     "resources/templates/test_sandbox.py",
     "loaders/frameworks/test_frameworks.py",
     "loaders/frameworks/test_array_loader.py",
