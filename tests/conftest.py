@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, processors
+from torch._utils import ExceptionWrapper
 
 pytest.register_assert_rewrite("support")
 os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
@@ -31,6 +33,7 @@ if MASKED:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts compiles all that it imports
+sys.dont_write_bytecode = False  # or every process of pytest-xdist rewrites the assertions of all tests
 
 multiprocessing.set_forkserver_preload(["tokenloom.loaders", "torch.utils.data"])
 """Workers of the method `forkserver` inherit no memory, as those of `spawn`, but do not import everything again."""
@@ -39,12 +42,30 @@ SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 if not SOAK:
     os.fsync = os.fstat  # pyright: ignore[reportAttributeAccessIssue]  # no test cuts the power; a sync waits for the disk
 
+_reraise = ExceptionWrapper.reraise
+
+
+def _reraise_without_cycle(self: ExceptionWrapper) -> NoReturn:
+    """Raise a worker's error without the cycle of torch's frame and error: if only the garbage collector ends the
+    iterator of a `DataLoader`, its queues end first, and it waits 5 seconds for each worker."""
+    try:
+        _reraise(self)
+    except Exception as error:
+        raise error.with_traceback(None)  # noqa: B904
+
+
+ExceptionWrapper.reraise = _reraise_without_cycle
+
 LONG = (
-    "test_docs.py",
-    "loaders/test_torchrun.py",
-    "assets/building/test_kills.py",
-    "pipelines/test_hub.py",
     "resources/store/test_bucket.py",
+    "golden/test_golden.py",
+    "loaders/test_torchrun.py",
+    "test_docs.py",
+    "pipelines/test_hub.py",
+    "assets/building/test_kills.py",
+    "assets/prompts/test_inference.py",
+    "loaders/on_the_fly/test_row_stream.py",
+    "loaders/on_the_fly/test_preprocessed.py",
     "resources/templates/test_sandbox.py",
     "loaders/frameworks/test_frameworks.py",
     "loaders/frameworks/test_array_loader.py",

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import tokenloom
+from support.forked_programs import ForkedPrograms
 from support.paths import QUICKSTART, ROOT
 from tokenloom import loaders
 from tokenloom.config import MixtureConfig, PipelineConfig
@@ -122,8 +124,16 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
+@pytest.fixture(scope="module")
+def programs_of_pages() -> Iterator[ForkedPrograms]:
+    with ForkedPrograms("torch", "tokenloom.pipeline", "tokenloom.loaders", "datasets", "transformers") as programs:
+        yield programs
+
+
 @EVERY_PAGE
-def test_python_samples_run(page: Path, quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_python_samples_run(
+    page: Path, quickstart: Path, programs_of_pages: ForkedPrograms, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A page's samples run in order, in a folder with the clone's `tokenloom/` and the quickstart built."""
     if page.name == "api_reference.md" or not (programs := samples(page, "python")):
         return
@@ -131,7 +141,7 @@ def test_python_samples_run(page: Path, quickstart: Path, tmp_path_factory: pyte
     (folder / "tokenloom").symlink_to(ROOT / "tokenloom")
     shutil.copytree(quickstart, folder / ".tokenloom")
     program = "\n".join(["from tokenloom import DataPipeline", *programs])
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    done = programs_of_pages.run(program, folder)
     assert done.returncode == 0, done.stderr
 
 

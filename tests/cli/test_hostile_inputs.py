@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.command_children import CommandChildren
-from support.hostile_inputs import MODULES, declarations, folders, paths
+from support.hostile_inputs import all_inputs, declarations, folders, paths
 from support.hostile_inputs.hostile_input import MIB, HostileInput
 from support.small_tokenizers import byte_level
 
@@ -41,8 +41,7 @@ def children(tmp_path: Path) -> Iterator[CommandChildren]:
 def test_every_input_ends_with_a_verdict(tmp_path: Path, children: CommandChildren) -> None:
     tokenizer = byte_level().to_str()
     faults, count = [], 0
-    modules = MODULES if SOAK else (paths, folders, declarations)
-    for hostile in chain.from_iterable(module.inputs() for module in modules):
+    for hostile in all_inputs() if SOAK else chain(paths.inputs(), folders.inputs(), declarations.inputs()):
         name = f"{hostile.kind}: {hostile.name}"
         if not SOAK and name not in QUICK:
             continue

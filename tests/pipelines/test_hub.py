@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from support.datasets_on_disk import PROMPT, TOKENIZER, rows
+from support.forked_programs import ForkedPrograms
 from support.hub_server import HubServer
 from support.paths import TOKENIZER_MODELS
 from support.small_tokenizers import WriteConfig
@@ -28,7 +28,6 @@ from tokenloom.resources.store import ArtifactStore
 Row = dict[str, Any]
 BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
-TOKENLOOM = Path(sys.executable).parent / "tokenloom"
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
 SAVE = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
 SPELLING = "check its spelling, or set HF_TOKEN if it is private"
@@ -117,17 +116,25 @@ def _copy_tokenizer(source: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def programs() -> Iterator[ForkedPrograms]:
+    """Processes that import the hub's clients themselves, which read the environment when they are imported."""
+    with ForkedPrograms("torch", "tokenloom.loaders", "tokenloom.pipeline", "tokenloom.cli.build") as programs:
+        yield programs
+
+
 @pytest.fixture
-def build(hub: HubServer, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
-    """Runs `tokenloom build NAME.yaml` with the hub at `url`; keyword arguments are sections of the YAML."""
+def build(hub: HubServer, programs: ForkedPrograms, tmp_path: Path, write_config: WriteConfig) -> BuildCommand:
+    """Runs `tokenloom build NAME.yaml` in its own process, with the hub at `url`; the other arguments are sections."""
 
     def run(
         *options: str, name: str = "data", url: str = hub.url, env: Row | None = None, **sections: Any
     ) -> subprocess.CompletedProcess[str]:
         path = write_config(tmp_path, name, **{"dataset": {"name": "org/rows"}} | SECTIONS | sections)
-        command = [str(TOKENLOOM), "build", path.name, "--json", *options]
-        environment = _environment(url, tmp_path) | (env or {})
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        program = (
+            f"import sys; from tokenloom.cli import main; sys.exit(main({['build', path.name, '--json', *options]}))"
+        )
+        return programs.run(program, tmp_path, _environment(url, tmp_path) | (env or {}))
 
     return run
 
@@ -210,16 +217,14 @@ def test_splits_revisions_and_subsets_are_selected(
 
 
 def test_a_hub_dataset_streams_the_rows_of_a_build(
-    build: BuildCommand, hub: HubServer, tmp_path: Path, write_config: WriteConfig
+    build: BuildCommand, hub: HubServer, programs: ForkedPrograms, tmp_path: Path, write_config: WriteConfig
 ) -> None:
     sections = SECTIONS | {"tokenizer": {"name_or_path": "org/tok"}}
     _stages(build(**sections))
     write_config(tmp_path, "streamed", dataset={"name": "org/rows", "streaming": True}, **sections)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "streaming"), "HF_HUB_DISABLE_XET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", STREAM], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-    )
+    done = programs.run(STREAM, tmp_path, env)
     assert done.returncode == 0, done.stderr
     built = [row["input_ids"].tolist() for row in open_dataset("data", store=tmp_path / "store")]
     assert json.loads(done.stdout.splitlines()[-1]) == built and len(built) == len(TRAIN)

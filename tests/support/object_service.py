@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class ObjectService:
 
     proxy: FaultProxy
     client: Any
+    _bodies: dict[tuple[str, str], bytes] = field(default_factory=dict[tuple[str, str], bytes])
 
     def address(self) -> str:
         """Return a new address in the bucket."""
@@ -42,9 +43,11 @@ class ObjectService:
         """Return the content of all blobs below an address, by name."""
         prefix = address.removeprefix(f"s3://{BUCKET}/") + "/"
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-        keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
-        bodies = {key: self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
-        return {key.removeprefix(prefix): body for key, body in bodies.items()}
+        listed = [(found["Key"], found["ETag"]) for page in pages for found in page.get("Contents", ())]
+        for key, tag in listed:
+            if (key, tag) not in self._bodies:
+                self._bodies[key, tag] = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        return {key.removeprefix(prefix): self._bodies[key, tag] for key, tag in listed}
 
     def put(self, address: str, name: str, data: bytes) -> None:
         """Write a blob directly, without going through a store."""

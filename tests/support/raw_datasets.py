@@ -35,6 +35,11 @@ def plain(row: Row) -> Plain:
     return tuple((name, tuple(value.reshape(-1).tolist())) for name, value in sorted(row.items()))
 
 
+def plain_rows(rows: list[Row]) -> list[Plain]:
+    """Collate rows to a form that worker processes send without a file for each tensor."""
+    return [*map(plain, rows)]
+
+
 class LengthEngine:
     """A custom engine that repeats a row's number as its ids, and records the rows of each call."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from tokenloom.errors import ConfigError, TemplateError
 from tokenloom.loaders import collate_prompts
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 TURN = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
 BEGUN = f"{{% for m in messages %}}{TURN}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}"  # noqa: E501
 """ChatML with its generation prompt."""
@@ -181,7 +183,9 @@ FORMATS: dict[str, Row] = {
 def test_alpaca_prompts_end_where_answers_start(
     real_data: Path, bos_tokenizer_folder: Path, name: str, few_shot: int
 ) -> None:
-    rows = json.loads((real_data / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))[:2000]
+    rows = json.loads((real_data / "instruct" / "alpaca_data.json").read_text(encoding="utf-8"))[
+        : 2000 if SOAK else 400
+    ]
     rows = [row for row in rows if row["output"].strip() == row["output"] and row["output"]]
     prompt = {**FORMATS[name], "few_shot": {"count": few_shot}}
     table = pa.Table.from_pylist(rows)

@@ -7,6 +7,7 @@ sequence shows which tokens of the row it has.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.preference_pairs import sides
 
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 STRATEGIES = ("smart", "truncate_right", "truncate_left", "truncate_middle", "split", "drop")
 PARTS = ("reasoning", "tool_call")
 COUNTERS = ("answers", "answers_cut", "answers_without_stop", "prompts_emptied")
@@ -301,7 +303,8 @@ def token_chunks(folder: Path, data: Path, file: str, tokenizer: Any, prompt: An
 @pytest.mark.parametrize("name", REAL)
 def test_counters_of_real_files_equal_those_of_a_loop(name: str, real_data: Path, tmp_path: Path) -> None:
     rows = 0
-    for tokens, mapping in token_chunks(tmp_path, real_data, *REAL[name]):
+    for chunk, mapping in token_chunks(tmp_path, real_data, *REAL[name]):
+        tokens = chunk if SOAK else chunk.slice(0, 300)  # the loop is slow
         rows += tokens.num_rows
         for longest in (256, 512, 2048):
             for strategy in (None, "truncate_left"):

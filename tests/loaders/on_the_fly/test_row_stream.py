@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from datasets import Dataset, IterableDataset, concatenate_datasets, interleave_datasets
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, get_worker_info
@@ -72,8 +73,24 @@ def ids(rows: Any) -> list[int]:
     return [int(row["input_ids"][0]) for row in rows]
 
 
+def in_arrays(row: Any) -> Any:
+    """Return a row, or what `WithStates` yields, with arrays: worker processes send each tensor through a file."""
+    if isinstance(row, tuple):
+        return in_arrays(row[0]), *row[1:]
+    return {name: value.numpy() for name, value in row.items()}
+
+
+def in_tensors(row: Any) -> Any:
+    if isinstance(row, tuple):
+        return in_tensors(row[0]), *row[1:]
+    return {name: torch.from_numpy(value) for name, value in row.items()}
+
+
 def loaded(dataset: Any, workers: int, **options: Any) -> list[Any]:
-    return list(DataLoader(dataset, batch_size=None, num_workers=workers, timeout=120 if workers else 0, **options))
+    loader = DataLoader(
+        dataset, None, num_workers=workers, collate_fn=in_arrays, timeout=120 if workers else 0, **options
+    )
+    return [*map(in_tensors, loader)]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -95,7 +112,7 @@ def test_workers_that_inherit_no_memory_too(tokenizer_folder: Path) -> None:
     raw = stream(4, rows_with_bad(COUNT, {5, 290}))
     engine = engine_of(tokenizer_folder)
     dataset = StreamingPreprocessedDataset(raw, engine, 50, skip_errors=True)
-    found = loaded(dataset, 2, multiprocessing_context="forkserver")
+    found = list(DataLoader(dataset, None, num_workers=2, multiprocessing_context="forkserver", timeout=120))
     whole = PreprocessedDataset(good_rows(COUNT), engine)
     expected = [plain(whole[number]) for number in range(COUNT) if number not in (5, 290)]
     assert Counter(map(plain, found)) == Counter(expected)
@@ -147,7 +164,7 @@ def test_shuffling_is_local_and_chosen_by_seed_and_epoch(workers: int) -> None:
 
 def test_persistent_workers_follow_set_epoch() -> None:
     dataset = StreamingPreprocessedDataset(numbers(COUNT), LengthEngine(), buffer_size=100)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True, timeout=120)
+    loader = DataLoader(dataset, None, num_workers=2, persistent_workers=True, collate_fn=in_arrays, timeout=120)
     epochs = []
     for epoch in (0, 1, 0):
         dataset.set_epoch(epoch)

@@ -446,10 +446,10 @@ def test_every_entry_point_accepts_the_address(
 
 
 def test_gc_refuses_an_age_that_does_not_protect_builds(
-    service: ObjectService, config: Path, capsys: pytest.CaptureFixture[str]
+    service: ObjectService, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = service.address()
-    build(config, address)
+    service.copy(folder, address)
     before = service.contents(address)
     command = ["gc", "--keep", "1", "--store", address, "--older-than"]
     assert main([*command, "11h", "--delete"]) == 2

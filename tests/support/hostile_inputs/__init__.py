@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from support.hostile_inputs import (
-    archives,
-    declarations,
-    encodings,
-    folders,
-    json_files,
-    paths,
-    tables,
-    text_files,
-    tokenizers,
-)
 from support.hostile_inputs.hostile_input import HostileInput
-
-MODULES = (json_files, text_files, encodings, tables, archives, paths, folders, declarations, tokenizers)
 
 
 def all_inputs() -> Iterator[HostileInput]:
     """Yield every input."""
-    for module in MODULES:
+    from support.hostile_inputs import (  # here, because some build large inputs when they are imported
+        archives,
+        declarations,
+        encodings,
+        folders,
+        json_files,
+        paths,
+        tables,
+        text_files,
+        tokenizers,
+    )
+
+    for module in (json_files, text_files, encodings, tables, archives, paths, folders, declarations, tokenizers):
         yield from module.inputs()
