@@ -209,7 +209,7 @@ class Build:
             ahead = self._links_ahead.pop(name, None)
             link = ahead.result() if ahead else self._link(name)
         except Exception:
-            self._complete()  # a failure of a stage before it is the one to report
+            self._complete(STAGES.index(name))  # a failure of a stage before it is the one to report
             raise
         unfinished = [before for before in self._chain if not before.manifest]
         if link.stands_alone:
@@ -248,10 +248,15 @@ class Build:
         while waiting and waiting[0] in self._reports:
             yield self._reports.pop(waiting.popleft())
 
-    def _complete(self) -> None:
-        """Run and publish the stages in progress. A stage that is computed waits for those before it."""
-        ends = [_place(link) for link in self._chain if not link.manifest]
-        chain = [link for link in self._chain if not ends or _place(link) <= ends[-1]]
+    def _complete(self, before: int | None = None) -> None:
+        """Run and publish the stages in progress. One that is computed already waits for those before it.
+
+        Args:
+            before: place of a stage; publish all before it. Default: all up to the last one that must be run, if any.
+        """
+        ends = [_place(link) + 1 for link in self._chain if not link.manifest]
+        before = before if before is not None else max(ends, default=len(STAGES))
+        chain = [link for link in self._chain if _place(link) < before]
         self._chain = [link for link in self._chain if link not in chain]
         if chain:
             self._run(chain)
