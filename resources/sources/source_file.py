@@ -43,15 +43,15 @@ class SourceFile:
         return any(self.name.lower().endswith(suffix) for suffix in COMPRESSIONS)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the path is a local, uncompressed file of no bytes."""
+    def local_size(self) -> int | None:
+        """The size in bytes of a local, uncompressed file; None for any other path."""
         if self.compressed:
-            return False
+            return None
         try:
             found = os.stat(self.path)  # noqa: PTH116  # `Path` would change URLs
         except (OSError, ValueError):
-            return False
-        return stat.S_ISREG(found.st_mode) and not found.st_size
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     @property
     def remote(self) -> bool:
