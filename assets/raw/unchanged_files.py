@@ -87,12 +87,11 @@ class UnchangedFiles:
         for chunk in read(opened):
             seen.append(SharedChunk(chunk.digest, chunk.split, chunk.runs, chunk.unit, chunk.size))
             yield chunk
-        if seen:
-            end = opened.end
-            found = {file.name: notes[file.name] for file in files[start:end] if file.name in notes}
-            group_read = KnownGroup(end - start, opened.closed, seen, found)
-            self.files.note_group(following(len(opened.stamps)), opened.stamps, group_read)
-        return opened.end
+        end = opened.end
+        found = {file.name: notes[file.name] for file in files[start:end] if file.name in notes}
+        group_read = KnownGroup(end - start, opened.closed, seen, found)
+        self.files.note_group(following(len(opened.stamps)), opened.stamps, group_read)
+        return end
 
 
 def known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:
