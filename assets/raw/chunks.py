@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.raw.cut import cut_blocks
+from tokenloom.assets.raw.file_groups import FileGroup, Member, consecutive_files
 from tokenloom.assets.raw.filters import Filter
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk
 from tokenloom.assets.raw.formats.record_boundaries import RecordBlock, Skipped
@@ -24,7 +25,7 @@ from tokenloom.assets.raw.unchanged_prefix import KnownStretch, Rest, unchanged_
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError
+from tokenloom.errors import ConfigError, SourceError
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.prefetch import prefetch
 from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
@@ -80,7 +81,7 @@ def source_chunks(
     size, notes = size or ChunkSize(), notes or SourceNotes()
     _compiled_filters(config)
     taken: dict[str, int] = {}
-    for split, chunks in _sources(config, size, notes, unchanged if limit is None and not heads else None):
+    for split, chunks in _sources(config, size, notes, unchanged if limit is None and not heads else None, heads):
         parts = _parts_of(config, split)
         seen: set[str] = set()
         for chunk in chunks:
@@ -107,18 +108,24 @@ def _parts_of(config: PipelineConfig, split: str) -> tuple[str, ...]:
 
 
 def _sources(
-    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, unchanged: UnchangedFiles | None
+    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, unchanged: UnchangedFiles | None, alone: bool
 ) -> Iterator[tuple[str, Iterator[InputChunk]]]:
-    """Yield the split and the chunks of each file, or of each split of a dataset."""
+    """Yield the split and the chunks of each file or consecutive small files, or of each split of a dataset.
+
+    Args:
+        alone: whether small files share no chunks.
+    """
     source, named = locate(config), config.dataset.splits
     if isinstance(source, list):
         if named and TRAIN not in named:
             raise config.fault("dataset.splits", f"files contain only the split {TRAIN}, got {', '.join(named)}")
-        for file in source:
-            if file.format in ("jsonl", "text") and file.is_empty:  # those of other formats can be damaged
+        for files in consecutive_files(source, size):
+            if len(files) > 1 and not alone:
+                yield TRAIN, _small_files_chunks(config, files, size, notes, unchanged)
                 continue
-            read = partial(_file_chunks, config, file, size, notes)
-            yield TRAIN, unchanged.chunks(file, read, notes.files) if unchanged else read([])
+            for file in files:
+                read = partial(_file_chunks, config, file, size, notes)
+                yield TRAIN, unchanged.chunks(file, read, notes.files) if unchanged else read([])
         return
     splits = _splits(config, source, notes)
     if missing := [split for split in named or () if split not in splits]:
@@ -147,6 +154,73 @@ def _file_chunks(
     if file.format in ("parquet", "arrow"):
         return _table_chunks(config, read_tables(file), size, TRAIN, file.name)
     return _record_chunks(config, file, size, notes, known)
+
+
+def _small_files_chunks(
+    config: PipelineConfig,
+    files: Sequence[SourceFile],
+    size: ChunkSize,
+    notes: SourceNotes,
+    unchanged: UnchangedFiles | None,
+) -> Iterator[InputChunk]:
+    start = 0
+    while start < len(files):
+        group = partial(FileGroup, config.dataset, files, start, size)
+        read = partial(_group_chunks, config, size, notes)
+        if unchanged:
+            start = yield from unchanged.group_chunks(files, start, group, read, notes.files)
+        else:
+            opened = group()
+            yield from read(opened)
+            start = opened.end
+
+
+def _group_chunks(
+    config: PipelineConfig, size: ChunkSize, notes: SourceNotes, group: FileGroup
+) -> Iterator[InputChunk]:
+    records = group.records
+    if records is None:
+        return
+    if group.alone:
+        yield from _record_chunks(config, group.members[0].file, size, notes, [])
+        return
+    first = line = 0
+    for block in cut_blocks(_read_ahead(group.blocks()), size):
+        positions, count = records.positions(block)
+        if positions is None:
+            raise AssertionError("records of small files start on their own lines")
+        within, runs = group.runs(first, line, positions)
+        members = group.members[within]
+        bounds = [] if records.bounds_follow else [digest_bytes(block.bounds.tobytes())]
+        digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped, *bounds)
+        parse = partial(_parse_group, config, records, block, positions, members, first)
+        chunk = InputChunk(digest, TRAIN, runs, lambda: None, "line", size=len(block.data))
+        yield from _parts(config, chunk, parse, block.hashes)
+        first += len(positions)
+        line += count
+        notes.files |= {member.file.name: member.found for member in members if member.found}
+
+
+def _parse_group(
+    config: PipelineConfig,
+    records: RecordFile,
+    block: RecordBlock,
+    positions: Ints,
+    members: Sequence[Member],
+    first: int,
+) -> ParsedChunk:
+    """Parse a chunk of several files. If it is refused as a whole, parse file by file, so that the message names one.
+
+    Args:
+        first: the chunk's first record in the stream of its group.
+    """
+    try:
+        return records.parse_block(block, 0).positioned(positions, members[0].file.name)
+    except SourceError:
+        for member, end in zip(members, [*(member.start - first for member in members[1:]), None], strict=True):
+            part = block.slice(max(member.start - first, 0), len(positions) if end is None else end)
+            open_records(config.dataset, member.file).parse_block(part, 0).positioned(None, member.file.name)
+        raise
 
 
 def _record_chunks(
@@ -189,10 +263,14 @@ def _read_ahead(blocks: Iterator[RecordBlock]) -> Iterator[RecordBlock]:
     yield from first if len(first) < 2 else prefetch(chain(first, blocks), attrgetter("hashes"))
 
 
-def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = ()) -> str:
-    """Return a chunk's digest, given the digest of its bytes. It contains the size limit only if that had an effect."""
+def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] = (), *bounds: str) -> str:
+    """Return a chunk's digest, given the digest of its bytes. It contains the size limit only if that had an effect.
+
+    Args:
+        bounds: the digest of the records' bounds, if they do not follow from the bytes.
+    """
     effect = [records.limit, [astuple(record) for record in skipped]] if skipped else []
-    return digest_json([content, records.facts, *effect])
+    return digest_json([content, records.facts, *effect, *bounds])
 
 
 def _first_digest(config: PipelineConfig, records: RecordFile, content: str) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
+from tokenloom.assets.raw.file_groups import FileGroup
 from tokenloom.assets.stage.definition import ChunkOutput, InputChunk
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.store import Run
-from tokenloom.resources.store.known_files import KnownChunk, KnownFiles, file_stamp
+from tokenloom.resources.store.known_files import (
+    KnownChunk,
+    KnownFiles,
+    KnownGroup,
+    SharedChunk,
+    file_stamp,
+)
 
 FileReader = Callable[[Sequence[KnownChunk]], Iterator[InputChunk]]
 """Reads a file's chunks, given the known chunks that it started with in an earlier build."""
@@ -49,6 +56,42 @@ class UnchangedFiles:
             yield chunk
         if seen:  # reading a file without rows again is cheaper than an entry
             self.files.note(file.path, before, seen, notes.get(file.name, {}))
+
+    def group_chunks(
+        self,
+        files: Sequence[SourceFile],
+        start: int,
+        group: Callable[[], FileGroup],
+        read: Callable[[FileGroup], Iterator[InputChunk]],
+        notes: dict[str, dict[str, str]],
+    ) -> Generator[InputChunk, None, int]:
+        """Yield the chunks of a group of small files, and return where it ends; read it only if a file changed.
+
+        Args:
+            start: the first file of the group.
+            group: opens the group.
+            notes: what was detected in each file, by its name; those of this group are added.
+        """
+
+        def following(count: int) -> list[tuple[str, str]]:
+            return [(file.path, file.name) for file in files[start : start + count]]
+
+        entry = self.files.find_group(following)
+        if entry and all(self.is_stored(chunk.digest) for chunk in entry.chunks):
+            notes |= entry.found
+            for chunk in entry.chunks:
+                load = partial(_read_again, lambda _: read(group()), chunk.digest, chunk.runs[0].source)
+                yield InputChunk(chunk.digest, chunk.split, chunk.runs, load, chunk.unit, size=chunk.size)
+            return start + entry.files
+        opened, seen = group(), list[SharedChunk]()
+        for chunk in read(opened):
+            seen.append(SharedChunk(chunk.digest, chunk.split, chunk.runs, chunk.unit, chunk.size))
+            yield chunk
+        end = opened.end
+        found = {file.name: notes[file.name] for file in files[start:end] if file.name in notes}
+        group_read = KnownGroup(end - start, opened.closed, seen, found)
+        self.files.note_group(following(len(opened.stamps)), opened.stamps, group_read)
+        return end
 
 
 def known_chunk(chunk: KnownChunk, file: SourceFile, read: FileReader) -> InputChunk:

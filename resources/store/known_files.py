@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from tokenloom.errors import StoreUnavailableError, escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.blobs.blobs import Blobs
+from tokenloom.resources.store.manifest import Run
 from tokenloom.resources.store.records import decode_record, encode_record
 
 FILES = "files"
 SETTLED_SECONDS = 2.0
 """A file modified within this many seconds gets no entry: clocks of file systems are coarse."""
+
+
+Stamp = list[int]
+"""A file's size, modification and status change times (ns), inode and device."""
 
 
 class KnownChunk(NamedTuple):
@@ -42,6 +48,32 @@ class KnownFile(NamedTuple):
     chunks: list[KnownChunk]
     found: dict[str, str]
     untouched: bool
+
+
+class SharedChunk(NamedTuple):
+    """A chunk of a group of files; see `KnownChunk`."""
+
+    digest: str
+    split: str
+    runs: tuple[Run, ...]
+    unit: str
+    size: int
+
+
+class KnownGroup(NamedTuple):
+    """A group of consecutive files that were read as one.
+
+    Args:
+        files: the number of files.
+        closed: whether the group does not depend on the file after it.
+        chunks: its chunks, in order.
+        found: the properties that were detected, by file name.
+    """
+
+    files: int
+    closed: bool
+    chunks: list[SharedChunk]
+    found: dict[str, dict[str, str]]
 
 
 class KnownFiles:
@@ -73,14 +105,58 @@ class KnownFiles:
         Args:
             before: the file's stamp before it was read.
         """
-        if before is None or before != file_stamp(path) or time.time() - max(before[1:3]) / 1e9 < SETTLED_SECONDS:
-            return
-        name = self._blob(path)
-        with suppress(StoreUnavailableError):  # an entry only saves time
-            self._blobs.write(name, encode_record(name, {"stamp": before, "chunks": chunks, "found": found}))
+        if before is not None and before == file_stamp(path) and _settled(before):
+            self._write(self._blob(path), {"stamp": before, "chunks": chunks, "found": found})
 
-    def _blob(self, path: str) -> str:
-        return f"{FILES}/{digest_json([escaped(os.path.realpath(path)), self._reading])}.json"
+    def find_group(self, following: Callable[[int], Sequence[tuple[str, str]]]) -> KnownGroup | None:
+        """Return the group that starts with a file, if no file that it depends on has changed.
+
+        Args:
+            following: returns path and name of so many files, from that one on, or of fewer if there are no more.
+        """
+        name = self._blob(following(1)[0][0], "group")
+        try:
+            entry = decode_record(name, self._blobs.read(name))
+            count, closed = entry["files"], entry["closed"]
+            watched = following(count + (not closed))
+            if not 0 < count <= len(watched) or entry["stamps"] != _digest_stamps(watched, _stamps(watched)):
+                return None
+            chunks = [_shared_chunk(*chunk) for chunk in entry["chunks"]]
+            found = {_text(name): {_text(k): _text(v) for k, v in one.items()} for name, one in entry["found"].items()}
+            return KnownGroup(count, closed, chunks, found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def note_group(self, files: Sequence[tuple[str, str]], before: list[Stamp | None], group: KnownGroup) -> None:
+        """Add the entry of a group, unless a file can have changed while it was read.
+
+        Args:
+            files: path and name of each file of the group, and of the file after it if the group depends on that.
+            before: the stamp of each before it was read.
+        """
+        if all(stamp is not None and _settled(stamp) for stamp in before) and before == _stamps(files):
+            entry = {**group._asdict(), "stamps": _digest_stamps(files, before)}
+            self._write(self._blob(files[0][0], "group"), entry)
+
+    def _write(self, name: str, entry: dict[str, Any]) -> None:
+        with suppress(StoreUnavailableError):  # an entry only saves time
+            self._blobs.write(name, encode_record(name, entry))
+
+    def _blob(self, path: str, *kind: str) -> str:
+        return f"{FILES}/{digest_json([escaped(os.path.realpath(path)), self._reading, *kind])}.json"
+
+
+def _stamps(files: Sequence[tuple[str, str]]) -> list[Stamp | None]:
+    return [file_stamp(path) for path, _ in files]
+
+
+def _digest_stamps(files: Sequence[tuple[str, str]], stamps: Sequence[Stamp | None]) -> str:
+    return digest_json([[name, stamp] for (_, name), stamp in zip(files, stamps, strict=True)])
+
+
+def _settled(stamp: Stamp) -> bool:
+    """Return whether a file's last change is long enough ago for a later one to change its times."""
+    return time.time() - max(stamp[1:3]) / 1e9 >= SETTLED_SECONDS
 
 
 def _known_chunk(digest: Any, split: Any, offset: Any, unit: Any, size: Any) -> KnownChunk:
@@ -94,15 +170,27 @@ def _known_chunk(digest: Any, split: Any, offset: Any, unit: Any, size: Any) -> 
     return KnownChunk(_text(digest), _text(split), offset, _text(unit), size)
 
 
+def _shared_chunk(digest: Any, split: Any, runs: Any, unit: Any, size: Any) -> SharedChunk:
+    """Return the chunk with these fields.
+
+    Raises:
+        ValueError: one is not valid.
+    """
+    found = tuple(Run(_text(source), first, offset) for source, first, offset in runs)
+    numbers = [size, *(number for run in found for number in run[1:])]
+    if not found or found[0].first or any(type(number) is not int or number < -1 for number in numbers):
+        raise ValueError("not a chunk")
+    return SharedChunk(_text(digest), _text(split), found, _text(unit), size)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("not a text")
     return value
 
 
-def file_stamp(path: str) -> list[int] | None:
-    """Return a file's size, modification and status change times (ns), inode and device; None if it is not a local
-    file."""
+def file_stamp(path: str) -> Stamp | None:
+    """Return a file's stamp; None if it is not a local file."""
     try:
         found = os.stat(path)  # noqa: PTH116  # `Path` would change URLs
     except OSError:

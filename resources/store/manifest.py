@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.actions import MAX_COUNT, MAX_ROWS, Outcome
 from tokenloom.resources.store.blobs.object_names import DIGEST_CHARACTERS, is_digest
 from tokenloom.resources.store.records import parse_json
-from tokenloom.resources.tables.ragged import flat_numbers, one_array, text_parts
+from tokenloom.resources.tables.ragged import flat_numbers, offsets_of, one_array, text_parts
 
 MANIFEST_VERSION = 4
 
@@ -64,6 +65,7 @@ _SCHEMA = pa.schema(
         ("blocks", pa.string()),
     ]
 )
+_RUNS = _SCHEMA.get_field_index("runs")
 
 
 class Run(NamedTuple):
@@ -177,8 +179,8 @@ class Manifest:
         """Encode the manifest as a table: one row per chunk, everything else as JSON in the schema's metadata."""
         head = {"version": MANIFEST_VERSION, "dataset": self.dataset, "stage": self.stage}
         head |= {name: getattr(self, name) for name in _JSON_FIELDS}
-        rows = [{**asdict(chunk), "runs": [run._asdict() for run in chunk.runs]} for chunk in self.chunks]
-        table = pa.Table.from_pylist(rows, _SCHEMA)
+        table = pa.Table.from_pylist([vars(chunk) for chunk in self.chunks], _SCHEMA.remove(_RUNS))
+        table = table.add_column(_RUNS, _SCHEMA.field(_RUNS), _list_array([chunk.runs for chunk in self.chunks]))
         return table.replace_schema_metadata({"tokenloom": json.dumps(head, sort_keys=True)})
 
     @classmethod
@@ -196,14 +198,32 @@ class Manifest:
             )
         try:
             _check_chunks(table)
-            rows: list[dict[str, Any]] = table.to_pylist()
-            chunks = tuple(ManifestChunk(**{**row, "runs": tuple(Run(**run) for run in row["runs"])}) for row in rows)
+            rows: list[dict[str, Any]] = table.remove_column(_RUNS).to_pylist()
+            listed = zip(rows, _lists_of(one_array(table["runs"])), strict=True)
+            chunks = tuple(ManifestChunk(**row, runs=runs) for row, runs in listed)
             return cls(head["dataset"], head["stage"], chunks, *(head[name] for name in _JSON_FIELDS))
         except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise StoreError(
                 f"the manifest does not have the fields that this version of tokenloom expects ({str(error)[:200]}); "
                 "build the dataset again"
             ) from error
+
+
+def _list_array(lists: Sequence[Sequence[Run]]) -> pa.Array:
+    """Return the runs of each chunk as an array; there can be many thousands."""
+    kind = _SCHEMA.field(_RUNS).type
+    columns = zip(*chain.from_iterable(lists), strict=True) if lists else ([], [], [])
+    values = [pa.array(column, field.type) for column, field in zip(columns, kind.value_type, strict=True)]
+    structs = pa.StructArray.from_arrays(values, fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets_of(np.array(list(map(len, lists)), np.int64)), pa.int32()), structs
+    )
+
+
+def _lists_of(array: pa.Array) -> list[tuple[Run, ...]]:
+    """Return the runs of each chunk."""
+    flat = list(map(Run._make, zip(*(column.to_pylist() for column in one_array(array.values).flatten()), strict=True)))
+    return [tuple(flat[start:end]) for start, end in pairwise(flat_numbers(array.offsets).tolist())]
 
 
 def _check_chunks(table: pa.Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from dataclasses import dataclass
@@ -78,14 +79,15 @@ def runnable(config: PipelineConfig, store: Path | None = None) -> dg.Definition
 
 
 def new_project(folder: Path) -> Project:
-    """One dataset of two files, so of two chunks."""
+    """One dataset of two files, so of two chunks: a compressed file shares none."""
     made = Project(folder)
     rows = made.pipelines / "rows"
     rows.mkdir(parents=True)
-    for part, name in enumerate(("a.jsonl", "b.jsonl")):
+    for part, name in enumerate(("a.jsonl", "b.jsonl.gz")):
         numbers = range(part * ROWS // 2, (part + 1) * ROWS // 2)
         records = ({"instruction": f"Square {n}", "input": f"mind {n % 7}", "output": f"{n * n}"} for n in numbers)
-        (rows / name).write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+        data = "".join(f"{json.dumps(record)}\n" for record in records).encode()
+        (rows / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     made.write()
     return made
 

@@ -79,6 +79,8 @@ def _wide(head: bytes) -> str:
     In such text, the zeros of spaces, digits and line ends are at the same positions within each unit.
     """
     sample = head[: _SAMPLE - _SAMPLE % 4]
+    if b"\0" not in sample:
+        return ""
     zeros = np.flatnonzero(np.frombuffer(sample, np.uint8) == 0)
     if len(zeros) < max(2, len(sample) / 100) or (len(zeros) < len(sample) / 4 and _is_narrow(sample)):
         return ""

@@ -130,7 +130,8 @@ class RecordBlock:
                 for one in block.skipped
             ),
         )
-        whole.__dict__["_hashed"] = np.concatenate([block.hashes for block in blocks])
+        if all("_hashed" in block.__dict__ for block in blocks):
+            whole.__dict__["_hashed"] = np.concatenate([block.hashes for block in blocks])
         return whole
 
 

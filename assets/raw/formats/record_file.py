@@ -74,6 +74,11 @@ class RecordFile:
     found: dict[str, str]
     limit: int
 
+    @property
+    def bounds_follow(self) -> bool:
+        """Whether the bytes of several files, each with a newline at its end, determine the bounds of their records."""
+        return self.facts.get("rows", "line") == "line"
+
     def blocks(self, text: Iterator[bytes] | None = None, lines: int | None = None) -> Iterator[RecordBlock]:
         """Yield the records of the file, or of the given text after `lines` lines of the file."""
         finder = self.finder(self.first_line if lines is None else lines)
