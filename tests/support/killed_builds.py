@@ -38,7 +38,7 @@ from support.datasets_on_disk import PROMPT, rows, write_dataset
 from support.garbage import DAY, gc
 from support.store_files import age, stems
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.chain import Chain
+from tokenloom.assets.building.chain import Chain, Link
 from tokenloom.assets.building.target import open_target
 from tokenloom.config.load import load_config
 from tokenloom.errors import DatasetNotFoundError
@@ -183,20 +183,23 @@ def watched(work: Work, store: Path, rows: Path, fatal: Operation | None) -> tup
         seen("fsync", path)
         fsync(file)
 
-    def at(name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
-        def named(self: Any, argument: Any, *others: Any) -> Any:
-            place.stage = name or argument.stage.name
-            return function(self, argument, *others)
+    def at(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def named(*arguments: Any) -> Any:
+            place.stage = name
+            return function(*arguments)
 
         return named
 
+    def one(self: Chain, link: Link, *others: Any) -> Any:
+        *most, write = others
+        name = link.stage.name
+        return at(name, run_one)(self, link, *most, lambda store: write(at(name, store)))
+
     os.fsync = synced
-    for owner, method, name in (
-        (Chain, "_one", None),
-        (Build, "_sidecars", "sidecars"),
-        (Build, "_publish", "publish"),
-    ):
-        setattr(owner, method, at(name, getattr(owner, method)))
+    run_one = getattr(Chain, "_one")  # noqa: B009
+    setattr(Chain, "_one", one)  # noqa: B010
+    for method, name in (("_sidecars", "sidecars"), ("_publish", "publish")):
+        setattr(Build, method, at(name, getattr(Build, method)))
     sys.addaudithook(hook)
     return work(store), counted
 
