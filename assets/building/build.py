@@ -205,6 +205,8 @@ class Build:
             while self._chain:
                 self._complete()
             return
+        if name == "tokens":
+            self._ahead.clear()  # too late to prepare it ahead
         try:
             ahead = self._links_ahead.pop(name, None)
             link = ahead.result() if ahead else self._link(name)
