@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -19,11 +20,15 @@ from tokenloom.errors import ConfigError, DatasetNotFoundError
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory, write_config: Callable[..., Path], tokenizer_folder: Path) -> Path:
-    """A YAML over a folder of several files."""
+    """A YAML over a folder of several files, which share no chunks: every other one is compressed."""
     path = tmp_path_factory.mktemp("streaming")
     (path / "files").mkdir()
     for number in range(5):
-        write_rows(path / "files" / f"{number}.jsonl", 40 + number, seed=number)
+        file = path / "files" / f"{number}.jsonl"
+        write_rows(file, 40 + number, seed=number)
+        if number % 2:
+            file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+            file.unlink()
     dataset = {"name": "files", "val_split": 0.2}
     return write_config(path, "streamed", dataset=dataset, dataloader={"batch_size": 4}, **settings(tokenizer_folder))
 
