@@ -24,7 +24,7 @@ from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, text_parts
 
-SAMPLE, SAMPLE_BYTES, LONGEST_SAMPLE = 8, 4 << 10, 64 << 10
+SAMPLE, SAMPLE_BYTES, LONGEST_SAMPLE = 16, 4 << 10, 64 << 10
 """Number of segments of a chunk that are compared with `tokenizers`, and their largest size in bytes. If all segments
 are larger, the shortest one is compared, up to `LONGEST_SAMPLE`."""
 

@@ -112,7 +112,8 @@ class KnownFiles:
         """Return the group that starts with a file, if no file that it depends on has changed.
 
         Args:
-            following: returns path and name of so many files, from that one on, or of fewer if there are no more.
+            following: returns the path and the name of the next files, given how many; the first is that file. At the
+                end of the source they are fewer.
         """
         name = self._blob(following(1)[0][0], "group")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -49,14 +50,21 @@ class ForkedPrograms:
         self._server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(
-        self, program: str, folder: Path, environment: Mapping[str, str] = os.environ
+        self, program: str, folder: Path, environment: Mapping[str, str] = os.environ, seconds: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program in a folder."""
+        """Run a program in a folder.
+
+        Raises:
+            TimeoutError: it takes longer than `seconds`.
+        """
         assert self._server.stdin is not None and self._server.stdout is not None
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             files = [os.devnull, out.name, err.name]
             self._server.stdin.write(json.dumps([program, str(folder), dict(environment), files]) + "\n")
             self._server.stdin.flush()
+            if not select.select([self._server.stdout], [], [], seconds)[0]:
+                self._server.kill()
+                raise TimeoutError(f"the program did not end within {seconds} s: {err.read()}")
             code = int(self._server.stdout.readline())
             return subprocess.CompletedProcess([], code, out.read(), err.read())
 
