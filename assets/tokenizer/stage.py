@@ -22,7 +22,7 @@ from tokenloom.resources.tokenizers import (
     TokenizerSpec,
     declared_tokenizer,
     export_config,
-    load_tokenizer,
+    token_ids,
     vocab_size,
 )
 
@@ -73,10 +73,10 @@ class TokenizerStage(Stage):
         files = tokenizer_files(context.store, digest)
         context.store.publish_tokenizer(digest, files)
         control = {"control": list(context.tokenizer.control)}
-        if context.last_facts.get("digest") == digest:  # saves loading the tokenizer
+        if context.last_facts.get("digest") == digest:  # saves parsing the tokenizer
             return {**context.last_facts, **control}
-        tokenizer, tokens = load_tokenizer(files[TOKENIZER]), context.tokenizer.tokens()
-        ids = {name: tokenizer.token_to_id(token) for name, token in tokens.items()}
+        known = token_ids(files[TOKENIZER])
+        ids = {name: known.get(token) for name, token in context.tokenizer.tokens().items()}
         return {"digest": digest, "vocab_size": manifest.counters["vocab_size"], "ids": ids, **control}
 
 

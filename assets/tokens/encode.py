@@ -13,6 +13,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -73,7 +74,7 @@ class ContentEncoder:
         certificates: CertificateStore | None = None,
         worth_bytes: int = WORTH_BYTES,
     ):
-        parsed = json.loads(tokenizer)
+        parsed = msgspec.json.decode(tokenizer)
         unmarked = [token for token in parsed["added_tokens"] if not token["special"] and token["content"] in control]
         for token in unmarked:
             token["special"] = True

@@ -9,7 +9,8 @@ and with one that splits texts the same way but merges any two bytes of them, so
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from importlib import metadata
 from itertools import groupby, product
 from threading import Lock
@@ -56,6 +57,8 @@ CHARACTERS = "aSs1 \t\n\r.'_/<é"
 RUN = 4
 """Length of the longest runs."""
 
+Engines = tuple[Gigatoken, Reference]
+
 _UNKNOWN, _AGREED, _DISPUTED = 0, 1, 2
 _BATCH = 4096
 
@@ -67,16 +70,26 @@ class EngineCertificate:
         plain: the parsed tokenizer.json, without the added tokens that the caller handles itself.
         digest: digest of the original tokenizer.json.
         store: the store's certificates, read and extended here.
+        loaded: returns both engines with the original tokenizer.json, to test texts without the added tokens that
+            `plain` lacks. Default: `plain` is loaded for all texts.
+        lacking: these added tokens.
     """
 
-    def __init__(self, plain: dict[str, Any], digest: str, store: CertificateStore):
+    def __init__(
+        self,
+        plain: dict[str, Any],
+        digest: str,
+        store: CertificateStore,
+        loaded: Callable[[], Engines] | None = None,
+        lacking: Sequence[str] = (),
+    ):
         self._plain, self._store, self._lock = plain, store, Lock()
+        self._loaded, self._lacking = loaded or (lambda: self._plain_engines), lacking
         versions = {name: metadata.version(name) for name in ("gigatoken", "tokenizers")}
         self.key = digest_json(
             {"tokenizer": digest, "added": plain["added_tokens"], "versions": versions, "probes": PROBES}
         )
         self._state = np.zeros(0x110000, np.uint8)
-        self._engines: tuple[Gigatoken, Reference] | None = None
         self.refused = self._load()
 
     def _load(self) -> str:
@@ -140,8 +153,7 @@ class EngineCertificate:
     def _differ(self, texts: list[str]) -> npt.NDArray[np.bool_]:
         """Return bool [texts]: whether the engines tokenize the text differently."""
         array = pa.array(texts, pa.string())
-        self._engines = self._engines or _engines(self._plain)
-        tested = [self._engines]
+        tested = [self._loaded() if self._lacks_none(array) else self._plain_engines]
         if (revealed := revealing(self._plain, array)) is not None:
             tested.append(_engines(revealed))
         differ = np.zeros(len(texts), bool)
@@ -149,8 +161,19 @@ class EngineCertificate:
             differ |= unequal(gigatoken.ids(array), reference.ids(array))
         return differ
 
+    def _lacks_none(self, texts: pa.Array) -> bool:
+        """Return whether no text, normalized or not, contains an added token that `plain` lacks."""
+        form = normal_form(self._plain)
+        written = [texts, pc.utf8_normalize(texts, form)] if form else [texts]
+        joined = "\n".join(text for each in written for text in each.to_pylist())
+        return not any(token in joined for token in self._lacking)
 
-def _engines(parsed: dict[str, Any]) -> tuple[Gigatoken, Reference]:
+    @cached_property
+    def _plain_engines(self) -> Engines:
+        return _engines(self._plain)
+
+
+def _engines(parsed: dict[str, Any]) -> Engines:
     """Return both engines with a tokenizer.json."""
     content = json.dumps(parsed)
     return Gigatoken(content), Reference(content, keep_control=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tokenloom.resources.tables.ragged import Ints, offsets_of, text_parts
-from tokenloom.resources.tokenizers import naming_tokenizer
+from tokenloom.resources.tokenizers import load_tokenizer, naming_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -49,14 +49,11 @@ class Reference:
 
     @cached_property
     def _loaded(self) -> Tokenizer:
-        from tokenizers import Tokenizer
-
-        with naming_tokenizer("cannot be loaded"):
-            loaded: Tokenizer = Tokenizer.from_str(self._content)
-            loaded.no_truncation()
-            loaded.no_padding()
-            loaded.encode_special_tokens = not self._keep_control
-            return loaded
+        loaded = load_tokenizer(self._content.encode())
+        loaded.no_truncation()
+        loaded.no_padding()
+        loaded.encode_special_tokens = not self._keep_control
+        return loaded
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
         """Return the ids of all texts, and offsets, int64 [texts + 1].

@@ -7,6 +7,7 @@ token's text. The latter show in the result: the lengths of their tokens do not 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,19 +63,25 @@ class GigatokenEncoder:
         if self.refused:
             return
         bare = {**parsed, "post_processor": None, "truncation": None, "padding": None, "added_tokens": plain}
+        listed = {token["content"] for token in added}
+        unlisted = [_special(token, index) for token, index in control.items() if token not in listed]
+        self._content = json.dumps({**parsed, "added_tokens": [*added, *unlisted]}) if unlisted else content
+        lacking = [token["content"] for token in [*added, *unlisted] if token not in plain]
         try:
-            self._certificate = EngineCertificate(bare, digest_bytes(content.encode()), certificates)
+            self._certificate = EngineCertificate(
+                bare, digest_bytes(content.encode()), certificates, lambda: (self._engine, reference), lacking
+            )
             self.refused = self._certificate.refused
-            listed = {token["content"] for token in added}
-            unlisted = [_special(token, index) for token, index in control.items() if token not in listed]
-            if unlisted:
-                content = json.dumps({**parsed, "added_tokens": [*added, *unlisted]})
             if not self.refused:
-                self._engine = Gigatoken(content)
+                _ = self._engine
         except (ImportError, TokenizerError) as error:
             self.refused = str(error)
         not_plain = [token["id"] for token in added if token not in plain]
         self._vocabulary = vocabulary.without([*not_plain, *control.values()])
+
+    @cached_property
+    def _engine(self) -> Gigatoken:
+        return Gigatoken(self._content)
 
     @property
     def key(self) -> str:

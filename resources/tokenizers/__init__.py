@@ -6,7 +6,7 @@ reads the files next to a tokenizer, `tokenizer_json` parses and checks the resu
 """
 
 from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, TEMPLATE, TOKENIZER
-from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, naming_tokenizer, vocab_size
+from tokenloom.resources.tokenizers.tokenizer_json import load_tokenizer, naming_tokenizer, token_ids, vocab_size
 from tokenloom.resources.tokenizers.tokenizer_spec import (
     SPECIAL_ROLES,
     TokenizerSpec,
@@ -26,5 +26,6 @@ __all__ = [
     "load_tokenizer",
     "naming_tokenizer",
     "resolve_tokenizer",
+    "token_ids",
     "vocab_size",
 ]

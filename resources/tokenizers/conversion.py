@@ -34,6 +34,7 @@ from tokenloom.resources.tokenizers.tokenizer_files import (
     TokenizerFiles,
 )
 from tokenloom.resources.tokenizers.tokenizer_json import (
+    check_tokenizer,
     load_tokenizer,
     parse_json,
     special_token,
@@ -106,7 +107,7 @@ def _convert(files: TokenizerFiles) -> ConvertedTokenizer:
         base = _from_ranks(files, settings) if _has_ranks(files) else _from_model(files, settings, family)
     parsed = parse_json(files.vocabulary, base.content)
     known = vocabulary(parsed)
-    _check(base.content)
+    check_tokenizer(base.content)
     if "type" not in parsed["model"]:  # tokenizers infers it from the model's fields
         parsed["model"] = {"type": _model_type(base.content), **parsed["model"]}
         base = replace(base, content=json.dumps(parsed, ensure_ascii=False).encode())
@@ -139,11 +140,6 @@ class Base:
     named: dict[str, str]
     added: tuple[dict[str, Any], ...] = ()
     ends: tuple[str, ...] = ()
-
-
-@lru_cache(maxsize=4)
-def _check(content: bytes) -> None:
-    load_tokenizer(content)
 
 
 def _model_type(content: bytes) -> str:

@@ -8,7 +8,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tokenloom.errors import TokenizerError
 from tokenloom.resources.exceptions import first_line
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 MAX_ID = 1 << 24
 """Token ids must be smaller than this."""
+
+_checked: dict[bytes, Tokenizer] = {}
+"""The last tokenizer that was checked, by content, if it is not used yet."""
 
 
 def added_token(id: int, content: str, special: bool) -> dict[str, Any]:
@@ -88,21 +94,40 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
     return ids
 
 
+def token_ids(content: bytes) -> dict[str, int]:
+    """Return the id of each token of a valid tokenizer.json, including added tokens."""
+    return vocabulary(msgspec.json.decode(content))
+
+
 def vocab_size(content: bytes) -> int:
-    """Return the highest id of a tokenizer.json, plus one."""
-    return max(vocabulary(json.loads(content)).values()) + 1
+    """Return the highest id of a valid tokenizer.json, plus one."""
+    return max(token_ids(content).values()) + 1
 
 
 def _has_valid_flags(token: dict[str, Any]) -> bool:
     return all(isinstance(token.get(flag, False), bool) for flag in FLAGS)
 
 
+@lru_cache(maxsize=4)
+def check_tokenizer(content: bytes) -> None:
+    """Check that `tokenizers` can load a tokenizer.json. The next `load_tokenizer` of the same content is immediate.
+
+    Raises:
+        TokenizerError: it cannot.
+    """
+    loaded = load_tokenizer(content)
+    _checked.clear()
+    _checked[content] = loaded
+
+
 def load_tokenizer(content: bytes) -> Tokenizer:
-    """Load a tokenizer.json with `tokenizers`.
+    """Load a tokenizer.json with `tokenizers`. The result is not shared.
 
     Raises:
         TokenizerError: `tokenizers` cannot load it.
     """
+    if (loaded := _checked.pop(content, None)) is not None:
+        return loaded
     from tokenizers import Tokenizer
 
     for charsmap in re.findall(rb'"precompiled_charsmap":\s*"([^"]*)"', content):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tokenloom.cli import build, diff, explain, export, gc, inspect, pin, preview, schema, trace, verify, versions
 from tokenloom.cli.options import EXIT_CODES
@@ -54,7 +55,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if named is None:
         parser.print_help(sys.stderr)
         return ConfigError.exit_code
+    _keep_pandas_out()
     return _exit_code(args)
+
+
+def _keep_pandas_out() -> None:
+    """Let pyarrow look for pandas now, and not find it: importing it takes longer than a small build.
+
+    pyarrow looks when it first converts a list, and again whenever a function needs pandas.
+    """
+    if "pandas" in sys.modules or importlib.util.find_spec("pyarrow") is None:
+        return
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        import pyarrow as pa
+
+        pa.array([])
+    finally:
+        sys.meta_path.remove(_NoPandas)
+
+
+class _NoPandas:
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any, target: Any = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname)
 
 
 def _exit_code(args: argparse.Namespace) -> int:

@@ -22,10 +22,11 @@ from support.real_texts import texts_of
 from support.small_tokenizers import byte_level
 from support.tokenizer_kits import FAST, LINES, Kit, Piece, expected, kit_of, labels_of, made
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.prompts.segments import Segments
 from tokenloom.assets.tokens import engine_certificate, gigatoken_encoder
 from tokenloom.assets.tokens.engine_certificate import EngineCertificate, cyclic, refusal, unequal
 from tokenloom.assets.tokens.engines import BATCH_BYTES, Gigatoken, Ids, Reference
-from tokenloom.assets.tokens.gigatoken_encoder import code_points
+from tokenloom.assets.tokens.gigatoken_encoder import GigatokenEncoder, code_points
 from tokenloom.assets.tokens.stage import ENGINE
 from tokenloom.assets.tokens.token_bytes import TokenBytes
 from tokenloom.config import PipelineConfig
@@ -161,6 +162,17 @@ def test_runs_that_the_engines_split_differently_refuse_the_tokenizer(
     assert EngineCertificate(digits_apart, "", certificates(tmp_path)).refused == found.refused
 
 
+def test_tests_with_the_text_of_a_control_token_use_the_tokenizer_without_it(tmp_path: Path) -> None:
+    def with_control() -> Any:
+        raise AssertionError
+
+    plain = {**json.loads(made("llama-3").to_str()), "added_tokens": []}
+    found = EngineCertificate(plain, "", certificates(tmp_path), with_control, ["a"])
+    assert not found.refused and not found.disputes_ascii
+    with pytest.raises(AssertionError):
+        EngineCertificate(plain, "other", certificates(tmp_path), with_control, ["<|end|>"])
+
+
 def test_every_run_of_characters_occurs_in_a_cyclic_text() -> None:
     text = cyclic("abcd", 3)
     assert {"".join(run) for run in product("abcd", repeat=3)} == {text[at : at + 3] for at in range(len(text) - 2)}
@@ -264,12 +276,11 @@ def test_engine_and_workers_change_no_byte(tmp_path: Path, workers: int, monkeyp
 class Wrong(Gigatoken):
     """Correct for its first chunk, then it reverses the ids of every text, so that the lengths still add up."""
 
-    calls = 0
+    chunks = 0
 
     def ids(self, texts: pa.Array) -> tuple[Ids, Ints]:
         ids, offsets = super().ids(texts)
-        Wrong.calls += 1
-        if Wrong.calls > 1:
+        if Wrong.chunks > 1:
             row = np.repeat(np.arange(len(texts)), np.diff(offsets))
             ids = ids[offsets[row] + offsets[row + 1] - 1 - np.arange(len(ids))]
         return ids, offsets
@@ -280,6 +291,13 @@ def test_a_wrong_sample_recomputes_everything_from_that_engine(tmp_path: Path, m
     right = build(path, tmp_path / "right")
     monkeypatch.setenv(ENGINE, "gigatoken")
     monkeypatch.setattr(gigatoken_encoder, "Gigatoken", Wrong)
+    encode = GigatokenEncoder.encode
+
+    def counted(encoder: GigatokenEncoder, cut: Segments, control: Ids) -> Any:
+        Wrong.chunks += 1
+        return encode(encoder, cut, control)
+
+    monkeypatch.setattr(GigatokenEncoder, "encode", counted)
     store, config = ArtifactStore(tmp_path / "store"), PipelineConfig.from_file(path)
     put, engines = store.put_action, []
 
