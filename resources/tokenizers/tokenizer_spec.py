@@ -8,7 +8,9 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.config.small_file import read_small_text
+from tokenloom.errors import did_you_mean
 from tokenloom.resources.sources.resolve import local_path
+from tokenloom.resources.templates.named import NAMED
 from tokenloom.resources.tokenizers.conversion import ConvertedTokenizer, convert, with_more_tokens
 from tokenloom.resources.tokenizers.tokenizer_files import CONFIG, LARGEST_SETTINGS, TOKENIZER, find_files
 from tokenloom.resources.tokenizers.tokenizer_json import first_special
@@ -122,13 +124,18 @@ def declared_tokenizer(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _chat_template(config: PipelineConfig) -> str | None:
-    """Return the YAML's chat template: its text, or the content of the file that it names."""
+    """Return the YAML's chat template: its text, the content of the file that it names, or the built-in one."""
     given = config.tokenizer.chat_template
     if given is None or "{{" in given or "{%" in given:
         return given
     path = local_path(config, given)
     if path is None or not path.is_file():
-        raise config.fault("tokenizer.chat_template", f"no such file: {given}")
+        if given in NAMED:
+            return NAMED[given]
+        names = f"the built-in templates are {', '.join(NAMED)}"
+        raise config.fault(
+            "tokenizer.chat_template", f"no such file: {given}{did_you_mean(given, NAMED) or f'; {names}'}"
+        )
     try:
         return read_small_text(path, LARGEST_SETTINGS)
     except OSError as error:

@@ -74,9 +74,18 @@ def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
         (["build", "small.yaml", "--workers", "0"], "must be an integer of at least 1, got '0'"),
         (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is out of range: the dataset has"),
         (["bild", "small.yaml"], "unknown command 'bild'; did you mean build?"),
+        (["train", "small.yaml"], "unknown command 'train'; tokenloom prepares the data, and your training code opens"),
+        *(
+            (["build", data], f"{data}: is not a YAML file of settings; if it is data, run: tokenloom inspect {data}")
+            for data in ("small.jsonl", "list.json", "object.json", "table.csv", "latin.txt", ".")
+        ),
     ],
 )
 def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[str], message: str) -> None:
+    (built / "list.json").write_text('[{"text": "a"}]')
+    (built / "object.json").write_text('{"data": [{"text": "a"}]}')
+    (built / "table.csv").write_text("question,answer\na,b\n")
+    (built / "latin.txt").write_bytes("Köln".encode("latin-1"))
     done = run(*arguments, folder=built)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr

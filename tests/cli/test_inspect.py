@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tokenloom.config.load import parse_config
 from tokenloom.config.yaml_file import Loader
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.templates.chatml import chatml
+from tokenloom.resources.templates.named import NAMED
 
 
 @pytest.fixture
@@ -52,15 +54,15 @@ def built(config: object, capsys: pytest.CaptureFixture[str], *options: object) 
 
 
 SURE = {
-    "instruct/alpaca_data.json": ("completion", {"prompt": "instruction", "context": "input", "completion": "output"}),
+    "instruct/alpaca_data.json": ("alpaca", {"prompt": "instruction", "context": "input", "completion": "output"}),
     "multilingual/alpaca_zh_demo.json": (
-        "completion",
+        "alpaca",
         {"prompt": "instruction", "context": "input", "completion": "output"},
     ),
-    "math/gsm8k_test.jsonl": ("completion", {"prompt": "question", "completion": "answer"}),
-    "awkward/dialogsum_dev.jsonl": ("completion", {"prompt": "dialogue", "completion": "summary"}),
-    "awkward/TruthfulQA_bom.csv": ("completion", {"prompt": "Question", "completion": "Best Answer"}),
-    "awkward/banking77_test.csv": ("completion", {"prompt": "text", "completion": "category"}),
+    "math/gsm8k_test.jsonl": ("qa", {"prompt": "question", "completion": "answer"}),
+    "awkward/dialogsum_dev.jsonl": ("plain", {"prompt": "dialogue", "completion": "summary"}),
+    "awkward/TruthfulQA_bom.csv": ("qa", {"prompt": "Question", "completion": "Best Answer"}),
+    "awkward/banking77_test.csv": ("plain", {"prompt": "text", "completion": "category"}),
     "chat/dummy_conversation.json": ("chat", {"messages": "conversations"}),
     "chat/toy_chat_fine_tuning.jsonl": ("chat", {"messages": "messages"}),
     "text/wikitext-2/test.txt": ("text", {"text": "text"}),
@@ -76,9 +78,10 @@ def test_the_yaml_of_a_sure_reading_builds_as_it_is(
     assert "Read as" in said
     (path,) = folder.glob("*.yaml")
     settings = yaml.safe_load(path.read_text())
-    format_type, roles = SURE[name]
+    style, roles = SURE[name]
     assert settings["dataset"]["column_mapping"] == roles
-    assert settings["prompt_template"]["format_type"] == format_type
+    assert settings["prompt_template"]["format_type"] == ("chat" if style in NAMED else style)
+    assert (settings["tokenizer"].get("chat_template") == style) == (style in NAMED)
     stages = built(path, capsys, "--limit", 400)
     assert all(stages[stage]["chunks_reused"] == stages[stage]["chunks"] for stage in ("raw", "schema"))
     assert stages["sequences"]["tokens"] > 1000
@@ -122,6 +125,55 @@ def test_the_yaml_of_a_layout_builds(folder: Path, name: str, capsys: pytest.Cap
     assert name in yaml.safe_load((folder / "rows.yaml").read_text())["dataset"]["column_mapping"]
     capsys.readouterr()
     assert built("rows.yaml", capsys)["sequences"]["rows_out"] == 30
+
+
+def texts_of(name: str, store: Path, count: int) -> list[str]:
+    reader = RowReader(ArtifactStore(store), name)
+    return ["".join(run.text for run in reader.read(number).sides[""]) for number in range(count)]
+
+
+QUESTIONS = [{"question": f"What is {n}?", "answer": f"It is {n}."} for n in range(30)]
+
+
+def test_a_prompt_and_its_answer_are_separated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    expected = {
+        (): "Question:\nWhat is 3?\n\nAnswer:\nIt is 3.<|endoftext|>",
+        ("--style", "plain"): "What is 3?\n\nIt is 3.<|endoftext|>",
+        ("--style", "alpaca"): "### Instruction:\nWhat is 3?\n\n### Response:\nIt is 3.<|endoftext|>",
+        ("--style", "chat"): "<|im_start|>user\nWhat is 3?<|im_end|>\n<|im_start|>assistant\nIt is 3.<|im_end|>\n",
+    }
+    for options, text in expected.items():
+        assert main(["inspect", "rows.jsonl", "--force", *options]) == 0
+        built("rows.yaml", capsys)
+        assert texts_of("rows", folder / "store", 4)[3] == text
+
+
+@pytest.mark.parametrize(("before", "after"), [(" ->", " "), ("\n", "")])
+def test_texts_with_white_space_between_them_are_joined_as_they_are(
+    folder: Path, before: str, after: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"prompt": f"The number after {n} is{before}", "completion": f"{after}{n + 1}."} for n in range(30)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    assert main(["inspect", "rows.jsonl"]) == 0
+    assert "white space of their own" in (folder / "rows.yaml").read_text()
+    built("rows.yaml", capsys)
+    text = f"The number after 3 is{before}{after}4.<|endoftext|>"
+    assert texts_of("rows", folder / "store", 4)[3] == text
+
+
+def test_prompts_and_answers_go_through_the_tokenizer_s_own_chat_template(
+    real_data: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    shutil.copytree(real_data / "tokenizers" / "phi-2", folder / "phi-2")
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}"
+    (folder / "phi-2" / "chat_template.jinja").write_text(template)
+    assert main(["inspect", "rows.jsonl", "--tokenizer", "phi-2"]) == 0
+    settings = yaml.safe_load((folder / "rows.yaml").read_text())
+    assert "chat_template" not in settings["tokenizer"] and settings["prompt_template"] == {"format_type": "chat"}
+    built("rows.yaml", capsys)
+    assert texts_of("rows", folder / "store", 1) == ["<user>What is 0?<assistant>It is 0.<|endoftext|>"]
 
 
 def test_a_format_type_without_a_mapping_decides_how_rows_are_read(

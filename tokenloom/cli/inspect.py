@@ -19,6 +19,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", help=text)
     text = "tokenizer to set in the YAML (default: train one)"
     parser.add_argument("--tokenizer", metavar="TOKENIZER", help=text)
+    text = (
+        "how prompts and answers are rendered (default: as the tokenizer's chat template does, or what suits the data)"
+    )
+    parser.add_argument("--style", choices=("alpaca", "chat", "plain", "qa"), help=text)
     text = "YAML file to write, or - for stdout (default: named after SOURCE; none with --json or if SOURCE is a YAML)"
     parser.add_argument("--out", metavar="FILE", help=text)
     parser.add_argument("--force", action="store_true", help="overwrite an existing YAML file")
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         dataset["reader"] = {"root": args.root}
     with BuildProgress(Console(stderr=True, quiet=not sys.stderr.isatty())) as progress:
         store = ArtifactStore(args.store)
-        inspection = inspect_source(args.source, store, progress, dataset, args.tokenizer, args.limit)
+        inspection = inspect_source(args.source, store, progress, dataset, args.tokenizer, args.limit, args.style)
     name, facts = inspection.config.dataset_name, inspection.facts
     console = open_console(stderr=args.json or target == "-", width=160)
     console.print(column_table(f"{name}: {inspection.counts()}", facts["columns"]))

@@ -19,6 +19,10 @@ from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, redacted
 COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, gc, schema)
 
 
+TRAINING = """; tokenloom prepares the data, and your training code opens it: TokenLoader(open_dataset("NAME"), \
+batch_size=8); see docs/train/train.md"""
+
+
 def run() -> NoReturn:
     """Run one command and exit. Large objects are not freed one by one: the system takes them back at once."""
     code = main()
@@ -50,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     if named is not None and named not in commands.choices:
         hint = did_you_mean(named, commands.choices) or f"; the commands are {', '.join(commands.choices)}"
+        hint = TRAINING if named == "train" else hint
         parser.error(f"unknown command {named!r}{hint}")
     args = parser.parse_args(arguments)
     if named is None:

@@ -78,8 +78,21 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Origin]:
         raise ConfigError.at(str(path), f"no such file{_similar_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError.at(str(path), f"cannot be read: {reason}") from None
-    return parse_yaml(text, path)
+        raise _data(path) or ConfigError.at(str(path), f"cannot be read: {reason}") from None
+    try:
+        settings, origin = parse_yaml(text, path)
+    except ConfigError as error:
+        raise _data(path) or error from None
+    if not {"dataset", "mixture"} & settings.keys() and (data := _data(path)):
+        raise data
+    return settings, origin
+
+
+def _data(path: Path) -> ConfigError | None:
+    """Return what to tell if a file without settings is data rather than a YAML, judged by its name."""
+    if is_yaml(path):
+        return None
+    return ConfigError.at(str(path), f"is not a YAML file of settings; if it is data, run: tokenloom inspect {path}")
 
 
 def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:

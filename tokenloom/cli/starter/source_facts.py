@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tokenloom.assets.building.build import Build, StageReport
 from tokenloom.assets.columns.mapping import ALLOWED, plain_roles, resolve, unused_by
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
@@ -36,6 +39,7 @@ class Inspection:
         choice: the format that the data was read as, or close candidates; if the YAML maps columns itself, its mapping.
         refused: why the YAML's own mapping or format type does not fit the rows; None if it does, or if it has neither.
         tokenizer: name and facts of the requested tokenizer, or None.
+        style: the requested style of prompts, or None.
     """
 
     config: PipelineConfig
@@ -45,6 +49,7 @@ class Inspection:
     choice: FormatCandidate | Ambiguity
     refused: str | None
     tokenizer: tuple[str, TokenizerSpec] | None
+    style: str | None = None
 
     def yaml(self, folder: Path) -> str:
         """Return a YAML to start from.
@@ -61,7 +66,25 @@ class Inspection:
         if full_address(self.config.dataset.name) != self.config.dataset.name:
             comments.append("dataset.name: put the credentials (…) back before you build.")
         prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
-        return starter_yaml(dataset, self.facts["columns"], self.choice, tokenizer, comments, prompt)
+        separated = self._has_separators()
+        if separated:
+            comments.append("Prompts or completions have white space of their own between them, so none is added.")
+        columns = self.facts["columns"]
+        return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, separated)
+
+    def _has_separators(self) -> bool:
+        """Return whether the first rows have white space at the end of most prompts, or before most completions."""
+        if self.style or not isinstance(self.choice, FormatCandidate) or self.choice.form != "completion":
+            return False
+        rows = next(self.build.input_chunks("raw")).load()
+        ends = {"prompt": r"\s\z", "completion": r"\A\s"}
+        names = {role: self.choice.roles[role] for role in ends if "context" not in self.choice.roles}
+        found = [
+            pc.mean(pc.match_substring_regex(rows[name], ends[role]).cast(pa.int8())).as_py() or 0
+            for role, name in names.items()
+            if name in rows.column_names and pa.types.is_string(rows[name].type)
+        ]
+        return max(found, default=0) > 0.5
 
     def counts(self) -> str:
         """Return the number of rows of each split, in words."""
@@ -106,6 +129,7 @@ def inspect_source(
     dataset: Mapping[str, Any],
     tokenizer: str | None = None,
     limit: int | None = None,
+    style: str | None = None,
 ) -> Inspection:
     """Run the `raw` and `schema` stages over a source.
 
@@ -117,6 +141,7 @@ def inspect_source(
         dataset: more settings of the `dataset` section.
         tokenizer: hub id or path of the tokenizer to set in the YAML.
         limit: use only the first `limit` rows of each split.
+        style: one of `STYLES`, for the YAML.
 
     Raises:
         ConfigError: no such source or tokenizer, or a setting does not apply to the source.
@@ -143,7 +168,7 @@ def inspect_source(
             choice = next((found for found in detected if found.roles == roles), own)
         except ConfigError as error:
             refused = str(error)
-    return Inspection(config, build, reports, facts, choice, refused, resolved)
+    return Inspection(config, build, reports, facts, choice, refused, resolved, style)
 
 
 def dataset_name(source: str) -> str:

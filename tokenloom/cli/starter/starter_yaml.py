@@ -28,6 +28,14 @@ FORMATS = {"messages": "chat", "dialogue": "chat", "segments": "text"}
 CHATS = ("messages", *PROMPTED)
 """Forms that a chat template renders."""
 
+STYLES = {
+    "alpaca": "'### Instruction:' before the prompt, '### Response:' before the answer",
+    "chat": "the tokenizer's chat template, or ChatML",
+    "plain": "a blank line between prompt and answer",
+    "qa": "'Question:' before the prompt, 'Answer:' before the answer",
+}
+"""How prompts and answers can be rendered."""
+
 LINE_BREAKS = set("\r\n\x85\u2028\u2029")
 """Characters that end a line in YAML."""
 
@@ -48,6 +56,8 @@ def starter_yaml(
     tokenizer: tuple[str, TokenizerSpec] | None = None,
     comments: Sequence[str] = (),
     prompt: Mapping[str, Any] | None = None,
+    style: str | None = None,
+    separated: bool = False,
 ) -> str:
     """Return a dataset's YAML: one that builds if the format is clear, else one with a `column_mapping` to fill in.
 
@@ -58,6 +68,8 @@ def starter_yaml(
         tokenizer: a tokenizer's name and facts; None: the YAML trains one.
         comments: lines about the source.
         prompt: settings of the `prompt_template` section that belong to the mapping.
+        style: one of `STYLES`; default: the tokenizer's chat template, or one that suits the columns.
+        separated: whether prompts or completions of texts have white space of their own between them.
     """
     own_mapping, prompt = dataset.get("column_mapping"), prompt or {}
     rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
@@ -68,17 +80,34 @@ def starter_yaml(
     chat = form in CHATS or bool({"system", "history"} & {*roles})
     if "format_type" in prompt:
         chat = prompt["format_type"] in ("chat", *CHATS)
-    lines += ["tokenizer:", *_tokenizer(tokenizer, chat)]
+    named, own_template = None, tokenizer is not None and tokenizer[1].chat_template is not None
+    if style == "chat" and form in ("completion", *CHATS):
+        chat = True
+    elif style and (chat or form == "completion"):
+        named = style
+    elif form == "completion" and not (chat or prompt or separated):
+        chat, named = own_template, None if own_template else _style(choice)
+    lines += ["tokenizer:", *_tokenizer(tokenizer, chat and not named)]
     lines.append(
         f"  max_length: {_max_length(columns, choice)}  # tokens; longer rows are shortened, see length.strategy"
     )
-    if chat and not (tokenizer and tokenizer[1].chat_template):
+    if named:
+        lines.append(f"  chat_template: {named}  # {STYLES[named]}")
+    elif chat and not own_template:
         lines += [
             "  chat_template: |  # ChatML; {% generation %} marks what is trained",
             *_block(_template(tokenizer, columns, choice)),
         ]
-    lines += ["prompt_template:", *_prompt(form, chat, tokenizer, prompt)]
+    lines += ["prompt_template:", *_prompt(form, chat or bool(named), tokenizer, prompt)]
     return "\n".join(lines) + "\n"
+
+
+def _style(choice: FormatCandidate | Ambiguity) -> str:
+    """Return the template for prompts and completions of text."""
+    if isinstance(choice, Ambiguity):
+        return "plain"
+    asks = "question" in choice.roles.get("prompt", "").lower()
+    return "qa" if asks else "alpaca" if choice.format == "alpaca" else "plain"
 
 
 def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:

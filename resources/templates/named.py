@@ -1,0 +1,45 @@
+"""Chat templates that a YAML can name: `tokenizer.chat_template: alpaca`.
+
+Each marks its answers, stop token included, with `{% generation %}`. Without `tools` and reasoning, except ChatML.
+"""
+
+from __future__ import annotations
+
+from tokenloom.resources.templates.chatml import chatml
+
+_ANSWER = "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
+
+
+def _sections(user: str, assistant: str) -> str:
+    """Return a template that puts a blank line between messages, and a heading before questions and answers."""
+    return (
+        "{% for message in messages %}{{ '' if loop.first else '\\n\\n' }}"
+        f"{{% if message.role == 'assistant' %}}{{{{ {assistant!r} }}}}{_ANSWER}"
+        "{% elif message.role == 'system' %}{{ message.content }}"
+        f"{{% else %}}{{{{ {user!r} }}}}{{{{ message.content }}}}{{% endif %}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{{{{ '\\n\\n' + {assistant!r} }}}}{{% endif %}}"
+    )
+
+
+NAMED = {
+    "alpaca": _sections("### Instruction:\n", "### Response:\n"),
+    "chatml": chatml(tools=True, reasoning=True),
+    "llama-2": (
+        "{% for message in messages %}{% if message.role == 'assistant' %}"
+        "{% generation %}{{ ' ' + message.content + ' ' }}{{ eos_token }}{% endgeneration %}"
+        "{% elif message.role == 'system' %}"
+        "{{ bos_token }}{{ '[INST] <<SYS>>\\n' + message.content + '\\n<</SYS>>\\n\\n' }}"
+        "{% else %}{% if loop.first or messages[loop.index0 - 1].role != 'system' %}"
+        "{{ bos_token }}{{ '[INST] ' }}{% endif %}"
+        "{{ message.content + ' [/INST]' }}{% endif %}{% endfor %}"
+    ),
+    "plain": _sections("", ""),
+    "qa": _sections("Question:\n", "Answer:\n"),
+    "zephyr": (
+        "{% for message in messages %}{{ '<|' + message.role + '|>\\n' }}{% if message.role == 'assistant' %}"
+        + _ANSWER
+        + "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+    ),
+}
+"""Templates by name."""
