@@ -20,22 +20,22 @@ SYSTEM, TALK = (
         {"role": "user", "content": "Name a river."},
         {"role": "assistant", "content": "The Elbe."},
         {"role": "user", "content": "Another."},
-        {"role": "assistant", "content": "The Oder."},
+        {"role": "assistant", "content": "The Rhine."},
     ],
 )
 WRITTEN = {
     "alpaca": "Be brief.\n\n### Instruction:\nName a river.\n\n### Response:\nThe Elbe.</s>\n\n"
-    "### Instruction:\nAnother.\n\n### Response:\nThe Oder.</s>",
+    "### Instruction:\nAnother.\n\n### Response:\nThe Rhine.</s>",
     "chatml": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nName a river.<|im_end|>\n"
     "<|im_start|>assistant\nThe Elbe.<|im_end|>\n<|im_start|>user\nAnother.<|im_end|>\n"
-    "<|im_start|>assistant\nThe Oder.<|im_end|>\n",
+    "<|im_start|>assistant\nThe Rhine.<|im_end|>\n",
     "llama-2": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nName a river. [/INST] The Elbe. </s>"
-    "<s>[INST] Another. [/INST] The Oder. </s>",
-    "plain": "Be brief.\n\nName a river.\n\nThe Elbe.</s>\n\nAnother.\n\nThe Oder.</s>",
+    "<s>[INST] Another. [/INST] The Rhine. </s>",
+    "plain": "Be brief.\n\nName a river.\n\nThe Elbe.</s>\n\nAnother.\n\nThe Rhine.</s>",
     "qa": "Be brief.\n\nQuestion:\nName a river.\n\nAnswer:\nThe Elbe.</s>\n\n"
-    "Question:\nAnother.\n\nAnswer:\nThe Oder.</s>",
+    "Question:\nAnother.\n\nAnswer:\nThe Rhine.</s>",
     "zephyr": "<|system|>\nBe brief.</s>\n<|user|>\nName a river.</s>\n<|assistant|>\nThe Elbe.</s>\n"
-    "<|user|>\nAnother.</s>\n<|assistant|>\nThe Oder.</s>\n",
+    "<|user|>\nAnother.</s>\n<|assistant|>\nThe Rhine.</s>\n",
 }
 TRAINED = {"train": {"vocab_size": 300}, "special_tokens": {"eos": "</s>", "pad": "<pad>"}}
 ORIGINALS = {"alpaca": "alpaca", "chatml": "chatml", "llama-2": "llama-2-chat", "zephyr": "zephyr"}
@@ -54,18 +54,19 @@ def test_the_text_of_a_conversation(name: str) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_each_answer_and_its_stop_are_marked_and_follow_the_text_that_inference_starts_from(name: str) -> None:
     messages = [SYSTEM, *TALK]
-    texts, spans = render_jinja_template(
+    found: Any = render_jinja_template(
         [messages],
         chat_template=NAMED[name],
         return_assistant_tokens_mask=True,
         bos_token="<s>",
         eos_token="</s>",
     )
+    (text,), (spans,) = found
     stop = "<|im_end|>" if name == "chatml" else "</s>"
-    marked = [texts[0][start:end] for start, end in spans[0]]
-    assert [text.strip().replace(" </s>", "</s>") for text in marked] == [f"The Elbe.{stop}", f"The Oder.{stop}"]
-    for number, (start, _) in zip((2, 4), spans[0], strict=True):
-        assert texts[0][:start] == rendered(NAMED[name], messages[:number], add_generation_prompt=True)
+    marked = [text[start:end] for start, end in spans]
+    assert [each.strip().replace(" </s>", "</s>") for each in marked] == [f"The Elbe.{stop}", f"The Rhine.{stop}"]
+    for number, (start, _) in zip((2, 4), spans, strict=True):
+        assert text[:start] == rendered(NAMED[name], messages[:number], add_generation_prompt=True)
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
