@@ -149,6 +149,18 @@ def test_a_prompt_and_its_answer_are_separated(folder: Path, capsys: pytest.Capt
         assert texts_of("rows", folder / "store", 4)[3] == text
 
 
+def test_a_style_that_the_yaml_cannot_follow_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "prose.jsonl").write_text("".join(json.dumps({"text": f"Line {n}. " * 40}) + "\n" for n in range(30)))
+    write_rows(folder / "rows.jsonl")
+    prompt = "prompt_template: {format_type: custom, template: '{instruction}: {output}', label_column: output}\n"
+    mapping = "column_mapping: {prompt: instruction, completion: output}"
+    (folder / "own.yaml").write_text(f"dataset: {{name: rows.jsonl, {mapping}}}\n{prompt}")
+    for source, message in (("prose.jsonl", "which has no prompts"), ("own.yaml", "has a template of its own")):
+        assert main(["inspect", source, "--out", "new.yaml", "--style", "qa"]) == 2
+        assert message in capsys.readouterr().err
+        assert not (folder / "new.yaml").exists()
+
+
 @pytest.mark.parametrize(("before", "after"), [(" ->", " "), ("\n", "")])
 def test_texts_with_white_space_between_them_are_joined_as_they_are(
     folder: Path, before: str, after: str, capsys: pytest.CaptureFixture[str]

@@ -168,7 +168,10 @@ def inspect_source(
             choice = next((found for found in detected if found.roles == roles), own)
         except ConfigError as error:
             refused = str(error)
-    return Inspection(config, build, reports, facts, choice, refused, resolved, style)
+    found = Inspection(config, build, reports, facts, choice, refused, resolved, style)
+    if style:
+        _refuse_style(found)
+    return found
 
 
 def dataset_name(source: str) -> str:
@@ -212,6 +215,15 @@ def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
             raise ConfigError.at(f"--{option}", f"{name} is not a hub dataset; only hub datasets have {things}")
     if "splits" in dataset and isinstance(located, list):
         raise ConfigError.at("--split", f"{name} is not split: rows of files are all in one split")
+
+
+def _refuse_style(found: Inspection) -> None:
+    """Refuse a style of prompts where the YAML that is written could not follow it."""
+    choice = found.choice
+    if isinstance(choice, FormatCandidate) and choice.form in ("text", "segments"):
+        raise ConfigError.at("--style", f"the rows are read as {choice.format}, which has no prompts; omit it")
+    if found.config.prompt_template.template is not None:
+        raise ConfigError.at("--style", "the YAML has a template of its own, prompt_template.template; omit it")
 
 
 def _as_seen_from(folder: Path, config: PipelineConfig) -> str:
