@@ -144,6 +144,16 @@ def test_preview_shows_what_is_trained(built: Path) -> None:
     assert rows[0]["instruction"].split(":")[0] in shown.stdout
 
 
+def test_a_preview_without_colour_has_brackets_around_what_is_trained(tmp_path: Path) -> None:
+    config = write_dataset(tmp_path)
+    (row, *_) = map(json.loads, (tmp_path / "small.jsonl").read_text().splitlines())
+    shown = run("preview", config, "--row", 0, folder=tmp_path).stdout
+    assert "\x1b" not in shown
+    inside = "".join(line.strip("\u2502 ") for line in shown.splitlines()[2:-1])
+    (trained,) = re.findall("\u27e6(.*?)\u27e7", inside)
+    assert trained.replace(" ", "") == f"{row['output']}<|endoftext|>".replace(" ", "")
+
+
 def test_preview_says_why_a_row_is_absent_and_shows_no_control_character(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 300)
     data = tmp_path / "small.jsonl"

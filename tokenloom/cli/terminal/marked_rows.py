@@ -1,9 +1,10 @@
-"""Renders rows with trained and masked tokens in different colours, for the terminal or as an HTML page."""
+"""Renders rows, telling trained from masked tokens: by colour on a terminal, by brackets without colour, or in HTML."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -20,20 +21,37 @@ _STYLES = {
 }
 
 
+BRACKETS = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}"
+"""Around trained text where there is no colour."""
+
+
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
-    """Print rows in colour below a legend."""
+    """Print rows below a legend: in colour, or with brackets around what is trained."""
+    if console.color_system is None or console.no_color:
+        legend = Text(f"{dataset}  {'trained'.join(BRACKETS)} \N{MIDDLE DOT} masked")
+        console.print(Group(legend, *(_panel(row, _bracketed) for row in rows)))
+        return
     legend = Text.assemble(
         (dataset, "bold"), "  ", ("trained", _STYLES[True, False]), " · ", ("masked", _STYLES[False, False]), " · ",
         ("trained control token", _STYLES[True, True]), " · ", ("masked control token", _STYLES[False, True]),
     )  # fmt: skip
-    console.print(Group(legend, *(_panel(row) for row in rows)))
+    console.print(Group(legend, *(_panel(row, _coloured) for row in rows)))
 
 
-def _panel(row: ShownRow) -> RenderableType:
-    sides = [
-        Text.assemble((f"{side}:\n" if side else "", "bold"), *((_shown(run), _style(run)) for run in runs))
-        for side, runs in row.sides.items()
-    ]
+def _coloured(runs: Sequence[Run]) -> Text:
+    return Text.assemble(*((_shown(run), _style(run)) for run in runs))
+
+
+def _bracketed(runs: Sequence[Run]) -> Text:
+    parts = Text()
+    for trained, group in groupby(runs, key=lambda run: run.trained):
+        text = "".join(map(_shown, group))
+        parts.append(text.join(BRACKETS) if trained else text)
+    return parts
+
+
+def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> RenderableType:
+    sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
     text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
     return Panel(text, title=_title(row), title_align="left", border_style="dim")
 
