@@ -70,6 +70,7 @@ def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["build", "smal.yaml"], "smal.yaml: no such file; did you mean small.yaml?"),
+        (["build", "smal.jsonl"], "smal.jsonl: no such file\n"),
         (["build", "small.yaml", "--stage", "tokns"], "--stage: 'tokns' is not one of raw, schema, columns"),
         (["build", "small.yaml", "--workers", "0"], "must be an integer of at least 1, got '0'"),
         (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is out of range: the dataset has"),

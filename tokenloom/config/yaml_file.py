@@ -234,7 +234,7 @@ def _kind(node: yaml.Node | None) -> str:
 
 def _similar_file(path: Path) -> str:
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir() if is_yaml(entry)]
     except OSError:
         return ""
     return did_you_mean(path.name, names)

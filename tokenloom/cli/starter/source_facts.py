@@ -73,18 +73,18 @@ class Inspection:
         return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, separated)
 
     def _has_separators(self) -> bool:
-        """Return whether the first rows have white space at the end of most prompts, or before most completions."""
-        if self.style or not isinstance(self.choice, FormatCandidate) or self.choice.form != "completion":
+        """Return whether in most of the first rows the prompt ends, or the completion starts, with white space."""
+        choice = self.choice
+        if self.style or not isinstance(choice, FormatCandidate) or {*choice.roles} != {"prompt", "completion"}:
             return False
         rows = next(self.build.input_chunks("raw")).load()
-        ends = {"prompt": r"\s\z", "completion": r"\A\s"}
-        names = {role: self.choice.roles[role] for role in ends if "context" not in self.choice.roles}
-        found = [
-            pc.mean(pc.match_substring_regex(rows[name], ends[role]).cast(pa.int8())).as_py() or 0
-            for role, name in names.items()
-            if name in rows.column_names and pa.types.is_string(rows[name].type)
-        ]
-        return max(found, default=0) > 0.5
+        for role, pattern in (("prompt", r"\s\z"), ("completion", r"\A\s")):
+            name = choice.roles[role]
+            if name in rows.column_names and pa.types.is_string(rows[name].type):
+                found = pc.match_substring_regex(rows[name], pattern)
+                if (pc.mean(found.cast(pa.int8())).as_py() or 0) > 0.5:
+                    return True
+        return False
 
     def counts(self) -> str:
         """Return the number of rows of each split, in words."""
