@@ -162,7 +162,10 @@ def test_preview_says_why_a_row_is_absent_and_shows_no_control_character(tmp_pat
     lines[3] = json.dumps({"instruction": "nothing", "input": "", "output": ""})
     lines[4] = json.dumps({"instruction": "\x1b[31m<b>red</b>", "input": "", "output": "a"})
     data.write_text("\n".join(lines) + "\n")
+    data = data.rename(tmp_path / "[red]a.jsonl")
+    config.write_text(config.read_text().replace("small.jsonl", f"'{data.name}'"))
     done = run("preview", config, "--row", 3, 4, folder=tmp_path)
+    assert data.name in done.stdout
     assert "rejected by columns: empty_answer" in done.stdout
     assert "\x1b[31m" not in done.stdout
     run("preview", config, "--row", 4, "--html", "p.html", folder=tmp_path)

@@ -145,6 +145,10 @@ def test_a_prompt_and_its_answer_are_separated(folder: Path, capsys: pytest.Capt
     }
     for options, text in expected.items():
         assert main(["inspect", "rows.jsonl", "--force", *options]) == 0
+        shown = [line.strip("\u2502 ") for line in capsys.readouterr().out.splitlines()]
+        row = text.replace("3", "0").rstrip()
+        answer = row[row.index("It is") :]
+        assert row.replace(answer, f"\u27e6{answer}\u27e7") in "\n".join(shown)
         built("rows.yaml", capsys)
         assert texts_of("rows", folder / "store", 4)[3] == text
 

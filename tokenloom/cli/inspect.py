@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.cli.options import add_command, add_json, add_limit, add_store
-from tokenloom.errors import escaped
+from tokenloom.errors import TokenloomError, escaped
 
 
 def add_parser(commands: Any) -> None:
@@ -45,10 +45,13 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.assets.columns.mapping import unused_notice
     from tokenloom.assets.schema.formats.candidate import FormatCandidate
     from tokenloom.cli.output.targets import check_file, write_file
+    from tokenloom.cli.starter.rendered_row import rendered_row
     from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
     from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.cli.terminal.marked_rows import print_preview
     from tokenloom.cli.terminal.progress import BuildProgress
     from tokenloom.cli.terminal.tables import column_table, format_table
+    from tokenloom.config import PipelineConfig
     from tokenloom.config.yaml_file import is_yaml
     from tokenloom.resources.store import ArtifactStore
 
@@ -88,5 +91,11 @@ def run(args: argparse.Namespace) -> int:
         next_step = f"build it with: tokenloom build {target}"
         if not inspection.is_sure:
             next_step = "fill in its column_mapping, then build it"
+        elif not args.json:
+            try:
+                if (shown := rendered_row(PipelineConfig.from_file(target), inspection.build)) is not None:
+                    print_preview(console, name, [shown])
+            except TokenloomError as error:
+                next_step = f"it does not build yet: {error}"
         say(console, f"Wrote {target}; {next_step}")
     return 0

@@ -53,11 +53,11 @@ def _bracketed(runs: Sequence[Run]) -> Text:
 def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> RenderableType:
     sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
     text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
-    return Panel(text, title=_title(row), title_align="left", border_style="dim")
+    return Panel(text, title=Text(visible(_title(row))), title_align="left", border_style="dim")
 
 
 def _title(row: ShownRow) -> str:
-    counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.sides else ""
+    counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.tokens else ""
     label = "" if row.label is None else f" · label {str(row.label).lower()}"
     return f"row {row.row} · {row.split} · {row.place}{label}{counts}"
 
