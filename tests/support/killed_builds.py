@@ -1,7 +1,8 @@
 """Kills builds and `gc` at chosen file operations and at random moments, and checks the store after each kill.
 
-`python -m support.killed_builds FOLDER SEED KILLS` prints a line per kill: its number, the scenario, where the process
-was killed, and what was found. Processes are forked from this one, which imports what they need and builds nothing.
+`python -m support.killed_builds FOLDER SEED KILLS [SCENARIO]` prints a line per kill: its number, the scenario,
+where the process was killed, and what was found. Processes are forked from this one, which imports what they need and
+builds nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import math
 import os
 import pickle
 import random
@@ -37,6 +39,7 @@ from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import PROMPT, rows, write_dataset
 from support.garbage import DAY, gc
 from support.store_files import age, stems
+from tokenloom.assets.building import build as building
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.chain import Chain, Link
 from tokenloom.assets.building.target import open_target
@@ -65,6 +68,8 @@ OPERATIONS = {
 """Audit events of file operations, each raised before the operation, and the argument that is the path."""
 MOST_KILLED = 4
 """Largest number of times that the processes of one store are killed."""
+SPARED = 0.4
+"""How often one of several processes is not killed."""
 
 
 @dataclass
@@ -78,7 +83,9 @@ class Scenario:
         kept: the names that can be opened before.
         after: what each of the works returns.
         operations: how many file operations of each kind each of the works has.
-        seconds: how long the slowest of the works takes.
+        seconds: how long the works take, run at the same time.
+        timed: fraction of the kills that are at random moments, not before a file operation.
+        most_killed: largest number of times that the processes of one store are killed.
     """
 
     works: list[Work]
@@ -88,6 +95,8 @@ class Scenario:
     after: list[Any] = field(default_factory=list[Any])
     operations: list[Counter[str]] = field(default_factory=list[Counter[str]])
     seconds: float = 0.0
+    timed: float = 0.3
+    most_killed: int = MOST_KILLED
 
     def prepare(self, folder: Path, rows: Path) -> None:
         """Make the store that the works start from, `folder / "before"`, and run each of them on a copy of it."""
@@ -96,15 +105,17 @@ class Scenario:
         stores = [folder / "before"]
         for number, work in enumerate(self.works):
             stores.append(self.store(folder, f"whole{number}"))
-            begun = time.monotonic()
             result, counted = forked(watched, work, stores[-1], rows, None)
-            self.seconds = max(self.seconds, time.monotonic() - begun)
             self.after.append(result)
             self.operations.append(counted)
         for store in stores:
             for name, digest in forked(published, store).items():
                 self.published.setdefault(name, set()).add(digest)
                 self.kept |= {name} if store is stores[0] else set()
+        begun, together = time.monotonic(), self.store(folder, "together")
+        running = [Forked(partial(watched, work, together, rows, None)) for work in self.works]
+        assert [process.result()[0] for process in running] == self.after
+        self.seconds = time.monotonic() - begun
 
     def store(self, folder: Path, name: str) -> Path:
         """Return a new store, as it is before the works."""
@@ -195,6 +206,7 @@ def watched(work: Work, store: Path, rows: Path, fatal: Operation | None) -> tup
         name = link.stage.name
         return at(name, run_one)(self, link, *most, lambda store: write(at(name, store)))
 
+    building.LARGE_BYTES = 0  # so that a thread prepares later stages, as in large builds
     os.fsync = synced
     run_one = getattr(Chain, "_one")  # noqa: B009
     setattr(Chain, "_one", one)  # noqa: B010
@@ -288,6 +300,10 @@ def scenarios(folder: Path) -> tuple[dict[str, Scenario], list[str]]:
     ]
     first, second, third = (partial(built, config) for config in states)
     mix, named = folder / "mixture" / "mix.yaml", frozen_tokenizer(folder)
+    same = [
+        write_rows(folder / "same", f"{name}.jsonl", 400, tokenizer=named, length={"packing": packing})
+        for name, packing in (("plain", "none"), ("packed", "best_fit"))
+    ]
     for name, count in (("a", 120), ("b", 60)):
         write_rows(mix.parent, f"{name}.jsonl", count, tokenizer=named)
     mix.write_text(yaml.safe_dump({"mixture": [{"dataset": "a", "weight": 2}, {"dataset": "b", "weight": 1}]}))
@@ -295,6 +311,7 @@ def scenarios(folder: Path) -> tuple[dict[str, Scenario], list[str]]:
     names = ("lines.jsonl", "table.parquet", "packed.jsonl.gz", "table.csv")
     made = {
         "two builds": Scenario([partial(built, config) for config in pair]),
+        "two builds of the same rows": Scenario([partial(built, config) for config in same], timed=1.0, most_killed=1),
         "an update": Scenario([second], [first]),
         "a mixture": Scenario([partial(mixed, mix)]),
         "gc": Scenario([collected], [first, second, third]),
@@ -304,52 +321,63 @@ def scenarios(folder: Path) -> tuple[dict[str, Scenario], list[str]]:
     return made, sorted(sys.modules)
 
 
-def fate(operations: Counter[str], seconds: float, draw: random.Random) -> tuple[Operation | None, float]:
+def fate(operations: Counter[str], seconds: float, timed: float, draw: random.Random) -> tuple[Operation | None, float]:
     """Draw where a process is killed: before an operation, or after some seconds."""
-    if draw.random() < 0.3:
+    if draw.random() < timed:
         return None, draw.uniform(0.0, 1.1 * seconds)
     kind = draw.choice(sorted({name.split()[1] for name in operations}))
     name = draw.choice(sorted(name for name in operations if name.split()[1] == kind))
     return (name, draw.randint(1, operations[name])), 0.0
 
 
-def killed(scenario: Scenario, store: Path, rows: Path, draw: random.Random) -> list[str]:
-    """Run the works of a scenario, killing each of them unless it ends before; returns where they were killed."""
-    fates = [fate(counted, scenario.seconds, draw) for counted in scenario.operations]
+def killed(scenario: Scenario, store: Path, rows: Path, draw: random.Random) -> tuple[list[str], list[str]]:
+    """Run the works of a scenario at the same time, killing each of them unless it ends before or is spared.
+
+    Returns:
+        Where they were killed, and what is wrong with the results of the others.
+    """
+    fates = [fate(counted, scenario.seconds, scenario.timed, draw) for counted in scenario.operations]
+    if len(fates) > 1 and draw.random() < SPARED:
+        fates[draw.randrange(len(fates))] = None, math.inf
     begun, running = time.monotonic(), list[Forked]()
     for work, (operation, _) in zip(scenario.works, fates, strict=True):
         running.append(Forked(partial(watched, work, store, rows, operation)))
-    for moment, number in sorted((moment, number) for number, (operation, moment) in enumerate(fates) if not operation):
+    timed = [(moment, number) for number, (_, moment) in enumerate(fates) if 0.0 < moment < math.inf]
+    for moment, number in sorted(timed):
         time.sleep(max(begun + moment - time.monotonic(), 0.0))
         os.kill(running[number].pid, signal.SIGKILL)
-    for process in running:
-        process.result()
-    return [
-        f"before {' '.join(map(str, operation))}" if operation else "at a random moment"
-        for process, (operation, _) in zip(running, fates, strict=True)
-        if process.killed
-    ]
+    places, wrong = list[str](), list[str]()
+    for process, (operation, moment), after in zip(running, fates, scenario.after, strict=True):
+        result = process.result()
+        if process.killed:
+            at = f"before {operation[0]} {operation[1]}" if operation else f"at a random moment, {moment:.2f} s"
+            places.append(at)
+        elif result[0] != after:
+            wrong.append("one that was not killed has another result")
+    return places, wrong
 
 
-def main(folder: str, seed: str, kills: str) -> None:
+def main(folder: str, seed: str, kills: str, only: str = "") -> None:
     root, draw, done = Path(folder), random.Random(int(seed)), 0
     rows = root / "rows"
     made, modules = forked(scenarios, rows)
     for module in modules:  # a forked process would import them again
         with suppress(ImportError):
             importlib.import_module(module)
-    for number, (name, scenario) in enumerate(cycle(made.items())):
+    chosen = {name: scenario for name, scenario in made.items() if only in ("", name)}
+    for number, (name, scenario) in enumerate(cycle(chosen.items())):
         place = root / name
         if not scenario.after:
             scenario.prepare(place, rows)
         store = scenario.store(place, f"killed{number}")
-        for _ in range(draw.randint(1, MOST_KILLED)):
-            places = killed(scenario, store, rows, draw)
-            found = forked(faults, store, scenario)
+        for _ in range(draw.randint(1, scenario.most_killed)):
+            places, wrong = killed(scenario, store, rows, draw)
+            found = wrong + forked(faults, store, scenario)
             for at in places:
                 print(f"{done} {name}: {at}: {found or 'intact'}", flush=True)
                 done += 1
             if not places:
+                assert not found, found
                 break
         print(f"{done} {name}: finished: {forked(faults_in_the_end, store, scenario) or 'intact'}", flush=True)
         shutil.rmtree(store)
