@@ -305,12 +305,16 @@ class Build:
 
     def _compute_alone(self, link: Link) -> None:
         """Compute a stage whose input is not another's output, without publishing it."""
+        self._compute_one(link)
+        link.manifest = self._manifests[link.stage.name] = self._completed(link)
+        link.facts = link.manifest.facts
+
+    def _compute_one(self, link: Link) -> None:
+        """Find or compute every chunk of a stage that is not part of a chain."""
         try:
             self._compute([link])
         except StageFailed as failed:
             raise (failed.__cause__ or failed) from None
-        link.manifest = self._manifests[link.stage.name] = self._completed(link)
-        link.facts = link.manifest.facts
 
     def _again(self, names: Sequence[str]) -> list[Link]:
         """Prepare a chain's stages again."""
@@ -375,7 +379,7 @@ class Build:
             StoreError: the raw chunks are from another build.
         """
         link = self._link(SIDECARS)
-        self._compute([link])
+        self._compute_one(link)
         if len(link.chunks) != count:
             raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")
         manifest = Manifest(self.name, SIDECARS, tuple(link.chunks), parts=asdict(link.parts))

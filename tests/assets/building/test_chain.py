@@ -17,6 +17,7 @@ from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.columns.stage import ColumnsStage
 from tokenloom.assets.prompts.stage import PromptsStage
 from tokenloom.assets.sequences.stage import SequencesStage
+from tokenloom.assets.sidecars.stage import SidecarsStage
 from tokenloom.assets.stage.definition import ChunkSize, Work
 from tokenloom.assets.tokens.stage import TokensStage
 from tokenloom.config import PipelineConfig
@@ -149,6 +150,15 @@ def test_a_stage_that_cannot_be_prepared_leaves_those_before_it_published_and_re
     with pytest.raises(DataValidationError, match="cannot be prepared"):
         reported.extend(report.name for report in built.run_all())
     assert [*published(built)] == reported == list(STAGES[: STAGES.index(stage.name)])
+
+
+def test_a_failure_of_sidecars_is_reported_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SidecarsStage, "prepare", failing(SidecarsStage, "any"))
+    config = write_dataset(tmp_path, dataset={"name": "small.jsonl", "keep_columns": ["output"]})
+    built = opened(config, tmp_path / "store")
+    with pytest.raises(DataValidationError, match="sidecars fails"):
+        list(built.run_all())
+    assert [*published(built)] == list(STAGES[:-1])
 
 
 def test_a_failure_upstream_is_the_one_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""A store that fails at any one call: the build is right, or ends with one clear error, and the next one is right."""
+"""A store that fails at any one call, or from there on: the build is right, or ends with one clear error, what it
+published is complete, and the next build is right."""
 
 from __future__ import annotations
 
@@ -11,31 +12,38 @@ from threading import Lock
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
-from support.builds import build, digests
+from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import write_dataset
-from tokenloom.errors import StoreError, StoreUnavailableError
+from tokenloom.assets.building import build as building
+from tokenloom.assets.building.stages import STAGES
+from tokenloom.errors import StoreUnavailableError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.verify import verify
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
-FEW = 8
+FEW = 5
+FAULTS = [(os, "fsync"), *((Folder, name) for name in ("read", "create", "stat", "write", "local"))]
+CASES = [(*fault, lasting) for lasting in (False, True) for fault in FAULTS]
+QUICK = [*CASES[:3], CASES[len(FAULTS)]]
 
 
 class Fault:
-    """Wraps a function so that its call number `at` raises; counts the calls of all threads."""
+    """Wraps a function so that its call number `at` raises, with `lasting` also all later ones; counts the calls of all
+    threads."""
 
-    def __init__(self, function: Callable[..., Any], error: Callable[[], Exception], at: int):
-        self._function, self._error, self._at = function, error, at
+    def __init__(self, function: Callable[..., Any], error: Callable[[], Exception], at: int, lasting: bool):
+        self._function, self._error, self._at, self._lasting = function, error, at, lasting
         self._lock = Lock()
         self.calls = 0
 
     def __call__(self, *arguments: Any) -> Any:
         with self._lock:
             self.calls += 1
-            fails = self.calls == self._at
+            fails = self.calls == self._at or (self._lasting and 0 < self._at < self.calls)
         if fails:
             raise self._error()
         return self._function(*arguments)
@@ -52,23 +60,37 @@ def away() -> Exception:
     return StoreUnavailableError("the store does not answer")
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "error"), [(os, "fsync", full), (Folder, "read", away), (Folder, "create", away)]
-)
+def incomplete(store: ArtifactStore) -> list[str]:
+    """Return the objects of published manifests that are missing or damaged."""
+    wrong = []
+    for name, stage in ((name, stage) for name in store.datasets() for stage in STAGES if store.latest(name, stage)):
+        for chunk in store.manifest(name, stage).chunks:
+            for digest in filter(None, (chunk.output, chunk.rejects, chunk.lengths)):
+                path = store.objects.path(digest)
+                wrong += [stage] if blake3(path.read_bytes()).hexdigest() != digest else []
+    return wrong
+
+
+@pytest.mark.parametrize(("owner", "name", "lasting"), CASES if SOAK else QUICK)
 def test_a_fault_at_any_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Callable[[], Exception]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, lasting: bool
 ) -> None:
-    config = write_dataset(tmp_path, 300)
+    monkeypatch.setattr(building, "LARGE_BYTES", 0)  # a thread prepares later stages, as in large builds
+    changes: dict[str, Any] = {"dataset": {"name": "small.jsonl", "keep_columns": ["output"]}}
+    if lasting:
+        changes["tokenizer"] = frozen_tokenizer(tmp_path)
+    config = write_dataset(tmp_path, 300, **changes)
     right, original = digests(build(config, tmp_path / "right")), getattr(owner, name)
 
     def attempt(store: Path, at: int) -> tuple[bool, int]:
-        fault = Fault(original, error, at)
+        fault = Fault(original, full if owner is os else away, at, lasting)
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fault.method())
             try:
                 assert digests(build(config, store)) == right
-            except StoreError as failed:
+            except StoreUnavailableError as failed:
                 assert at and len(str(failed).splitlines()) == 1
+                assert owner is not os or "free space there" in str(failed)
                 return True, fault.calls
         return False, fault.calls
 
@@ -79,6 +101,8 @@ def test_a_fault_at_any_call(
         store = tmp_path / f"store{at}"
         failed += attempt(store, at)[0]
         if (store / "FORMAT").exists():
-            assert not verify(ArtifactStore(store), None, ComputeEngine(2), remove=False).findings
+            opened = ArtifactStore(store)
+            assert not incomplete(opened), at
+            assert not verify(opened, None, ComputeEngine(2), remove=False).findings, at
         assert digests(build(config, store)) == right, at
-    assert failed > 0.8 * len(places)
+    assert failed > 0.5 * len(places)  # threads make the number of calls vary, and some reads are optional
