@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from support.builds import SMALL, build, digests, frozen_tokenizer
-from support.datasets_on_disk import rows, write_dataset
+from support.datasets_on_disk import TOKENIZER, rows, write_dataset
+from tokenloom.assets.building import build as building
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.resources.store import ArtifactStore
 
+ROUNDS = 60 if os.environ.get("TOKENLOOM_SOAK") == "1" else 2
 Edit = Callable[[list[str], random.Random], None]
 
 CHUNKED = ("raw", "schema", "columns", "prompts", "tokens", "sequences")
@@ -41,6 +46,39 @@ def change(lines: list[str], draw: random.Random) -> None:
 
 def at_the_start(lines: list[str], draw: random.Random) -> None:
     lines.insert(0, line(draw))
+
+
+def break_off(lines: list[str], draw: random.Random) -> None:
+    at = draw.randrange(len(lines))
+    lines[at] = lines[at][:20]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_random_edits_give_the_manifests_of_a_cold_build(
+    tmp_path: Path, trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "LARGE_BYTES", 0)  # a thread prepares later stages, as in large builds
+    config = write_dataset(
+        tmp_path,
+        500,
+        dataset={"name": "small.jsonl", "keep_columns": ["output"], "val_split": 0.1},
+        length={"packing": "best_fit"},
+        validation={"max_reject_fraction": 0.9},
+        tokenizer=TOKENIZER if trained else frozen_tokenizer(tmp_path),
+    )
+    draw, data = random.Random(trained), tmp_path / "small.jsonl"
+    seen = [data.read_text(encoding="utf-8").splitlines()]
+    for _ in range(ROUNDS):
+        lines = list(seen[-1] if draw.random() < 0.8 else draw.choice(seen))
+        for _ in range(draw.randint(0, 6)):
+            draw.choice([append, insert, delete, change, at_the_start, break_off])(lines, draw)
+        seen.append(lines)
+        data.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        made = build(config, tmp_path / "store"), build(config, tmp_path / "cold")
+        assert digests(made[0]) == digests(made[1])
+        stores = [ArtifactStore(tmp_path / name) for name in ("store", "cold")]
+        assert len({tuple(store.latest("small", stage) for stage in STAGES) for store in stores}) == 1
+        shutil.rmtree(tmp_path / "cold")
 
 
 @pytest.mark.parametrize("edit", [append, insert, delete, change, at_the_start])
@@ -100,8 +138,6 @@ def test_a_new_stage_version_recomputes_only_that_stage(
 
 
 def test_chunk_sizes_stay_in_range(tmp_path: Path) -> None:
-    from tokenloom.resources.store import ArtifactStore
-
     build(write_dataset(tmp_path, 4000), tmp_path / "store")
     sizes = [chunk.rows_out for chunk in ArtifactStore(tmp_path / "store").manifest("small", "raw").chunks][:-1]
     assert max(sizes) < 6 * min(sizes), SMALL
