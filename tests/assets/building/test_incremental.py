@@ -17,7 +17,7 @@ from tokenloom.assets.building import build as building
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.resources.store import ArtifactStore
 
-ROUNDS = 60 if os.environ.get("TOKENLOOM_SOAK") == "1" else 2
+ROUNDS = 40 if os.environ.get("TOKENLOOM_SOAK") == "1" else 2
 Edit = Callable[[list[str], random.Random], None]
 
 CHUNKED = ("raw", "schema", "columns", "prompts", "tokens", "sequences")
