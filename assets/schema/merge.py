@@ -23,6 +23,7 @@ from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEA
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints
+from tokenloom.resources.tables.row_hash import Hashes
 
 
 @dataclass
@@ -75,7 +76,7 @@ class _Merged:
         if occurrences is not None:
             rows, nulls = occurrences, nulls + occurrences - rows
         kind = _one_kind(self.kinds)
-        hashes = np.unique(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
+        hashes = _distinct(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
         is_counted = len(hashes) or nulls == rows
         letters, sampled = int(self.letters.sum()), self.counts["sampled"]
         scripts = {
@@ -111,6 +112,12 @@ class _Merged:
             **{name: percentile(self.lengths, fraction, self.longest) for name, fraction in percentiles.items()},
             "longest": self.longest,
         }
+
+
+def _distinct(hashes: Hashes) -> Hashes:
+    """Return the distinct hashes, ascending. `np.unique` builds a hash table, which takes several times as long."""
+    ordered = np.sort(hashes)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
 def _sum(one: Ints, other: Sequence[int]) -> Ints:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from tokenloom.resources.tables.untrusted_table import check_schema
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
+    from tokenloom.resources.store.objects import ObjectStore
 
 
 LARGEST_COUNT = 1 << 48
@@ -42,8 +45,7 @@ class SchemaStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the rows of each split, the columns of the whole dataset, and the formats and roles they suggest."""
-        objects = context.store.objects
-        columns = merge([objects.get_verified(chunk.output, _check_sketch) for chunk in manifest.chunks])
+        columns = merge(_sketches(context.store.objects, [chunk.output for chunk in manifest.chunks]))
         splits: Counter[str] = Counter()
         for chunk in manifest.chunks:
             splits[chunk.split] += chunk.rows_in
@@ -60,6 +62,16 @@ STAGE = SchemaStage()
 
 def _describe(table: pa.Table) -> ChunkOutput:
     return ChunkOutput(sketch(table), rows_in=table.num_rows, rows_out=table.num_rows)
+
+
+def _sketches(objects: ObjectStore, digests: Sequence[str]) -> list[pa.Table]:
+    """Return stored sketches. All are checked at once, and one by one only if that fails."""
+    sketches = [objects.get_verified(digest, partial(check_schema, SKETCH)) for digest in digests]
+    try:
+        _check_sketch(pa.concat_tables(sketches))
+    except ValueError:
+        return [objects.get_verified(digest, _check_sketch) for digest in digests]
+    return sketches
 
 
 def _check_sketch(table: pa.Table) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
-from tokenloom.resources.digest import digest_json
+from tokenloom.resources.digest import canonical_json, digest_bytes
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,13 @@ class KeyParts:
 
     def key(self, chunk: str) -> str:
         """Return the key for an input chunk, given the chunk's digest: the BLAKE3 of the parts as canonical JSON."""
+        return digest_bytes(b'{"chunk":%b,%b' % (canonical_json(chunk), self._common))
+
+    @cached_property
+    def _common(self) -> bytes:
+        """What follows the chunk in the canonical JSON of a key: names are sorted."""
         common = {"stage": self.stage, "version": self.version, "probe": self.probe}
-        return digest_json({**common, "settings": self.settings, "sides": self.sides, "chunk": chunk})
+        return canonical_json({**common, "settings": self.settings, "sides": self.sides})[1:]
 
     @classmethod
     def from_json(cls, parts: Mapping[str, Any]) -> KeyParts | None:
