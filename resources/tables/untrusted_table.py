@@ -9,6 +9,9 @@ import pyarrow as pa
 MAX_WEIGHTLESS = 1 << 26
 """Largest length of an array whose values take no bytes, such as nulls: nothing else bounds it."""
 
+_IN_THIS_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
+"""Chunks are read in parallel; handing the columns of a small one to other threads takes longer than reading them."""
+
 
 def read_table(data: pa.Buffer) -> pa.Table:
     """Read a file of at most one record batch, and validate all of it: buffers, offsets, UTF-8 and nesting.
@@ -17,7 +20,7 @@ def read_table(data: pa.Buffer) -> pa.Table:
         ValueError: the bytes are not such a file; the message is one line.
     """
     try:
-        reader = pa.ipc.open_file(data)
+        reader = pa.ipc.open_file(data, options=_IN_THIS_THREAD)
         if reader.num_record_batches > 1:  # a few bytes can name the same batch many times
             raise ValueError(f"has {reader.num_record_batches:,} record batches instead of one")
         schema = reader.schema
