@@ -11,7 +11,6 @@ from typing import Any
 from tokenloom.resources.digest import canonical_json, digest_bytes
 from tokenloom.resources.store.blobs.object_names import DIGEST_CHARACTERS
 
-
 _HEAD, _TAIL = len(b'{"content":'), len(b',"digest":""}') + DIGEST_CHARACTERS
 """Length of what is before and after the content of a record."""
 
