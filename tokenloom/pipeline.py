@@ -16,6 +16,7 @@ from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import Config, check_config, load_config
 from tokenloom.errors import ConfigError, DatasetNotFoundError, Result, TokenloomError, attempt
 from tokenloom.resources.store import ArtifactStore, Version
+from tokenloom.resources.store.location import default_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +33,7 @@ class DataPipeline:
     """One dataset: its config and its store."""
 
     def __init__(self, config: PipelineConfig, store: str | os.PathLike[str] | None = None):
-        self.config, self.store = config, ArtifactStore(store)
+        self.config, self.store = config, ArtifactStore(store or default_store(config.folder))
 
     @classmethod
     def from_config(
@@ -45,7 +46,8 @@ class DataPipeline:
         For a mixture it is a `MixturePipeline`.
 
         Args:
-            store: the store's folder, or s3://bucket/prefix; default: `$TOKENLOOM_STORE`, else `.tokenloom`.
+            store: the store's folder, or s3://bucket/prefix; default: `$TOKENLOOM_STORE`, else the nearest `.tokenloom`
+                in or above the YAML's folder or the working directory, else a new one at the root of the project.
         """
 
         def opened() -> DataPipeline:
@@ -78,12 +80,20 @@ class DataPipeline:
                 _LOG.warning("%s: %s", build.name, unused_notice(unused))
         return target, reports
 
+    def _opened(self, build: bool) -> BuildTarget:
+        return self._build()[0] if build else open_target(self.config, self.store)
+
     def versions(self) -> list[Version]:
         """Return every published version of the dataset, oldest first."""
         return self.store.versions.of(self.config.dataset_name)
 
     def get_dataset(
-        self, split: str = "train", version: str | None = None, verify: bool = True, pin: str | None = None
+        self,
+        split: str = "train",
+        version: str | None = None,
+        verify: bool = True,
+        pin: str | None = None,
+        build: bool = True,
     ) -> Result[TokenDataset, TokenloomError]:
         """Return the sequences of a split, building what is missing.
 
@@ -91,11 +101,12 @@ class DataPipeline:
             version: an older version, as in `open_dataset`; nothing is built then.
             verify: check the dataset's bytes when they are first read, as `open_dataset` does.
             pin: name of a training run, as in `open_dataset`; nothing is built then.
+            build: whether to build what is missing; if False, the latest version in the store is opened.
         """
 
         def opened() -> Any:
             if version is None and pin is None:
-                return self._build()[0].open_split(split, verify)
+                return self._opened(build).open_split(split, verify)
             from tokenloom.loaders import open_dataset
 
             return open_dataset(self.config.dataset_name, split, self.store.address, version, verify, pin)
@@ -111,6 +122,7 @@ class DataPipeline:
         version: str | None = None,
         verify: bool = True,
         pin: str | None = None,
+        build: bool = True,
     ) -> Result[DataLoader[Any], TokenloomError]:
         """Return a DataLoader over a split, building what is missing.
 
@@ -119,7 +131,7 @@ class DataPipeline:
         Args:
             shuffle: default: the YAML's setting for splits named `train…`, and no shuffling for others.
             rank, world_size: default: those of `torch.distributed` if it is initialized, else 0 and 1.
-            version, verify, pin: as in `get_dataset`.
+            version, verify, pin, build: as in `get_dataset`.
         """
         settings = self.config.dataloader
         shuffled = shuffle if shuffle is not None else split.startswith("train") and settings.shuffle != "none"
@@ -129,7 +141,7 @@ class DataPipeline:
                 return self._streaming(split, shuffled, rank, world_size)
             from tokenloom.loaders import TokenLoader
 
-            dataset: Any = self.get_dataset(split, version, verify, pin).unwrap()
+            dataset: Any = self.get_dataset(split, version, verify, pin, build).unwrap()
             return TokenLoader(
                 dataset,
                 batch_size=settings.batch_size,
@@ -232,7 +244,7 @@ class MixturePipeline(DataPipeline):
     config: MixtureConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # a mixture has no `dataset` section
 
     def __init__(self, config: MixtureConfig, store: str | os.PathLike[str] | None = None):
-        self.config, self.store = config, ArtifactStore(store)
+        self.config, self.store = config, ArtifactStore(store or default_store(config.folder))
 
     def versions(self) -> list[Version]:
         """
@@ -242,7 +254,12 @@ class MixturePipeline(DataPipeline):
         raise self._each_has_its_own("versions")
 
     def get_dataset(  # pyright: ignore[reportIncompatibleMethodOverride]  # returns a `MixedDataset`
-        self, split: str = "train", version: str | None = None, verify: bool = True, pin: str | None = None
+        self,
+        split: str = "train",
+        version: str | None = None,
+        verify: bool = True,
+        pin: str | None = None,
+        build: bool = True,
     ) -> Result[MixedDataset, TokenloomError]:
         """Return the sequences of a split of all datasets, mixed, building what is missing.
 
@@ -250,13 +267,14 @@ class MixturePipeline(DataPipeline):
             version: must be None; each dataset has its own versions.
             verify: check the datasets' bytes when they are first read, as `open_dataset` does.
             pin: name of a training run, as in `open_mixture`; nothing is built then.
+            build: as in `DataPipeline.get_dataset`.
         """
 
         def opened() -> Any:
             if version is not None:
                 raise self._each_has_its_own("versions")
             if pin is None:
-                return self._build()[0].open_split(split, verify)
+                return self._opened(build).open_split(split, verify)
             from tokenloom.loaders import open_mixture
 
             return open_mixture(self.config.dataset_name, split, self.store.address, verify, pin)

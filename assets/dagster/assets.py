@@ -62,7 +62,7 @@ def stage_asset(config: PipelineConfig, stage: Stage, code_version: str) -> dg.A
     )
     def materialize(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
         with failing_clearly():
-            build = Build(config, store.open(), on_progress=_log_progress(context.log.info))
+            build = Build(config, store.open(config.folder), on_progress=_log_progress(context.log.info))
             report = build.run(stage.name)
             metadata = stage_metadata(build, stage, report)
         if "warning" in metadata:

@@ -71,7 +71,7 @@ def check_contract(config: PipelineConfig, stage: Stage, store: StoreResource) -
     Outputs that `keep: sequences` dropped were checked when they were computed.
     """
     try:
-        opened = store.open()
+        opened = store.open(config.folder)
         chunks = opened.manifest(config.dataset_name, stage.name).chunks
     except TokenloomError as error:
         return dg.AssetCheckResult(passed=False, description=str(error))
@@ -94,7 +94,7 @@ def check_contract(config: PipelineConfig, stage: Stage, store: StoreResource) -
 def check_template(config: PipelineConfig, store: StoreResource) -> dg.AssetCheckResult:
     """Check that the chat template trains the stop token and renders BOS at most once, by its certificate."""
     try:
-        certificate = store.open().manifest(config.dataset_name, "prompts").notes.get("certificate")
+        certificate = store.open(config.folder).manifest(config.dataset_name, "prompts").notes.get("certificate")
     except TokenloomError as error:
         return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=str(error))
     if not certificate:

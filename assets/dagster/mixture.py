@@ -40,7 +40,7 @@ def mixture_definitions(config: MixtureConfig) -> dg.Definitions:
     )
     def materialize(store: StoreResource) -> dg.MaterializeResult:
         with failing_clearly():
-            return _publish(MixtureTarget(config, store.open()))
+            return _publish(MixtureTarget(config, store.open(config.folder)))
 
     job = build_job(
         name,

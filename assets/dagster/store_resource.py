@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.location import default_store
 
 
 class StoreResource(dg.ConfigurableResource):
@@ -14,13 +15,17 @@ class StoreResource(dg.ConfigurableResource):
     root: str | None = Field(
         default=None,
         description="Folder of the store, or s3://bucket/prefix. "
-        "Default: $TOKENLOOM_STORE, else .tokenloom in the working directory.",
+        "Default: $TOKENLOOM_STORE, else the nearest .tokenloom in or above the YAML's folder or the working "
+        "directory.",
     )
 
-    def open(self) -> ArtifactStore:
+    def open(self, folder: str | None = None) -> ArtifactStore:
         """Open the store.
+
+        Args:
+            folder: the folder of the YAML of the dataset, where the search for a default store begins.
 
         Raises:
             StoreError: it is not a store that this version can read.
         """
-        return ArtifactStore(self.root)
+        return ArtifactStore(self.root or default_store(folder))

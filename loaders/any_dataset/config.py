@@ -29,7 +29,8 @@ class DataLoaderConfig:
         rank, world_size: None: those of `torch.distributed` if it is initialized, else 0 and 1.
         max_length: maximum tokens per row when an `ArrayDataLoader` tokenizes raw text.
         dataset_name: name of the built dataset to open when no dataset is passed.
-        cache_dir: the store that contains it; None: `$TOKENLOOM_STORE`, else `.tokenloom`.
+        cache_dir: the store that contains it; None: `$TOKENLOOM_STORE`, else the nearest
+            `.tokenloom` in or above the working directory.
         timeout, worker_init_fn, multiprocessing_context: as in `torch.utils.data.DataLoader`.
     """
 

@@ -213,7 +213,8 @@ def open_dataset(
     Args:
         name: the dataset's name: the stem of its YAML file, or the YAML's `name`.
         split: name of the split.
-        store: the store's folder, or s3://bucket/prefix; default `$TOKENLOOM_STORE`, else `.tokenloom`.
+        store: the store's folder, or s3://bucket/prefix; default: `$TOKENLOOM_STORE`, else the nearest
+            `.tokenloom` in or above the working directory.
         version: an older version: at least the first 4 characters of its digest, or a date for the last version
             published by then (`2026-03-01` or `2026-03-01T12:00+02:00`; UTC without a time zone).
         verify: check the bytes of the dataset against the digests of the build when they are first read; damaged rows

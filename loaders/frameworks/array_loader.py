@@ -54,8 +54,8 @@ class ArrayDataLoader(TokenLoader):
         config: values for arguments that are not passed: a `DataLoaderConfig`, or any object or mapping with some of
             `batch_size`, `token_budget`, `shuffle`, `seed`, `drop_last`, `padding`, `padding_side`, `rank` and
             `world_size`, `prefetch_factor`, `collate_fn`, `max_length`, `dataset_name` and `cache_dir` (the store;
-            default `$TOKENLOOM_STORE`, else `.tokenloom`). Or a `DataPipeline`: its YAML has the values, and its
-            dataset is built if it is missing. None: the defaults.
+            default `$TOKENLOOM_STORE`, else the nearest `.tokenloom` in or above the working directory). Or a
+            `DataPipeline`: its YAML has the values, and its dataset is built if it is missing. None: the defaults.
         tokenizer: tokenizes raw text: its `encode(text)` returns ids, a dict with `input_ids`, or an Encoding. A built
             dataset needs none; if one is passed, it is checked against the dataset's.
         dataset_name: name of a dataset or mixture in the store, else a file or folder of raw text, which `TextDataset`

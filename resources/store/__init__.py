@@ -8,13 +8,14 @@ Modules, from the bottom up:
   stored under its cache key.
 - `manifest`, `versions`: the chunks of a stage's output, and the published states of a dataset.
 - `certificates`, `probes`, `known_files`: facts about tokenizer engines, libraries and source files.
+- `location`: which store is used where none is named.
 - `read_lock`: keeps an open manifest from `gc`.
 - `artifact_store`: `ArtifactStore`, which combines these.
 - `gc` and `verify`: the commands `tokenloom gc` and `tokenloom verify`.
 """
 
 from tokenloom.resources.store.actions import Action
-from tokenloom.resources.store.artifact_store import ArtifactStore, Missed, default_store
+from tokenloom.resources.store.artifact_store import ArtifactStore, Missed
 from tokenloom.resources.store.cache_key import KeyParts
 from tokenloom.resources.store.manifest import Manifest, ManifestChunk, Run
 from tokenloom.resources.store.versions import Version
@@ -28,5 +29,4 @@ __all__ = [
     "Missed",
     "Run",
     "Version",
-    "default_store",
 ]

@@ -35,6 +35,7 @@ from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.blobs.read_only import ReadOnly
 from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.location import default_store
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
 from tokenloom.resources.store.pins import Pin, PinStore
@@ -48,16 +49,9 @@ FORMAT = "tokenloom store 3\n"
 WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
 """The versions of tokenloom that wrote older formats."""
 
-DEFAULT_STORE = ".tokenloom"
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):(//|/(?=[^/]))")
 Missed = Literal["new", "lost", "void"]
 """Why an action is a cache miss: it does not exist, its objects are missing, or its certificate was withdrawn."""
-
-
-def default_store() -> str:
-    """Return the default store: `$TOKENLOOM_STORE`, else `.tokenloom` in the working directory."""
-    return os.environ.get("TOKENLOOM_STORE") or DEFAULT_STORE
 
 
 def open_blobs(address: str | os.PathLike[str] | None = None) -> Blobs:

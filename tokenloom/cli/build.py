@@ -15,6 +15,7 @@ from tokenloom.cli.options import (
     add_limit,
     add_store,
     compute_engine,
+    open_store,
 )
 from tokenloom.errors import ConfigError, did_you_mean
 
@@ -86,15 +87,15 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
     from tokenloom.assets.building.stages import STAGES
     from tokenloom.assets.building.target import open_target
     from tokenloom.cli.terminal.progress import BuildProgress
-    from tokenloom.resources.store import ArtifactStore
 
     engine, last = compute_engine(args), last or STAGES[-1]
     if last not in STAGES:
         message = f"{last!r} is not one of {', '.join(STAGES)}{did_you_mean(last, STAGES)}"
         raise ConfigError.at("--stage", message)
     reports: dict[str, list[StageReport]] = {}
+    store = open_store(args, config.folder)
     with BuildProgress(console) as progress:
-        target = open_target(config, ArtifactStore(args.store), engine, args.limit, progress.chunk_done)
+        target = open_target(config, store, engine, args.limit, progress.chunk_done)
         for dataset, stages in target.run_each(last):
             reports[dataset] = []
             for report in stages:

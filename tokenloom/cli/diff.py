@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.options import add_command, add_json, add_store
+from tokenloom.cli.options import add_command, add_json, add_store, open_store
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.diff import DatasetDiff
@@ -28,9 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.assets.building.diff import diff_datasets
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.tables import setting_table, split_table
-    from tokenloom.resources.store import ArtifactStore
 
-    difference = diff_datasets(ArtifactStore(args.store), args.a, args.b)
+    difference = diff_datasets(open_store(args), args.a, args.b)
     if args.json:
         print(json.dumps(difference.to_json(), ensure_ascii=False))
         return 0

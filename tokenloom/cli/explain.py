@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.build import stored_lines
-from tokenloom.cli.options import add_command, add_config, add_json, add_limit, add_store
+from tokenloom.cli.options import add_command, add_config, add_json, add_limit, add_store, open_store
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.explain import StageExplanation
@@ -31,10 +31,9 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.tables import explanation_table
     from tokenloom.config.load import load_config
-    from tokenloom.resources.store import ArtifactStore
 
     config = load_config(args.config)
-    target = open_target(config, ArtifactStore(args.store, read_only=True), limit=args.limit)
+    target = open_target(config, open_store(args, config.folder, read_only=True), limit=args.limit)
     console, printed = open_console(stderr=args.json), list[dict[str, Any]]()
     for dataset, build in target.builds.items():
         stages = explain(build)

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.options import add_command, add_json, add_store, duration, positive_integer
+from tokenloom.cli.options import add_command, add_json, add_store, duration, open_store, positive_integer
 from tokenloom.cli.terminal.sizes import size
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.cli.terminal.console import say
-    from tokenloom.resources.store import ArtifactStore
     from tokenloom.resources.store.gc import collect
 
     age, progress = duration("--older-than", args.older_than), Console(stderr=True)
+    store = open_store(args)
     with progress.status("gc") as status:
 
         def on_step(step: str) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 progress.print(f"gc: {step}", highlight=False, soft_wrap=True)
 
-        garbage = collect(ArtifactStore(args.store), args.keep, age, args.delete, on_step)
+        garbage = collect(store, args.keep, age, args.delete, on_step)
     counts, console = _counts(garbage), Console(stderr=args.json)
     for line in _report(counts, args.delete):
         say(console, line)

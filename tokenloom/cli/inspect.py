@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tokenloom.cli.options import add_command, add_json, add_limit, add_store
+from tokenloom.cli.options import add_command, add_json, add_limit, add_store, open_store
 from tokenloom.errors import TokenloomError, escaped
 
 
@@ -53,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.tables import column_table, format_table
     from tokenloom.config import PipelineConfig
     from tokenloom.config.yaml_file import is_yaml
-    from tokenloom.resources.store import ArtifactStore
 
     target = args.out
     args.source = escaped(args.source)
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.root:
         dataset["reader"] = {"root": args.root}
     with BuildProgress(Console(stderr=True, quiet=not sys.stderr.isatty())) as progress:
-        store = ArtifactStore(args.store)
+        store = open_store(args, str(Path(target if target not in (None, "-") else args.source).parent))
         inspection = inspect_source(args.source, store, progress, dataset, args.tokenizer, args.limit, args.style)
     name, facts = inspection.config.dataset_name, inspection.facts
     console = open_console(stderr=args.json or target == "-", width=160)

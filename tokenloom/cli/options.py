@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tokenloom.cli.terminal.visible import visible
 from tokenloom.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenloom.resources.engines.compute import ComputeEngine
+    from tokenloom.resources.store import ArtifactStore
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -43,7 +46,10 @@ def add_config(parser: argparse.ArgumentParser, kinds: str = "a dataset or a mix
 
 def add_store(parser: argparse.ArgumentParser) -> None:
     """Add `--store`."""
-    text = "store folder, or s3://bucket/prefix (default: $TOKENLOOM_STORE, else .tokenloom)"
+    text = (
+        "store folder, or s3://bucket/prefix (default: $TOKENLOOM_STORE, else the nearest .tokenloom in or above the "
+        "YAML's folder or the working directory, else a new one at the root of the project)"
+    )
     parser.add_argument("--store", metavar="STORE", help=text)
 
 
@@ -104,9 +110,28 @@ def duration(option: str, text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def name_of(target: str) -> str:
-    """Return the dataset or mixture that an argument names: by its name, or by its YAML file."""
+def open_store(args: argparse.Namespace, folder: str | None = None, read_only: bool = False) -> ArtifactStore:
+    """Open the store that `--store` names; else the default one, whose address is printed on stderr.
+
+    Args:
+        folder: the folder of the YAML that the command works on.
+    """
+    from tokenloom.resources.store import ArtifactStore
+    from tokenloom.resources.store.location import default_store
+
+    if args.store:
+        return ArtifactStore(args.store, read_only)
+    store = ArtifactStore(default_store(folder), read_only)
+    print(visible(f"store: {store.address}"), file=sys.stderr)
+    return store
+
+
+def named(target: str) -> tuple[str, str | None]:
+    """Return the dataset or mixture that an argument names, by its name or by its YAML file, and the YAML's folder."""
     from tokenloom.config.load import load_config
     from tokenloom.config.yaml_file import is_yaml
 
-    return load_config(target).dataset_name if is_yaml(target) else target
+    if not is_yaml(target):
+        return target, None
+    config = load_config(target)
+    return config.dataset_name, config.folder

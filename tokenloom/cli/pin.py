@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.options import add_command, add_json, add_store, name_of
+from tokenloom.cli.options import add_command, add_json, add_store, named, open_store
 from tokenloom.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pin a version, and print it."""
-    from tokenloom.resources.store import ArtifactStore
     from tokenloom.resources.store.manifest import MIXTURE
     from tokenloom.resources.store.versions import LOADED
 
-    store = ArtifactStore(args.store)
-    name, version = _target(store, args.dataset)
+    name, folder = named(args.dataset)
+    store = open_store(args, folder)
+    name, version = _target(store, name)
     is_mixture = version is None and MIXTURE in (store.stages(name) if name in store.datasets() else ())
     try:
         pin = store.pin(name, args.run_name, version, MIXTURE if is_mixture else LOADED)
@@ -50,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def release(args: argparse.Namespace) -> int:
     """Remove a pin."""
-    from tokenloom.resources.store import ArtifactStore
-
-    name, store = name_of(args.dataset), ArtifactStore(args.store)
+    name, folder = named(args.dataset)
+    store = open_store(args, folder)
     try:
         store.pins.remove(name, args.run_name)
     except ValueError as error:
@@ -61,9 +60,8 @@ def release(args: argparse.Namespace) -> int:
     return 0
 
 
-def _target(store: ArtifactStore, text: str) -> tuple[str, str | None]:
-    """Return the dataset and the version that an argument names. Names of limited builds have an @ too."""
-    name = name_of(text)
+def _target(store: ArtifactStore, name: str) -> tuple[str, str | None]:
+    """Return the dataset and the version that a name means. Names of limited builds have an @ too."""
     if "@" not in name or name in store.datasets():
         return name, None
     dataset, _, version = name.rpartition("@")

@@ -13,6 +13,7 @@ from tokenloom.cli.options import (
     add_json,
     add_store,
     nonnegative_integer,
+    open_store,
     positive_integer,
 )
 from tokenloom.errors import ConfigError
@@ -29,17 +30,18 @@ def add_parser(commands: Any) -> None:
     text = "number of ranks (default: 1)"
     parser.add_argument("--world-size", metavar="W", type=positive_integer, default=1, help=text)
     opened = parser.add_mutually_exclusive_group()
-    text = "trace the version that a training run pinned, and build nothing"
+    text = "trace the version that a training run pinned (default: the latest version)"
     opened.add_argument("--pin", metavar="RUN", help=text)
-    text = "trace this version (digest prefix or date), and build nothing"
+    text = "trace this version (digest prefix or date)"
     opened.add_argument("--version", metavar="VERSION", help=text)
     add_store(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where each row of a step comes from, rank by rank, building what is missing."""
+    """Print where each row of a step comes from, rank by rank."""
     from tokenloom.cli.terminal.console import open_console, say
+    from tokenloom.config.load import load_config
     from tokenloom.loaders import TokenLoader
     from tokenloom.pipeline import DataPipeline
 
@@ -47,14 +49,15 @@ def run(args: argparse.Namespace) -> int:
     ranks = [args.rank] if args.rank is not None else range(world_size)
     if ranks[-1] >= world_size:
         raise ConfigError.at("--rank", f"must be less than --world-size {world_size}, got {args.rank}")
-    pipeline = DataPipeline.from_config(args.config, args.store).unwrap()
+    config = load_config(args.config)
+    pipeline = DataPipeline.from_config(config, open_store(args, config.folder).address).unwrap()
     if args.pin is not None:
         try:
             pipeline.store.pins.require(pipeline.config.dataset_name, args.pin)
         except ValueError as error:
             raise ConfigError.at("--pin", str(error)) from error
     loader = pipeline.get_dataloader(
-        args.split, rank=ranks[0], world_size=world_size, version=args.version, pin=args.pin
+        args.split, rank=ranks[0], world_size=world_size, version=args.version, pin=args.pin, build=False
     ).unwrap()
     if not isinstance(loader, TokenLoader):
         message = "batches of a streaming dataset cannot be traced; set it to false"

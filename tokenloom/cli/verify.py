@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.options import add_command, add_json, add_store, name_of
+from tokenloom.cli.options import add_command, add_json, add_store, named, open_store
 from tokenloom.cli.terminal.sizes import size
 from tokenloom.errors import StoreError
 
@@ -34,12 +34,12 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.console import say
     from tokenloom.cli.terminal.progress import ObjectProgress
     from tokenloom.resources.engines.compute import ComputeEngine
-    from tokenloom.resources.store import ArtifactStore
     from tokenloom.resources.store.verify import verify
 
-    name = None if args.target is None else name_of(args.target)
+    name, folder = (None, None) if args.target is None else named(args.target)
+    store = open_store(args, folder)
     with ObjectProgress(Console(stderr=True)) as progress:
-        result = verify(ArtifactStore(args.store), name, ComputeEngine(), not args.keep_damaged, progress.object_done)
+        result = verify(store, name, ComputeEngine(), not args.keep_damaged, progress.object_done)
     console = Console(stderr=args.json)
     for line in _report(result, args.keep_damaged):
         say(console, line)

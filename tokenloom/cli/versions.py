@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.options import add_command, add_json, add_store, name_of
+from tokenloom.cli.options import add_command, add_json, add_store, named, open_store
 from tokenloom.errors import StoreError
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.cli.terminal.tables import version_table
-    from tokenloom.resources.store import ArtifactStore
 
-    dataset = name_of(args.dataset)
-    versions = _version_facts(ArtifactStore(args.store), dataset)
+    dataset, folder = named(args.dataset)
+    versions = _version_facts(open_store(args, folder), dataset)
     if args.json:
         print(json.dumps({"dataset": dataset, "versions": versions}))
     else:
