@@ -196,7 +196,7 @@ class Build:
             DataValidationError: its output breaks its contract, or too many rows were rejected.
         """
         with self.store.building():
-            self._run([self._link(name)])
+            self._run([self.link(name)])
         return self._reports.pop(name)
 
     def _advance(self, name: str | None) -> None:
@@ -209,7 +209,7 @@ class Build:
             self._ahead.clear()  # too late to prepare it ahead
         try:
             ahead = self._links_ahead.pop(name, None)
-            link = ahead.result() if ahead else self._link(name)
+            link = ahead.result() if ahead else self.link(name)
         except Exception:
             self._complete(STAGES.index(name))  # a failure of a stage before it is the one to report
             raise
@@ -228,7 +228,7 @@ class Build:
 
             def start() -> None:
                 if "tokens" in names and self.config.tokenizer.train is None:
-                    link = self._links_ahead["tokens"] = thread.submit(self._link, "tokens")
+                    link = self._links_ahead["tokens"] = thread.submit(self.link, "tokens")
                     thread.submit(lambda: link.result().work.load())
                 for name in names:
                     thread.submit(probe_digest, stage_named(name), self.store)
@@ -263,8 +263,8 @@ class Build:
         if chain:
             self._run(chain)
 
-    def _link(self, name: str) -> Link:
-        """Prepare a stage."""
+    def link(self, name: str) -> Link:
+        """Prepare a stage, on the outputs of this build, else the latest in the store."""
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
@@ -291,7 +291,7 @@ class Build:
                 self._compute(links)
         except DroppedInputError:
             for link in sorted([*computed, *links], key=_place):
-                self._run([link if link.manifest else self._link(link.stage.name)])
+                self._run([link if link.manifest else self.link(link.stage.name)])
             return
         except StageFailed as failed:
             before = [link for link in computed if _place(link) < _place(links[failed.index])]
@@ -320,7 +320,7 @@ class Build:
         """Prepare a chain's stages again."""
         waiting, self._chain = self._chain, []
         for name in names:
-            self._chain.append(self._link(name))
+            self._chain.append(self.link(name))
         links, self._chain = self._chain, waiting
         return links
 
@@ -378,7 +378,7 @@ class Build:
         Raises:
             StoreError: the raw chunks are from another build.
         """
-        link = self._link(SIDECARS)
+        link = self.link(SIDECARS)
         self._compute_one(link)
         if len(link.chunks) != count:
             raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")

@@ -59,7 +59,7 @@ def reasons(
         lines = ["last built by another version of tokenloom"]
     else:
         lines = [*differences(config, before, parts)]
-        lines += _settings(before.shaping, parts.shaping) if new else []
+        lines += setting_changes(before.shaping, parts.shaping) if new else []
         lines += _inputs(config, previous, chunks, states, new)
     if lost:
         lines.append(f"{count_of(len(lost), count)}: objects are missing, so they are computed again")
@@ -88,7 +88,7 @@ def differences(config: PipelineConfig, before: KeyParts, now: KeyParts) -> Iter
             if before.libraries.get(name) != version
         ]
         yield f"{' or '.join(upgraded) or 'a change of its code'} changes the output of {now.stage}"
-    yield from _settings(before.settings, now.settings)
+    yield from setting_changes(before.settings, now.settings)
     for name in sorted({*before.sides, *now.sides}):
         if before.sides.get(name) != now.sides.get(name):
             change = "changed" if name in before.sides else "is read now"
@@ -136,7 +136,8 @@ def _side(config: PipelineConfig, name: str) -> str:
     return _SIDES.get(name, name)
 
 
-def _settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each setting that changed; the first `MAX_SETTINGS` of them."""
     changed = [f"{name}: {_change(old, new)}" for name, old, new in _leaves("", before, now)]
     more = len(changed) - MAX_SETTINGS
     return [*changed[:MAX_SETTINGS], *([f"{more} more settings changed"] if more > 0 else [])]

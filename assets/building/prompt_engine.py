@@ -42,6 +42,7 @@ class PromptEngine:
     Attributes:
         rejects: rows that the last call rejected, with their position (`_row`), `stage`, `code`, `field`, `message`
             and `excerpt`.
+        tokenizer: the resolved tokenizer.
 
     Args:
         heads: tables of raw rows with the columns of the dataset.
@@ -58,12 +59,12 @@ class PromptEngine:
         self.config = config
         self._columns = self._first = merge([sketch(head) for head in heads])
         self.rejects: pa.Table = no_rejects()
-        self._tokenizer = resolve_tokenizer(config)
-        if not self._tokenizer.files:
+        self.tokenizer = resolve_tokenizer(config)
+        if not self.tokenizer.files:
             raise config.fault("tokenizer.train", "needs a build; a tokenizer cannot be trained on the fly")
         policy = config.tokenizer.control_tokens_in_content
         self._encoder = ContentEncoder(
-            self._tokenizer.files[TOKENIZER], self._tokenizer.control, keep_control=policy == "keep"
+            self.tokenizer.files[TOKENIZER], self.tokenizer.control, keep_control=policy == "keep"
         )
         self._steps: dict[str, Sequence[Step]] = {}
 
@@ -118,7 +119,7 @@ class PromptEngine:
     @property
     def pad_token_id(self) -> int:
         """Token id that pads batches."""
-        pad = self._tokenizer.pad or self._tokenizer.eos
+        pad = self.tokenizer.pad or self.tokenizer.eos
         return self._encoder.id_of(pad) if pad else 0
 
     @property
@@ -146,7 +147,7 @@ class PromptEngine:
         config = self.config
         check_kept_columns(config, self._first)
         mapping = resolve(config, self._first)
-        render = renderer(config, mapping.to_json(), self._tokenizer)
+        render = renderer(config, mapping.to_json(), self.tokenizer)
         encode = in_turn(render, in_pairs(self._tokens))
         sequence = sequencer(config, mapping.to_json(), encode)
 
@@ -169,7 +170,7 @@ class PromptEngine:
         read = {"form": "messages"} if is_chat else mapping.to_json()
         return (
             lambda rows: to_canonical(rows, mapping, unanswered=True),
-            prompt_renderer(self.config, read, self._tokenizer),
+            prompt_renderer(self.config, read, self.tokenizer),
             self._tokens,
         )
 
@@ -188,7 +189,7 @@ class PromptEngine:
 
     def _tokens(self, prompts: pa.Table) -> ChunkOutput:
         policy = self.config.tokenizer.control_tokens_in_content
-        return tokenize(prompts, self._encoder, self._tokenizer.control, policy)
+        return tokenize(prompts, self._encoder, self.tokenizer.control, policy)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config, "columns": self._columns, "first": self._first}

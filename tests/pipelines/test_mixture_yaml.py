@@ -512,7 +512,7 @@ def test_what_makes_no_sense_is_told_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(folder)
     pipeline(mix(folder, "a", "b")).build().unwrap()
-    mix(folder, {"dataset": "a", "epochs": 1}, name="end")
+    pipeline(mix(folder, {"dataset": "a", "epochs": 1}, name="end")).build().unwrap()
     code, out, err = said(capsys, folder, *command)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert sentence in err

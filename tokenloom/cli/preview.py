@@ -1,55 +1,89 @@
-"""`tokenloom preview`: shows rows with trained and masked tokens in different colours."""
+"""`tokenloom preview`: shows rows with what is trained and what is masked, without building anything."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.build import build_target
-from tokenloom.cli.options import add_command, add_compute, add_config, add_limit, add_store
-from tokenloom.errors import ConfigError
+from tokenloom.cli.options import add_command, add_config, add_store, nonnegative_integer, open_store
+from tokenloom.errors import DatasetNotFoundError, SourceError
 
-SHOWN_ROWS = 3
-"""Rows shown if none are named."""
+if TYPE_CHECKING:
+    from tokenloom.assets.building.build import Build
+    from tokenloom.cli.terminal.token_runs import ShownRow
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
-    parser = add_command(commands, "preview", "show rows with trained and masked tokens in colour", run)
+    parser = add_command(commands, "preview", "show rows with what is trained and what is masked; builds nothing", run)
     add_config(parser, "a dataset")
     add_store(parser)
-    add_limit(parser)
-    add_compute(parser)
-    text = f"raw rows to show, counted from 0 (default: the first {SHOWN_ROWS})"
-    parser.add_argument("--row", metavar="N", type=int, nargs="+", help=text)
+    text = "raw rows to show, counted from 0 (default: the first 3)"
+    parser.add_argument("--row", metavar="N", type=nonnegative_integer, nargs="+", help=text)
     parser.add_argument("--html", metavar="FILE", help="write a self-contained HTML page instead")
     text = "show the prompts that the model gets at inference, without the answers"
     parser.add_argument("--inference", action="store_true", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build what is missing, and show rows on the terminal or in an HTML page."""
+    """Show rows on the terminal or in an HTML page: as built if that is what the YAML and the source give now, else
+    straight from the source. Builds nothing."""
     from rich.console import Console
 
+    from tokenloom.assets.building.build import Build
     from tokenloom.cli.output.targets import write_file
+    from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.marked_rows import html_preview, print_preview
-    from tokenloom.cli.terminal.token_runs import RowReader
     from tokenloom.config import PipelineConfig
 
     config = PipelineConfig.from_file(args.config)
-    target = build_target(args, config, Console(stderr=True, quiet=not sys.stderr.isatty())).target
-    (build,) = target.builds.values()
-    reader = RowReader(build.store, build.name)
-    numbers = args.row if args.row is not None else range(min(SHOWN_ROWS, len(reader)))
-    if outside := [row for row in numbers if not 0 <= row < len(reader)]:
-        message = f"{outside[0]} is out of range: the dataset has {len(reader)} rows, 0 to {len(reader) - 1}"
-        raise ConfigError.at("--row", message)
-    build.restore(build.manifest("raw"), reader.raw_outputs(numbers, args.inference))
-    rows = list(reader.read_prompts(config, numbers)) if args.inference else [reader.read(row) for row in numbers]
+    build = Build(config, open_store(args, config.folder, read_only=True))
+    rows, shown_as = _shown_rows(build, args.row, args.inference)
+    say(open_console(stderr=True), f"{build.name}: {shown_as}")
     if args.html:
         write_file("--html", args.html, html_preview(build.name, rows))
         print(f"wrote {args.html}")
     else:
         print_preview(Console(), build.name, rows)
     return 0
+
+
+def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tuple[list[ShownRow], str]:
+    """Return the rows to show, and where they are from, in words."""
+    from tokenloom.assets.building.outdated import trained_tokenizer
+    from tokenloom.assets.building.prompt_engine import with_tokenizer
+    from tokenloom.cli.terminal.source_rows import source_rows
+
+    stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)
+    if stored is not None:
+        return stored, reason
+    config, source = build.config, "straight from the source"
+    if folder := trained_tokenizer(build):
+        config, source = with_tokenizer(config, folder), f"{source}, with the tokenizer of the last build"
+    elif config.tokenizer.train is not None:
+        source = f"text {source}, without tokens until a build trains the tokenizer"
+    by_number = {row.row: row for row in source_rows(config, numbers, inference)}
+    return [by_number[number] for number in numbers or by_number], f"{source} ({reason})"
+
+
+def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow] | None, str]:
+    """Return the rows as built, and their version; or None, and why a build would give other rows now."""
+    from tokenloom.assets.building.outdated import outdated
+    from tokenloom.cli.terminal.source_rows import FIRST_ROWS
+    from tokenloom.cli.terminal.token_runs import RowReader
+
+    try:
+        reader = RowReader(build.store, build.name)
+    except DatasetNotFoundError:
+        return None, f"{build.name} is not built yet"
+    numbers = [*range(min(FIRST_ROWS, len(reader)))] if numbers is None else numbers
+    shown_as = f"as built, version {reader.version[:8]}"
+    if missing := [number for number in numbers if number >= len(reader)]:
+        return None, f"the last build has no row {missing[0]}"
+    try:
+        reason = outdated(build, reader.reach(numbers))
+    except SourceError as error:
+        reason, shown_as = None, f"{shown_as}; the source cannot be read now: {error}"
+    if reason is None and not reader.has_raw(numbers):
+        reason = "gc dropped the raw rows of the last build"
+    return (None, reason) if reason else ([reader.read(number) for number in numbers], shown_as)

@@ -208,13 +208,12 @@ def test_a_single_stage_reports_what_it_cannot_reproduce(tmp_path: Path, changed
 def test_rows_are_shown_and_sources_inspected_after_dropping(tmp_path: Path) -> None:
     write_dataset(tmp_path, 50, keep="sequences", dataset={"name": "small.jsonl", "val_split": 0.3})
     wanted = ["preview", "small.yaml", "--row", 0, 20, 49]
+    assert run_here("build", "small.yaml", folder=tmp_path).returncode == 0
     first = run_here(*wanted, folder=tmp_path)
     assert first.returncode == 0
     drop(tmp_path / "store")
     assert run_here(*wanted, folder=tmp_path).stdout == first.stdout
-    drop(tmp_path / "store")
     assert run_here(*wanted, "--inference", folder=tmp_path).returncode == 0
-    drop(tmp_path / "store")
     left = stems(tmp_path / "store", "objects")
     printed = run_here("inspect", "small.yaml", "--json", folder=tmp_path)
     assert (printed.returncode, sum(json.loads(printed.stdout)["splits"].values())) == (0, 50)

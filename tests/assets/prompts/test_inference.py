@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.canonical_tables import CHATML, TOOLS, Row, config_of, said, table_of
 from support.datasets_on_disk import write_dataset
+from support.terminal import run_here
 from tokenloom import DataPipeline, PromptEngine
 from tokenloom.assets.prompts.inference import prompt_renderer
 from tokenloom.assets.prompts.render import renderer
@@ -298,18 +297,11 @@ def test_a_trained_tokenizer_is_taken_from_the_build(tmp_path: Path) -> None:
 
 
 def test_preview_shows_prompts(tmp_path: Path) -> None:
-    write_dataset(tmp_path, 30)
-    command = [
-        Path(sys.executable).parent / "tokenloom",
-        "preview",
-        "small.yaml",
-        "--inference",
-        "--row",
-        "2",
-        "--store",
-        "s",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    config = write_dataset(tmp_path, 30)
+    shown = ["preview", config, "--inference", "--row", 2]
+    assert "tokenizer.train: needs a build" in run_here(*shown, folder=tmp_path).stderr
+    assert run_here("build", config, folder=tmp_path).returncode == 0
+    done = run_here(*shown, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     row = json.loads((tmp_path / "small.jsonl").read_text(encoding="utf-8").splitlines()[2])
     assert row["instruction"].split()[1] in done.stdout

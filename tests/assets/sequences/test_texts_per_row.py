@@ -96,7 +96,7 @@ def test_every_turn_is_trained_once_and_rows_are_counted_once(declared: Any, tmp
         longest[row] = max(longest[row], len(ids))
     assert reports["tokens"].counters[FURTHER] == reports["tokens"].tokens - sum(longest.values())
     assert FURTHER not in together["tokens"].counters
-    decode = RowReader(ArtifactStore(store), "exact")._tokenizer.decode
+    decode = RowReader(ArtifactStore(store), "exact")._decoder._tokenizer.decode
     parts = [
         (row, decode([i for i, flag in zip(ids, flags, strict=True) if flag], skip_special_tokens=False))
         for row, ids, flags in sequences

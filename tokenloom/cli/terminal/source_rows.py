@@ -1,0 +1,115 @@
+"""Rows as the model will see them, straight from the source, without a build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.assets.building.prompt_engine import PromptEngine
+from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.mapping import resolve
+from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.raw.chunks import source_chunks
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
+from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.cli.terminal.token_runs import Decoder, Run, ShownRow, reject_reason
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError
+from tokenloom.resources.store.manifest import source_place
+from tokenloom.resources.tables.preference_pairs import sides
+from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
+
+FIRST_ROWS = 3
+"""Rows shown if none are named."""
+
+Shown = tuple[dict[str, tuple[Run, ...]], bool | None]
+"""`sides` and `label` of a `ShownRow`."""
+
+Show = Callable[[pa.Table, Sequence[int]], tuple[list[Shown], pa.Table]]
+"""Shows the rows at some positions of a raw chunk. Returns what is shown of each, and rejects of the chunk."""
+
+
+def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: bool = False) -> Iterator[ShownRow]:
+    """Yield rows in the order of the source, encoded by a `PromptEngine`.
+
+    If the tokenizer is still to be trained, they have text but no tokens.
+
+    Args:
+        rows: their numbers among the raw rows of all files and splits, counted from 0; None: the first of them.
+        inference: yield the prompts that the model gets at inference.
+
+    Raises:
+        ConfigError: the YAML does not fit the data, or a row does not exist.
+    """
+    heads = [chunk.load().table for chunk in source_chunks(config, heads=True)]
+    show = _texts(config, heads) if config.tokenizer.train and not inference else _tokens(config, heads, inference)
+    wanted, first = sorted({*(range(FIRST_ROWS) if rows is None else rows)}), 0
+    for chunk in source_chunks(config):
+        output = chunk.load()
+        positions = np.sort(np.concatenate([table[ROW].to_numpy() for table in (output.table, output.rejects)]))
+        here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
+        if here:
+            shown, rejects = show(output.table, [position for _, position in here])
+            reasons = {
+                reject[ROW]: reject_reason(reject)
+                for table in (output.rejects, rejects)
+                for reject in _only(table, [position for _, position in here]).to_pylist()
+            }
+            for (row, position), (found, label) in zip(here, shown, strict=True):
+                absence = "" if found else reasons.get(position, "filtered")
+                place = source_place(chunk.runs, chunk.unit, position)
+                yield ShownRow(row, chunk.split, place, found, absence, label)
+        first += len(positions)
+        if wanted and wanted[-1] < first:
+            return
+    if rows is not None and wanted:
+        raise ConfigError.at("--row", f"{wanted[-1]} is out of range: the dataset has {first} rows, 0 to {first - 1}")
+
+
+def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) -> Show:
+    engine = PromptEngine(config, heads)
+    decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control)
+
+    def show(table: pa.Table, positions: Sequence[int]) -> tuple[list[Shown], pa.Table]:
+        rows = table if engine.whole_chunks else _only(table, positions)
+        if not inference:
+            sequences = engine.encode(rows)
+            return [decoder.sequences(sequences, position) for position in positions], engine.rejects
+        prompts = engine.prompt_only(rows)
+        return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects
+
+    return show
+
+
+def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
+    mapping = resolve(config, merge([sketch(head) for head in heads]))
+    render = renderer(config, mapping.to_json(), resolve_tokenizer(config))
+
+    def show(table: pa.Table, positions: Sequence[int]) -> tuple[list[Shown], pa.Table]:
+        rows = to_canonical(_only(table, positions), mapping)
+        rendered = render(rows.table)
+        shown: list[Shown] = []
+        for position in positions:
+            row = rendered.table.filter(pc.equal(rendered.table[ROW], position))
+            shown.append(({side: tuple(_runs(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
+        return shown, join_rejects([rows.rejects, rendered.rejects])
+
+    return show
+
+
+def _only(table: pa.Table, positions: Sequence[int]) -> pa.Table:
+    return table.filter(pc.is_in(table[ROW], pa.array(positions, pa.int32()))).combine_chunks()
+
+
+def _runs(texts: pa.Table) -> Iterator[Run]:
+    """Yield the text of rendered rows, in runs of one kind."""
+    for row in texts.select(["text", "spans"]).to_pylist():
+        text: Any = row["text"].encode()
+        for (trained, control), spans in groupby(row["spans"], key=lambda span: (span["weight"] > 0, span["control"])):
+            yield Run(b"".join(text[span["start"] : span["end"]] for span in spans).decode(), trained, control, 0)
