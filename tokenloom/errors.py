@@ -236,6 +236,12 @@ class DatasetNotFoundError(StoreError):
     exit_code = 2
 
 
+class PinnedError(StoreError):
+    """A training run pins what is to be removed. The message names the run."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class Ok(Generic[T]):
     """Success, with a value."""

@@ -26,7 +26,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tokenloom.errors import DatasetNotFoundError, StoreAddressError, StoreError, did_you_mean
+from tokenloom.errors import DatasetNotFoundError, PinnedError, StoreAddressError, StoreError, did_you_mean
 from tokenloom.resources.digest import block_digests, digest_bytes
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
@@ -271,13 +271,42 @@ class ArtifactStore:
         return digest
 
     def datasets(self) -> list[str]:
-        """Return the names of all datasets and mixtures in the store, sorted."""
-        return sorted({blob.name.split("/")[1] for blob in self.blobs.below("datasets")})
+        """Return the names of all datasets and mixtures in the store that can be opened, sorted.
+
+        Those that were inspected, or whose build failed, cannot.
+        """
+        opened = (f"{LOADED}.json", f"{MIXTURE}.json")
+        names = (blob.name.split("/") for blob in self.blobs.below("datasets"))
+        return sorted({name for _, name, *stage in names if stage and stage[-1] in opened})
 
     def stages(self, dataset: str) -> list[str]:
         """Return the names of the stages of a dataset that have a pointer to a latest manifest, even a damaged one."""
         names = (blob.name.rpartition("/")[2] for blob in self.blobs.below(f"datasets/{dataset}"))
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
+    def remove(self, dataset: str) -> int:
+        """Remove a dataset or mixture: its pointers and its versions, so that `gc` frees what only it needs.
+
+        Returns:
+            The number of versions that were removed.
+
+        Raises:
+            DatasetNotFoundError: it does not exist; the message lists the datasets.
+            PinnedError: a training run pins it.
+        """
+        if pins := [pin.run for pin in self.pins.of(dataset)]:
+            raise PinnedError(
+                f"{dataset} is pinned by {', '.join(pins)}; release it first: tokenloom unpin {dataset} --as {pins[0]}"
+            )
+        pointers = [
+            f"datasets/{name}/{stage}.json" for name in (dataset, inspected(dataset)) for stage in self.stages(name)
+        ]
+        versions = [blob.name for blob in self.versions.blobs(dataset)]
+        if not pointers and not versions:
+            raise DatasetNotFoundError(self._not_found(dataset, LOADED))
+        for name in (*pointers, *versions):
+            self.blobs.delete(name)
+        return len(versions)
 
     def read_lock(self, digest: str) -> ReadLock | None:
         """Lock a manifest, so that `gc` keeps it and everything it names as long as the returned object exists.
@@ -395,14 +424,21 @@ class ArtifactStore:
         return None
 
     def _not_found(self, dataset: str, stage: str) -> str:
-        names = self.datasets()
-        if dataset in names and stage != MIXTURE and self.latest(dataset, MIXTURE):
+        found = self.stages(dataset)
+        if MIXTURE in found and stage != MIXTURE:
             mixed = ", ".join(self.manifest(dataset, MIXTURE).pinned)
             return f"{dataset!r} is a mixture; open it with `open_mixture`, or one of its datasets: {mixed}"
-        if dataset in names and stage == MIXTURE:
+        if LOADED in found and stage == MIXTURE:
             return f"{dataset!r} is a dataset, not a mixture; open it with `open_dataset`"
-        if dataset in names:
+        if found:
             return f"dataset {dataset!r} has no {stage} yet; run `tokenloom build` on its YAML"
-        known = ", ".join(names) or "none"
-        hint = did_you_mean(dataset, names)
+        if self.blobs.size("FORMAT") is None:
+            return f"no dataset {dataset!r}: no store found at {self.address}; run `tokenloom build` on its YAML first"
+        names = self.datasets()
+        known, hint = ", ".join(names) or "none", did_you_mean(dataset, names)
         return f"no dataset {dataset!r} in the store {self.address} (datasets: {known}){hint}"
+
+
+def inspected(dataset: str) -> str:
+    """Return the name under which `tokenloom inspect` publishes what it finds out about a dataset."""
+    return f"{dataset}@inspect"

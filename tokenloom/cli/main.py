@@ -11,12 +11,26 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tokenloom.cli import build, diff, explain, export, gc, inspect, pin, preview, schema, trace, verify, versions
+from tokenloom.cli import (
+    build,
+    diff,
+    explain,
+    export,
+    gc,
+    inspect,
+    pin,
+    preview,
+    remove,
+    schema,
+    trace,
+    verify,
+    versions,
+)
 from tokenloom.cli.options import EXIT_CODES
 from tokenloom.cli.terminal.visible import visible
 from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, redacted
 
-COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, gc, schema)
+COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, schema)
 
 
 TRAINING = """; tokenloom prepares the data, and your training code opens it: TokenLoader(open_dataset("NAME"), \

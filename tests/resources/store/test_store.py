@@ -210,11 +210,12 @@ def test_a_store_of_another_format_is_refused_and_kept(tmp_path: Path, found: st
 
 
 def test_a_missing_dataset_is_reported_with_the_existing_ones(store: ArtifactStore) -> None:
-    store.put_manifest(Manifest("alpaca", "raw", ()))
-    with pytest.raises(DatasetNotFoundError, match="did you mean alpaca"):
+    store.put_manifest(Manifest("alpaca", "sequences", ()))
+    store.put_manifest(Manifest("failed", "raw", ()))
+    with pytest.raises(DatasetNotFoundError, match=r"\(datasets: alpaca\); did you mean alpaca"):
         store.manifest("alpacca")
     with pytest.raises(DatasetNotFoundError, match="has no sequences yet"):
-        store.manifest("alpaca")
+        store.manifest("failed")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

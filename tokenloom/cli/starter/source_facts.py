@@ -24,6 +24,7 @@ from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError, redacted_address
 from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.artifact_store import inspected
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
 
@@ -150,7 +151,7 @@ def inspect_source(
     _refuse_unused(config, dataset)
     resolved = (tokenizer, resolve_tokenizer(config)) if tokenizer else None
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
-    build.name = f"{build.name}@inspect"
+    build.name = inspected(build.name)
     reports = []
     for report in build.run_all("schema"):
         reports.append(report)
