@@ -131,7 +131,7 @@ def _matches(pattern: Path) -> list[Path]:
 
 
 def _data_files(folder: Path) -> list[str]:
-    """Return the files of known formats below a folder, except hidden ones, relative to it, sorted.
+    """Return the files of known formats below a folder, except hidden ones and those of stores, relative to it, sorted.
 
     They are plain strings, for there can be many thousands.
     """
@@ -141,6 +141,9 @@ def _data_files(folder: Path) -> list[str]:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
+        if "FORMAT" in names and {"objects", "actions"} <= {*folders}:
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not name.startswith(".")]
         start = os.path.join(os.path.relpath(parent, folder), "").removeprefix("./")  # noqa: PTH118
         files += [

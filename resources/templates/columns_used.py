@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError
+from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.templates.custom import parse_custom
 
 
@@ -19,17 +19,17 @@ def columns_used(config: PipelineConfig) -> dict[str, int]:
         fields = [part for part in parse_custom(config) if part.is_field]
         for field in fields:
             columns.setdefault(field.text, field.line)
-        count = sum(field.text == prompt.label_column for field in fields)
-        if prompt.label_column and count != 1:
-            message = f"the template must contain {{{prompt.label_column}}} exactly once, found {count}"
+        label, count = prompt.label_column, sum(field.text == prompt.label_column for field in fields)
+        if label and count > 1:
+            message = f"the template must contain {{{label}}} exactly once, found {count}"
             raise config.fault("prompt_template.label_column", message)
     else:
         from tokenloom.resources.templates.from_yaml import undeclared  # keeps jinja2 out of this module's import
 
-        columns = undeclared(config)
-        if prompt.label_column and prompt.label_column not in columns:
-            message = f"the template does not use {prompt.label_column}"
-            raise config.fault("prompt_template.label_column", message)
+        columns, label = undeclared(config), prompt.label_column
+    if label and label not in columns:
+        message = f"the template does not use {label}, only {', '.join(columns) or 'no column'}"
+        raise config.fault("prompt_template.label_column", f"{message}{did_you_mean(label, columns)}")
     _check_input_columns(config, columns)
     return columns
 

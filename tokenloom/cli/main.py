@@ -70,7 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = did_you_mean(named, commands.choices) or f"; the commands are {', '.join(commands.choices)}"
         hint = TRAINING if named == "train" else hint
         parser.error(f"unknown command {named!r}{hint}")
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = commands.choices[named] if named else parser
+        known = [option for action in command._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+        command.error(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
     if named is None:
         parser.print_help(sys.stderr)
         return ConfigError.exit_code

@@ -156,6 +156,14 @@ def test_hidden_files_of_a_folder_are_not_read(tmp_path: Path) -> None:
     assert build(config, tmp_path / "store")["raw"].rows_out == 60
 
 
+def test_a_store_in_a_folder_of_data_is_not_read(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", 60)
+    (tmp_path / "data" / "small.yaml").unlink()
+    config = write_dataset(tmp_path, dataset={"name": "data"})
+    for _ in range(2):
+        assert build(config, tmp_path / "data/deep/store")["raw"].rows_out == 60
+
+
 def test_secrets_of_source_urls_stay_out_of_the_store(tmp_path: Path) -> None:
     import gzip
     import threading
