@@ -141,7 +141,7 @@ def _data_files(folder: Path) -> list[str]:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
-        if "FORMAT" in names and {"objects", "actions"} <= {*folders}:
+        if "FORMAT" in names and Path(parent, "FORMAT").read_bytes().startswith(b"tokenloom store "):
             folders.clear()
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
