@@ -6,6 +6,7 @@ This module knows neither Dagster nor the terminal; both call `Build.run` and `B
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from tokenloom.assets.stage.probe import probe_digest
 from tokenloom.assets.stage.rejects import REJECTS, summarize
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
 from tokenloom.resources.store.manifest import SIDECARS
@@ -345,9 +347,9 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         manifest = link.manifest or self._completed(link)
-        self._publish(manifest)
+        notices = [*manifest.notes.get("notices", ()), *self._publish(manifest)]
         explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
-        return self._report(manifest, link.states, seconds, explanation)
+        return self._report(manifest, link.states, seconds, explanation, notices)
 
     def _completed(self, link: Link) -> Manifest:
         """Return the manifest of a stage whose chunks are all computed.
@@ -416,15 +418,25 @@ class Build:
         """Whether `gc` is allowed to drop the stage's outputs."""
         return stage.droppable and self.config.keep == "sequences"
 
-    def _publish(self, manifest: Manifest) -> None:
-        """Make a stage's manifest the latest. With that of the last stage, all manifests together form a version."""
-        self._manifests[manifest.stage] = manifest
-        self._published[manifest.stage] = self.store.put_manifest(manifest)
-        if manifest.stage == STAGES[-1]:
-            latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
-            stages = {name: digest for name, digest in latest.items() if digest}
-            self.store.versions.add(self.name, manifest.digest, stages)
-            self._held = stages[LOADED], self.store.read_lock(stages[LOADED])
+    def _publish(self, manifest: Manifest) -> list[str]:
+        """Make a stage's manifest the latest. With that of the last stage, all manifests together form a version.
+
+        Returns:
+            A notice if another YAML of the same name built the version that it replaces.
+        """
+        stage, declared_by = manifest.stage, self.config.file and digest_json(os.path.realpath(self.config.file))
+        before, another = self.store.latest(self.name, stage), self.store.declared_by(self.name)
+        self._manifests[stage] = manifest
+        self._published[stage] = digest = self.store.put_manifest(manifest, declared_by)
+        if stage != STAGES[-1]:
+            return []
+        latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
+        stages = {name: digest for name, digest in latest.items() if digest}
+        self.store.versions.add(self.name, manifest.digest, stages)
+        self._held = stages[LOADED], self.store.read_lock(stages[LOADED])
+        if before == digest or None in (declared_by, another) or declared_by == another:
+            return []
+        return [f"replaces {self.name} of another YAML file; to keep both, give one of them another `name:`"]
 
     def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
         """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
@@ -457,7 +469,11 @@ class Build:
 
     @staticmethod
     def _report(
-        manifest: Manifest, states: Sequence[ChunkState], seconds: float, explanation: Sequence[str]
+        manifest: Manifest,
+        states: Sequence[ChunkState],
+        seconds: float,
+        explanation: Sequence[str],
+        notices: Sequence[str],
     ) -> StageReport:
         return StageReport(
             name=manifest.stage,
@@ -472,7 +488,7 @@ class Build:
             digest=manifest.digest,
             counters=manifest.counters,
             explanation=tuple(explanation),
-            notices=tuple(manifest.notes.get("notices", ())),
+            notices=tuple(notices),
         )
 
 

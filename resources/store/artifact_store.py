@@ -217,13 +217,22 @@ class ArtifactStore:
         write(store)
         return action
 
-    def put_manifest(self, manifest: Manifest) -> str:
-        """Store a manifest as the latest of its dataset and stage; returns the digest of its object."""
+    def put_manifest(self, manifest: Manifest, declared_by: str | None = None) -> str:
+        """Store a manifest as the latest of its dataset and stage; returns the digest of its object.
+
+        Args:
+            declared_by: identifies the file that declares the dataset.
+        """
         digest = self.put_manifest_object(manifest)
         if self.latest(manifest.dataset, manifest.stage) != digest:
             pointer = self._pointer(manifest.dataset, manifest.stage)
-            self.blobs.write(pointer, encode_record(pointer, {"manifest": digest}))
+            declared = {"declared_by": declared_by} if declared_by else {}
+            self.blobs.write(pointer, encode_record(pointer, {"manifest": digest, **declared}))
         return digest
+
+    def declared_by(self, dataset: str) -> str | None:
+        """Return what identifies the file that declared the latest version of a dataset, if that is known."""
+        return self._read_pointer(self._pointer(dataset, LOADED), strict=False, field="declared_by")
 
     def put_manifest_object(self, manifest: Manifest) -> str:
         """Store a manifest that another one names; returns the digest of its object."""
@@ -409,10 +418,10 @@ class ArtifactStore:
             raise DatasetNotFoundError(f"{dataset!r} is not a valid dataset name")
         return f"datasets/{dataset}/{stage}.json"
 
-    def _read_pointer(self, pointer: str, strict: bool = True) -> str | None:
-        """Return the digest in a pointer; None if the pointer is missing or, unless `strict`, damaged."""
+    def _read_pointer(self, pointer: str, strict: bool = True, field: str = "manifest") -> str | None:
+        """Return a digest in a pointer; None if it is missing or, unless `strict`, damaged."""
         try:
-            digest = decode_record(pointer, self.blobs.read(pointer))["manifest"]
+            digest = decode_record(pointer, self.blobs.read(pointer))[field]
             if is_digest(digest):
                 return digest
         except FileNotFoundError:
