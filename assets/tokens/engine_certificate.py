@@ -153,7 +153,7 @@ class EngineCertificate:
     def _differ(self, texts: list[str]) -> npt.NDArray[np.bool_]:
         """Return bool [texts]: whether the engines tokenize the text differently."""
         array = pa.array(texts, pa.string())
-        tested = [self._loaded() if self._lacks_none(array) else self._plain_engines]
+        tested = [self._plain_engines if self._contains_lacking(array) else self._loaded()]
         if (revealed := revealing(self._plain, array)) is not None:
             tested.append(_engines(revealed))
         differ = np.zeros(len(texts), bool)
@@ -161,12 +161,10 @@ class EngineCertificate:
             differ |= unequal(gigatoken.ids(array), reference.ids(array))
         return differ
 
-    def _lacks_none(self, texts: pa.Array) -> bool:
-        """Return whether no text, normalized or not, contains an added token that `plain` lacks."""
-        form = normal_form(self._plain)
-        written = [texts, pc.utf8_normalize(texts, form)] if form else [texts]
-        joined = "\n".join(text for each in written for text in each.to_pylist())
-        return not any(token in joined for token in self._lacking)
+    def _contains_lacking(self, texts: pa.Array) -> bool:
+        """Return whether a text, normalized or not, contains an added token that `plain` lacks."""
+        joined = "\n".join(text for each in _forms(self._plain, texts) for text in each.to_pylist())
+        return any(token in joined for token in self._lacking)
 
     @cached_property
     def _plain_engines(self) -> Engines:
@@ -248,6 +246,12 @@ def _ambiguity(model: dict[str, Any]) -> str:
     return "several tokens have the same spelling" if len(spelled) < len(model["vocab"]) else ""
 
 
+def _forms(parsed: dict[str, Any], texts: pa.Array) -> list[pa.Array]:
+    """Return texts as they are and, if the tokenizer normalizes, normalized."""
+    form = normal_form(parsed)
+    return [texts, pc.utf8_normalize(texts, form)] if form else [texts]
+
+
 def revealing(parsed: dict[str, Any], texts: pa.Array) -> dict[str, Any] | None:
     """Return a tokenizer that normalizes and splits texts like `parsed`, and whose ids show every split.
 
@@ -256,8 +260,7 @@ def revealing(parsed: dict[str, Any], texts: pa.Array) -> dict[str, Any] | None:
     """
     if not is_byte_level(parsed.get("pre_tokenizer")):
         return None
-    form = normal_form(parsed)
-    written = [text_parts(each)[1] for each in ([texts, pc.utf8_normalize(texts, form)] if form else [texts])]
+    written = [text_parts(each)[1] for each in _forms(parsed, texts)]
     found = np.unique(np.concatenate([data[:-1].astype(np.int64) << 8 | data[1:] for data in written]))
     left, right = found >> 8, found & 0xFF
     rank = np.where((right & 0xC0) == 0x80, 2, np.where((left | right) >= 0x80, 0, 1))
