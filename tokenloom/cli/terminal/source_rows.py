@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 FIRST_ROWS = 3
 """Rows shown if none are named."""
 
+MOST_HEADS = 32
+"""Files of whose first chunks the columns are taken: there can be many thousands."""
+
 Shown = tuple[dict[str, tuple[Run, ...]], bool | None]
 """`sides` and `label` of a `ShownRow`."""
 
@@ -47,7 +50,7 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
     Raises:
         ConfigError: the YAML does not fit the data, or a row does not exist.
     """
-    heads = [chunk.load().table for chunk in source_chunks(config, heads=True)]
+    heads = [chunk.load().table for chunk in islice(source_chunks(config, heads=True), MOST_HEADS)]
     show = _texts(config, heads) if config.tokenizer.train and not inference else _tokens(config, heads, inference)
     wanted, first = sorted({*(range(FIRST_ROWS) if rows is None else rows)}), 0
     for chunk in source_chunks(config):
