@@ -303,6 +303,7 @@ class ArtifactStore:
             DatasetNotFoundError: it does not exist; the message lists the datasets.
             PinnedError: a training run pins it.
         """
+        self._pointer(dataset, LOADED)  # refuses names that are not valid
         if pins := [pin.run for pin in self.pins.of(dataset)]:
             raise PinnedError(
                 f"{dataset} is pinned by {', '.join(pins)}; release it first: tokenloom unpin {dataset} --as {pins[0]}"

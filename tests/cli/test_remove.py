@@ -37,6 +37,8 @@ def test_a_wrong_name_and_a_pinned_dataset_are_refused(tmp_path: Path) -> None:
     run_here("build", config, folder=tmp_path)
     wrong = run_here("remove", "smal", folder=tmp_path)
     assert (wrong.returncode, "did you mean small?" in wrong.stderr) == (2, True)
+    for name in ("../objects", "", "..", "a/b"):
+        assert run_here("remove", name, folder=tmp_path).returncode == 2
     run_here("pin", "small", "--as", "run1", folder=tmp_path)
     pinned = run_here("remove", config, folder=tmp_path)
     assert (pinned.returncode, "tokenloom unpin small --as run1" in pinned.stderr) == (2, True)
