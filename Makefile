@@ -91,6 +91,7 @@ docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/reference.py
 	$(BIN)/python docs/generate/contracts.py
 	$(BIN)/python docs/generate/real_files.py
+	$(BIN)/python docs/generate/first_rows.py
 	$(BIN)/python docs/generate/conformance.py
 	$(BIN)/python docs/generate/picture.py
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,6 +199,13 @@ def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()
     used = {_steps(path) for source in mapping.sources().values() for path in paths_of(source)}
     used |= {_steps(parse_path(text, names)) for text in kept}
     return [profile.source for profile in unused_columns(paths, used)]
+
+
+def metadata_beside(sources: Iterable[Source], columns: Columns, unused: Sequence[str]) -> list[str]:
+    """Return the columns that no source reads and that `unused` does not name, such as ids, URLs and dates."""
+    read = {path.column for source in sources for path in paths_of(source)}
+    named = (profile for profile in profiles(columns).values() if profile.is_column and profile.name not in read)
+    return [profile.source for profile in named if profile.source not in unused]
 
 
 def unused_notice(names: Sequence[str]) -> str:

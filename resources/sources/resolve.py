@@ -30,6 +30,7 @@ FORMATS = {
     ".feather": "arrow",
     ".txt": "text",
     ".text": "text",
+    ".md": "text",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
@@ -151,7 +152,12 @@ def _data_files(folder: Path) -> list[str]:
             for name in names
             if not name.startswith(".") and _format_of(name) and os.path.isfile(f"{parent}/{name}")  # noqa: PTH113
         ]
-    return sorted(files, key=lambda file: file.split("/"))
+    return sorted(_without_notes(files), key=lambda file: file.split("/"))
+
+
+def _without_notes(files: list[str]) -> list[str]:
+    """Return the files of a folder without Markdown, such as a README, unless it holds nothing else."""
+    return [file for file in files if not file.lower().endswith(".md")] or files
 
 
 def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
@@ -175,7 +181,8 @@ def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
     except Exception as error:
         reason = first_line(error).replace(address, shown)
         raise SourceUnavailableError(f"{protocol}://…/{shown} cannot be listed: {reason}") from None
-    names = sorted(str(name) for name in found if not folder or _format_of(str(name)))
+    names = [str(name) for name in found if not folder or _format_of(str(name))]
+    names = sorted(_without_notes(names) if folder else names)
     if not names:
         raise config.fault("dataset.name", f"{protocol}://…/{shown} matches no file of a known format")
     root = f"{path.rstrip('/')}/" if folder else ""

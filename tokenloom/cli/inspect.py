@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.cli.options import add_command, add_json, add_limit, add_store, open_store
+from tokenloom.cli.starter.prompt_style import STYLES
 from tokenloom.errors import TokenloomError, escaped
 
 
@@ -22,7 +23,7 @@ def add_parser(commands: Any) -> None:
     text = (
         "how prompts and answers are rendered (default: as the tokenizer's chat template does, or what suits the data)"
     )
-    parser.add_argument("--style", choices=("alpaca", "chat", "plain", "qa"), help=text)
+    parser.add_argument("--style", choices=tuple(STYLES), help=text)
     text = "YAML file to write, or - for stdout (default: named after SOURCE; none with --json or if SOURCE is a YAML)"
     parser.add_argument("--out", metavar="FILE", help=text)
     parser.add_argument("--force", action="store_true", help="overwrite an existing YAML file")
@@ -43,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.assets.columns.mapping import unused_notice
-    from tokenloom.assets.schema.formats.candidate import FormatCandidate
     from tokenloom.cli.output.targets import check_file, write_file
+    from tokenloom.cli.starter.asked_choice import ask
     from tokenloom.cli.starter.rendered_row import rendered_row
     from tokenloom.cli.starter.source_facts import dataset_name, inspect_source
     from tokenloom.cli.terminal.console import open_console, say
@@ -77,19 +78,29 @@ def run(args: argparse.Namespace) -> int:
             say(console, f"{report.name} rejected {inspection.build.reject_reasons(report.name)}")
     console.print(format_table(facts["formats"]))
     say(console, inspection.verdict())
-    unused = list(inspection.choice.unused) if isinstance(inspection.choice, FormatCandidate) else []
+    unused, metadata = inspection.unused()
     if unused:
         say(console, f"Notice: {unused_notice(unused)}.")
+    if metadata:
+        say(console, f"Not used either, as metadata: {', '.join(metadata)}.")
     if args.json:
-        found = {"dataset": name, "sure": inspection.is_sure, "unused_columns": unused, **facts}
+        found = {
+            "dataset": name,
+            "sure": inspection.is_sure,
+            "unused_columns": unused,
+            "unused_metadata": metadata,
+            **facts,
+        }
         print(json.dumps(found, ensure_ascii=False))
     if target == "-":
         print(inspection.yaml(Path()), end="")
     elif target is not None:
+        if not args.json and sys.stdin.isatty() and sys.stderr.isatty():
+            inspection = ask(inspection, Path(target))
         write_file("--out", target, inspection.yaml(Path(target).parent))
         next_step = f"build it with: tokenloom build {target}"
         if not inspection.is_sure:
-            next_step = "fill in its column_mapping, then build it"
+            next_step = "make a choice in it, then build it"
         elif not args.json:
             try:
                 if (shown := rendered_row(PipelineConfig.from_file(target), inspection.build)) is not None:

@@ -193,8 +193,8 @@ class TokenizerConfig(Section):
     special_tokens: SpecialTokensConfig = SpecialTokensConfig()
     """Special tokens. Default: the tokenizer's own. Required with `train`."""
     chat_template: str | None = None
-    """Jinja text, a file that contains it, or a built-in template: `alpaca`, `chatml`, `llama-2`, `plain`, `qa` or
-    `zephyr`. Default: the tokenizer's own template."""
+    """Jinja text, a file that contains it, or a built-in template: `alpaca`, `chatml`, `chatml-eos`, `llama-2`,
+    `plain`, `qa` or `zephyr`. Default: the tokenizer's own template."""
     control_tokens_in_content: Literal["split", "reject", "keep"] = "split"
     """What to do with control tokens that appear as text in the data: `split` tokenizes them as plain text, `reject`
     rejects the row, `keep` leaves them as control tokens."""

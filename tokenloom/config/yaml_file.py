@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tokenloom.config.open_choice import check_no_open_choice
 from tokenloom.config.small_file import read_small_file
 from tokenloom.errors import ConfigError, Fault, did_you_mean
 
@@ -102,8 +103,8 @@ def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:
         path: the file, for error messages and the default name of the dataset.
 
     Raises:
-        ConfigError: the text is not YAML, is too large with its aliases expanded, does not hold settings, or sets one
-            twice.
+        ConfigError: the text is not YAML, is too large with its aliases expanded, does not hold settings, sets one
+            twice, or leaves a choice of `tokenloom inspect` open.
     """
     try:
         check_expansion(text, path)
@@ -123,6 +124,7 @@ def parse_yaml(text: str, path: Path) -> tuple[dict[str, Any], Origin]:
         settings = constructor.construct_document(node)
     except yaml.YAMLError as error:
         raise _not_yaml(error, path) from None
+    check_no_open_choice(settings, text, path)
     return settings, Origin(path, lines, frozenset(blocks))
 
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import Any
+from dataclasses import replace
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.cli.terminal.source_rows import runs_of
 from tokenloom.cli.terminal.token_runs import Run, ShownRow
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import resolve_tokenizer
 
-TRIED = 100
-"""Rows of which the first one that is not rejected is shown."""
+TRIED = (4, 32, 256)
+"""Numbers of rows that are rendered in turn, until one of them is not rejected."""
 
 LONGEST = 1200
 """Characters shown of consecutive text of one kind."""
 
 
 def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
-    """Return the first row as `config` renders it, or None if the first `TRIED` rows are rejected.
+    """Return the first row as `config` renders it, or None if the first rows are all rejected.
 
     Args:
         config: the dataset's declaration.
@@ -34,19 +34,15 @@ def rendered_row(config: PipelineConfig, build: Build) -> ShownRow | None:
     """
     mapping = resolve(config, build.manifest("schema").facts["columns"])
     chunk = next(build.input_chunks("raw"))
-    rows = to_canonical(chunk.load().slice(0, TRIED), mapping).table
-    rendered = renderer(config, mapping.to_json(), resolve_tokenizer(config))(rows).table.slice(0, 1)
-    if not rendered.num_rows:
+    rows, render = chunk.load(), renderer(config, mapping.to_json(), resolve_tokenizer(config))
+    tried = (render(to_canonical(rows.slice(0, count), mapping).table).table.slice(0, 1) for count in TRIED)
+    rendered = next((table for table in tried if table.num_rows), None)
+    if rendered is None:
         return None
     (position,) = rendered[ROW].to_pylist()
-    runs = {side: tuple(_runs(*table.select(["text", "spans"]).to_pylist())) for side, table in sides(rendered).items()}
+    runs = {side: tuple(map(_shortened, runs_of(table))) for side, table in sides(rendered).items()}
     return ShownRow(position, chunk.split, build.manifest("raw").chunks[0].place(position), runs)
 
 
-def _runs(row: dict[str, Any]) -> list[Run]:
-    text = row["text"].encode()
-    runs = []
-    for (trained, control), spans in groupby(row["spans"], key=lambda span: (span["weight"] > 0, span["control"])):
-        shown = b"".join(text[span["start"] : span["end"]] for span in spans).decode()
-        runs.append(Run(shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} …", trained, control, 0))
-    return runs
+def _shortened(run: Run) -> Run:
+    return run if len(run.text) <= LONGEST else replace(run, text=f"{run.text[:LONGEST]} …")

@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build, StageReport
-from tokenloom.assets.columns.mapping import ALLOWED, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.mapping import ALLOWED, metadata_beside, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.source_expressions import parse_source
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
+from tokenloom.assets.schema.evidence.profiles import profiles
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
+from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
 from tokenloom.config.address import full_address
@@ -41,6 +44,7 @@ class Inspection:
         refused: why the YAML's own mapping or format type does not fit the rows; None if it does, or if it has neither.
         tokenizer: name and facts of the requested tokenizer, or None.
         style: the requested style of prompts, or None.
+        text_rows: what is a row of plain text, if that was detected.
     """
 
     config: PipelineConfig
@@ -51,6 +55,7 @@ class Inspection:
     refused: str | None
     tokenizer: tuple[str, TokenizerSpec] | None
     style: str | None = None
+    text_rows: TextRows | None = None
 
     def yaml(self, folder: Path) -> str:
         """Return a YAML to start from.
@@ -66,17 +71,15 @@ class Inspection:
         comments = [f"Written by `tokenloom inspect` from {self.counts()}.", *self.findings()]
         if full_address(self.config.dataset.name) != self.config.dataset.name:
             comments.append("dataset.name: put the credentials (…) back before you build.")
+        if self.text_rows is not None:
+            dataset["reader"] = {**dataset.get("reader", {}), "lines_per_row": self.text_rows.unit}
         prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
-        separated = self._has_separators()
-        if separated:
-            comments.append("Prompts or completions have white space of their own between them, so none is added.")
         columns = self.facts["columns"]
-        return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, separated)
+        return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, self._is_joined)
 
-    def _has_separators(self) -> bool:
+    def _is_joined(self, choice: FormatCandidate) -> bool:
         """Return whether in most of the first rows the prompt ends, or the completion starts, with white space."""
-        choice = self.choice
-        if self.style or not isinstance(choice, FormatCandidate) or {*choice.roles} != {"prompt", "completion"}:
+        if self.style or {*choice.roles} != {"prompt", "completion"}:
             return False
         rows = next(self.build.input_chunks("raw")).load()
         for role, pattern in (("prompt", r"\s\z"), ("completion", r"\A\s")):
@@ -103,7 +106,19 @@ class Inspection:
             place = setting if setting == "encoding" else f"reader.{setting}"
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
             lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
-        return lines
+        return [*lines, *([self.text_rows.reason] if self.text_rows else [])]
+
+    def unused(self) -> tuple[list[str], list[str]]:
+        """Return the columns that the YAML does not use: those with content, and metadata such as ids."""
+        if not isinstance(self.choice, FormatCandidate):
+            return [], []
+        columns, unused = self.facts["columns"], list(self.choice.unused)
+        if self.refused is None and _declares_form(self.config):
+            sources = resolve(self.config, columns).sources().values()
+        else:
+            names = [profile.name for profile in profiles(columns).values() if profile.is_column]
+            sources = [parse_source(text, names) for text in self.choice.roles.values()]
+        return unused, metadata_beside(sources, columns, unused)
 
     @property
     def is_sure(self) -> bool:
@@ -149,6 +164,9 @@ def inspect_source(
     """
     config = _config(source, dataset, tokenizer)
     _refuse_unused(config, dataset)
+    text_rows = None if is_yaml(source) else detect_text_rows(config)
+    if text_rows is not None:
+        config = with_text_rows(config, text_rows)
     resolved = (tokenizer, resolve_tokenizer(config)) if tokenizer else None
     build = Build(config, store, limit=limit, on_progress=progress.chunk_done)
     build.name = inspected(build.name)
@@ -169,7 +187,7 @@ def inspect_source(
             choice = next((found for found in detected if found.roles == roles), own)
         except ConfigError as error:
             refused = str(error)
-    found = Inspection(config, build, reports, facts, choice, refused, resolved, style)
+    found = Inspection(config, build, reports, facts, choice, refused, resolved, style, text_rows)
     if style:
         _refuse_style(found)
     return found

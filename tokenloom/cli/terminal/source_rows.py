@@ -100,7 +100,7 @@ def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
         shown: list[Shown] = []
         for position in positions:
             row = rendered.table.filter(pc.equal(rendered.table[ROW], position))
-            shown.append(({side: tuple(_runs(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
+            shown.append(({side: tuple(runs_of(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
         return shown, join_rejects([rows.rejects, rendered.rejects])
 
     return show
@@ -110,7 +110,7 @@ def _only(table: pa.Table, positions: Sequence[int]) -> pa.Table:
     return table.filter(pc.is_in(table[ROW], pa.array(positions, pa.int32()))).combine_chunks()
 
 
-def _runs(texts: pa.Table) -> Iterator[Run]:
+def runs_of(texts: pa.Table) -> Iterator[Run]:
     """Yield the text of rendered rows, in runs of one kind."""
     for row in texts.select(["text", "spans"]).to_pylist():
         text: Any = row["text"].encode()
