@@ -15,7 +15,8 @@ import pytest
 from support.paths import ROOT
 
 LINKS = [path for path in sorted((ROOT / "tokenloom").iterdir()) if path.is_symlink()]
-DATA = {"py.typed", "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
+PAGE = {f"cli/page/page.{kind}" for kind in ("css", "html", "js")}
+DATA = {"py.typed", *PAGE, "pipelines/quickstart.yaml", "pipelines/samples/quickstart.jsonl"}
 
 
 def run(*command: object, folder: Path) -> str:

@@ -15,7 +15,8 @@ from tokenloom.assets.columns.source_expressions import parse_source, paths_of
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
-from tokenloom.assets.sequences.stage import in_turn, sequencer
+from tokenloom.assets.sequences.dropped_tokens import Gaps, dropped_tokens
+from tokenloom.assets.sequences.stage import STAGE, in_turn, resolved, sequencer
 from tokenloom.assets.sidecars.stage import kept_columns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.pairs import in_pairs
@@ -66,6 +67,7 @@ class PromptEngine:
         self._encoder = ContentEncoder(
             self.tokenizer.files[TOKENIZER], self.tokenizer.control, keep_control=policy == "keep"
         )
+        self._uncut: list[pa.Table] = []
         self._steps: dict[str, Sequence[Step]] = {}
 
     def encode(self, table: pa.Table) -> pa.Table:
@@ -73,11 +75,23 @@ class PromptEngine:
 
         Few-shot examples are drawn from the same table unless `few_shot.source` names a file.
         """
+        return self._encode(table)[0]
+
+    def encode_with_gaps(self, table: pa.Table) -> tuple[pa.Table, Gaps]:
+        """Return the sequences of a raw table, and where their rows were cut."""
+        sequences, tokens = self._encode(table)
+        mapping = resolve(self.config, self._first).to_json()
+        settings = {**STAGE.settings(self.config), **resolved(self.config, mapping)}
+        return sequences, dropped_tokens(tokens, sequences, settings)
+
+    def _encode(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Return the sequences of a raw table, and its tokens before anything is cut."""
         table = _numbered(table)
         if "sequences" not in self._steps:
             self._first = self._first or merge([sketch(table)])
             self._steps["sequences"] = self._training()
-        return self._run("sequences", table)
+        sequences = self._run("sequences", table)
+        return sequences, self._uncut.pop()
 
     def prompt_only(self, rows: pa.Table | Sequence[Row] | Sequence[Conversation]) -> pa.Table:
         """Return prompts for inference: each row up to the start of its answer, with one BOS, without EOS and labels.
@@ -154,6 +168,7 @@ class PromptEngine:
         def tokenized(rows: pa.Table) -> ChunkOutput:
             tokens = encode(rows)
             sequences = sequence(tokens.table, rows)
+            self._uncut = [tokens.table]
             return replace(sequences, rejects=join_rejects([tokens.rejects, sequences.rejects]))
 
         return lambda rows: to_canonical(rows, mapping), tokenized

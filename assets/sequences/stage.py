@@ -71,17 +71,13 @@ class SequencesStage(Stage):
 
     def prepare(self, context: Context) -> Work:
         config, mapping = context.config, context.facts("columns")["mapping"]
-        strategy = length_strategy(config, mapping)
-        if strategy == "drop_turns":
+        if length_strategy(config, mapping) == "drop_turns":
             facts, policy = context.facts("tokenizer"), config.tokenizer.control_tokens_in_content
             tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
             encode = in_turn(renderer(config, mapping, context.tokenizer), tokenize)
             sequence = sequencer(config, mapping, encode)
             return Work(_with_columns(context), lambda loaded: sequence(*loaded))
-        order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
-        trained = {} if _kind(mapping) != sequence_schema.PROMPT else {"trained": False}
-        settings = {STRATEGY: strategy, **order, **trained}
-        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=settings)
+        return Work(context.input_chunks("tokens"), sequencer(config, mapping), settings=resolved(config, mapping))
 
     def lengths(self, table: pa.Table) -> pa.Table:
         """Return the number of tokens of each sequence; for pairs, of the longer side."""
@@ -105,6 +101,18 @@ class SequencesStage(Stage):
 
 
 STAGE = SequencesStage()
+
+
+def resolved(config: PipelineConfig, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that depend on the form of the rows.
+
+    Args:
+        mapping: the resolved column mapping, as JSON.
+    """
+    strategy = length_strategy(config, mapping)
+    order = {"order": truncation_order(config, mapping).to_json()} if strategy == "smart" else {}
+    trained = {} if _kind(mapping) != sequence_schema.PROMPT else {"trained": False}
+    return {STRATEGY: strategy, **order, **trained}
 
 
 def _with_columns(context: Context) -> Iterator[InputChunk]:

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     add_store(parser)
     text = "raw rows to show, counted from 0 (default: the first 3)"
     parser.add_argument("--row", metavar="N", type=nonnegative_integer, nargs="+", help=text)
-    parser.add_argument("--html", metavar="FILE", help="write a self-contained HTML page instead")
+    parser.add_argument("--html", metavar="FILE", help="write one HTML page, with the counts of the dataset, instead")
     text = "show the prompts that the model gets at inference, without the answers"
     parser.add_argument("--inference", action="store_true", help=text)
 
@@ -31,39 +31,41 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tokenloom.assets.building.build import Build
-    from tokenloom.cli.output.targets import write_file
+    from tokenloom.cli.page.contents import Page, built_page
+    from tokenloom.cli.page.write import write_page
     from tokenloom.cli.terminal.console import open_console, say
-    from tokenloom.cli.terminal.marked_rows import html_preview, print_preview
+    from tokenloom.cli.terminal.marked_rows import print_preview
     from tokenloom.config import PipelineConfig
 
     config = PipelineConfig.from_file(args.config)
     build = Build(config, open_store(args, config.folder, read_only=True))
-    rows, shown_as = _shown_rows(build, args.row, args.inference)
+    rows, shown_as, stored = _shown_rows(build, args.row, args.inference)
     say(open_console(stderr=True), f"{build.name}: {shown_as}")
     if args.html:
-        write_file("--html", args.html, html_preview(build.name, rows))
+        page = Page(build.name, rows, shown_as)
+        write_page(args.html, built_page(page, build.store) if stored else page)
         print(f"wrote {args.html}")
     else:
         print_preview(Console(), build.name, rows)
     return 0
 
 
-def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tuple[list[ShownRow], str]:
-    """Return the rows to show, and where they are from, in words."""
+def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tuple[list[ShownRow], str, bool]:
+    """Return the rows to show, where they are from, in words, and whether that is the store."""
     from tokenloom.assets.building.outdated import trained_tokenizer
     from tokenloom.assets.building.prompt_engine import with_tokenizer
     from tokenloom.cli.terminal.source_rows import source_rows
 
     stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)
     if stored is not None:
-        return stored, reason
+        return stored, reason, True
     config, source = build.config, "straight from the source"
     if folder := trained_tokenizer(build):
         config, source = with_tokenizer(config, folder), f"{source}, with the tokenizer of the last build"
     elif config.tokenizer.train is not None:
         source = f"text {source}, without tokens until a build trains the tokenizer"
     by_number = {row.row: row for row in source_rows(config, numbers, inference)}
-    return [by_number[number] for number in numbers or by_number], f"{source} ({reason})"
+    return [by_number[number] for number in numbers or by_number], f"{source} ({reason})", False
 
 
 def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow] | None, str]:
@@ -84,6 +86,6 @@ def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow
         reason = outdated(build, reader.reach(numbers))
     except SourceError as error:
         reason, shown_as = None, f"{shown_as}; the source cannot be read now: {error}"
-    if reason is None and not reader.has_raw(numbers):
-        reason = "gc dropped the raw rows of the last build"
+    if reason is None and not reader.has_chunks(numbers):
+        reason = "gc dropped the rows of the last build"
     return (None, reason) if reason else ([reader.read(number) for number in numbers], shown_as)

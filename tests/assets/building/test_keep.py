@@ -14,7 +14,7 @@ import yaml
 
 from support.builds import SMALL, digests
 from support.dagster_project import Project, new_project, runnable
-from support.datasets_on_disk import write_dataset
+from support.datasets_on_disk import TOKENIZER, write_dataset
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
 from support.terminal import run_here
 from tokenloom.assets.building.build import Build, StageReport
@@ -205,12 +205,16 @@ def test_a_single_stage_reports_what_it_cannot_reproduce(tmp_path: Path, changed
     assert digests(build(config, store)) == digests(build(config, tmp_path / "cold"))
 
 
-def test_rows_are_shown_and_sources_inspected_after_dropping(tmp_path: Path) -> None:
-    write_dataset(tmp_path, 50, keep="sequences", dataset={"name": "small.jsonl", "val_split": 0.3})
+@pytest.mark.parametrize("longest", [256, 50])
+def test_rows_are_shown_and_sources_inspected_after_dropping(tmp_path: Path, longest: int) -> None:
+    tokenizer = {**TOKENIZER, "max_length": longest}
+    write_dataset(
+        tmp_path, 50, keep="sequences", dataset={"name": "small.jsonl", "val_split": 0.3}, tokenizer=tokenizer
+    )
     wanted = ["preview", "small.yaml", "--row", 0, 20, 49]
     assert run_here("build", "small.yaml", folder=tmp_path).returncode == 0
     first = run_here(*wanted, folder=tmp_path)
-    assert first.returncode == 0
+    assert (first.returncode, "dropped here" in first.stdout) == (0, longest < 256)
     drop(tmp_path / "store")
     assert run_here(*wanted, folder=tmp_path).stdout == first.stdout
     assert run_here(*wanted, "--inference", folder=tmp_path).returncode == 0

@@ -33,7 +33,8 @@ from tokenloom.assets.stage.validation import validate
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize
-from tokenloom.cli.terminal.marked_rows import html_preview
+from tokenloom.cli.page.contents import Page
+from tokenloom.cli.page.write import rendered_page
 from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import LengthConfig
 from tokenloom.errors import ConfigError, DataValidationError
@@ -287,12 +288,12 @@ def test_preview_shows_both_sides_and_labels(tokenizer_folder: Path, tmp_path: P
         for side, runs in shown.sides.items()
     } == {side: [f"{PAIR[side][0]['content']}<|im_end|>", chatml([*PAIR["prompt"], *PAIR[side]])] for side in SIDES}
     assert "private_use" in absent.absence
-    page = html_preview("x", [shown, absent])
-    assert page.index("<b>chosen:</b>") < page.index("<b>rejected:</b>") < page.index("private_use")
+    page = rendered_page(Page("x", [shown, absent]))
+    assert page.index("<h4>chosen</h4>") < page.index("<h4>rejected</h4>") < page.index("private_use")
     build, _ = build_canonical(config, ArtifactStore(tmp_path / "kto"), "kto", [table_of("kto", [KTO])])
     shown = RowReader(build.store, build.name).read(0)
     assert (shown.label, list(shown.sides)) == (True, [""])
-    assert "label true" in html_preview("x", [shown])
+    assert "label true" in rendered_page(Page("x", [shown]))
 
 
 def test_counts_of_a_build_are_those_of_pairs(tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -46,14 +46,20 @@ def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
         return
     cut, unstopped, emptied = (counters[name] for name in (CUT, WITHOUT_STOP, EMPTIED))
     yield f"{counters[ANSWERS]:,} answers; {cut:,} cut, {unstopped:,} without their stop, {emptied:,} prompts emptied"
-    counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
-    turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
     roles, turns = (
-        {name: f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()} for found in (counts, turns)
+        {name: f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()}
+        for found in trained_counts(counters)
     )
     if parts := [roles.pop(part) for part in (REASONING, TOOL_CALL) if part in roles]:
         roles["assistant"] += f" ({', '.join(parts)})"
     yield f"trained tokens: {'; '.join(', '.join(found.values()) for found in (roles, turns) if found)}"
+
+
+def trained_counts(counters: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the trained tokens by role and part of answers, and by turn in order."""
+    counts = {name.removeprefix(TRAINED_OF): count for name, count in counters.items() if name.startswith(TRAINED_OF)}
+    turns = {name: counts.pop(name) for name in sorted(counts, key=_turn_number) if name.startswith("turn_")}
+    return counts, turns
 
 
 def _turn_number(name: str) -> int:

@@ -1,8 +1,7 @@
-"""Renders rows, telling trained from masked tokens: by colour on a terminal, by brackets without colour, or in HTML."""
+"""Prints rows, distinguishing trained from masked tokens by colour, or by brackets without colour."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
@@ -19,10 +18,10 @@ _STYLES = {
     (True, True): "black on green",
     (False, True): "black on bright_black",
 }
-
+_CUT = "black on yellow"
 
 BRACKETS = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}"
-"""Around trained text where there is no colour."""
+"""Around trained text without colour."""
 
 
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
@@ -50,6 +49,11 @@ def _bracketed(runs: Sequence[Run]) -> Text:
     return parts
 
 
+def cut_marker(tokens: int) -> str:
+    """Return what is shown in place of tokens that were cut from a row."""
+    return f"\N{BLACK SCISSORS} cut: {tokens:,} {'token' if tokens == 1 else 'tokens'} dropped here"
+
+
 def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> RenderableType:
     sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
     text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
@@ -58,54 +62,16 @@ def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> Renderable
 
 def _title(row: ShownRow) -> str:
     counts = f" · {row.tokens:,} tokens, {row.trained:,} trained" if row.tokens else ""
+    counts += f", {row.dropped:,} cut" if row.dropped else ""
     label = "" if row.label is None else f" · label {str(row.label).lower()}"
     return f"row {row.row} · {row.split} · {row.place}{label}{counts}"
 
 
 def _style(run: Run) -> str:
-    return _STYLES[run.trained, run.control]
+    return _CUT if run.dropped else _STYLES[run.trained, run.control]
 
 
 def _shown(run: Run) -> str:
-    return visible(run.text)
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-article {{ border: 1px solid #8886; border-radius: 6px; margin: 1rem 0; padding: .6rem 1rem; }}
-h2 {{ font-size: .85rem; font-weight: 600; opacity: .7; margin: 0 0 .4rem; }}
-pre {{ font: 14px/1.55 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }}
-.t {{ background: #2e9e4433; color: light-dark(#11602a, #7fe39a); }}
-.m {{ opacity: .62; }}
-.c {{ border: 1px solid currentColor; border-radius: 4px; padding: 0 .25em; font-size: .85em; }}
-.absent {{ color: #b8860b; }}
-</style></head><body>
-<h1>{title}</h1>
-<p><span class="t">trained</span> · <span class="m">masked</span> · <span class="t c">trained control token</span> ·
-<span class="m c">masked control token</span></p>
-{rows}
-</body></html>
-"""
-
-
-def html_preview(dataset: str, rows: Sequence[ShownRow]) -> str:
-    """Return a self-contained HTML page with the rows."""
-    return _PAGE.format(title=html.escape(dataset), rows="\n".join(_article(row) for row in rows))
-
-
-def _article(row: ShownRow) -> str:
-    if row.absence:
-        body = f'<span class="absent">{html.escape(row.absence)}</span>'
-    else:
-        body = "\n\n".join(
-            (f"<b>{side}:</b>\n" if side else "")
-            + "".join(f'<span class="{_classes(run)}">{html.escape(_shown(run))}</span>' for run in runs)
-            for side, runs in row.sides.items()
-        )
-    return f"<article><h2>{html.escape(_title(row))}</h2><pre>{body}</pre></article>"
-
-
-def _classes(run: Run) -> str:
-    return ("t" if run.trained else "m") + (" c" if run.control else "")
+    if run.opens:
+        return f"\n\N{BOX DRAWINGS LIGHT HORIZONTAL} {visible(run.text)}\n"
+    return f"[{cut_marker(run.tokens)}]" if run.dropped else visible(run.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from typing import Any
 
@@ -18,7 +19,7 @@ from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.stage.rejects import ROW, join_rejects
-from tokenloom.cli.terminal.token_runs import Decoder, Run, ShownRow, reject_reason
+from tokenloom.cli.terminal.token_runs import FILTERED, Decoder, Run, Shown, ShownRow, reject_reason
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store.manifest import source_place
@@ -31,10 +32,10 @@ FIRST_ROWS = 3
 MOST_HEADS = 32
 """Files of whose first chunks the columns are taken: there can be many thousands."""
 
-Shown = tuple[dict[str, tuple[Run, ...]], bool | None]
-"""`sides` and `label` of a `ShownRow`."""
+Place = Callable[[int], str]
+"""Returns the place in the source of a position in a raw chunk."""
 
-Show = Callable[[pa.Table, Sequence[int]], tuple[list[Shown], pa.Table]]
+Show = Callable[[pa.Table, Sequence[int], Place], tuple[list[Shown], pa.Table]]
 """Shows the rows at some positions of a raw chunk. Returns what is shown of each, and rejects of the chunk."""
 
 
@@ -58,16 +59,16 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
         positions = np.sort(np.concatenate([table[ROW].to_numpy() for table in (output.table, output.rejects)]))
         here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
         if here:
-            shown, rejects = show(output.table, [position for _, position in here])
+            place = partial(source_place, chunk.runs, chunk.unit)
+            shown, rejects = show(output.table, [position for _, position in here], place)
             reasons = {
                 reject[ROW]: reject_reason(reject)
                 for table in (output.rejects, rejects)
                 for reject in _only(table, [position for _, position in here]).to_pylist()
             }
             for (row, position), (found, label) in zip(here, shown, strict=True):
-                absence = "" if found else reasons.get(position, "filtered")
-                place = source_place(chunk.runs, chunk.unit, position)
-                yield ShownRow(row, chunk.split, place, found, absence, label)
+                reason = ("", "") if found else reasons.get(position, FILTERED)
+                yield ShownRow(row, chunk.split, place(position), found, *reason, label)
         first += len(positions)
         if wanted and wanted[-1] < first:
             return
@@ -79,11 +80,11 @@ def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) 
     engine = PromptEngine(config, heads)
     decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control)
 
-    def show(table: pa.Table, positions: Sequence[int]) -> tuple[list[Shown], pa.Table]:
+    def show(table: pa.Table, positions: Sequence[int], place: Place) -> tuple[list[Shown], pa.Table]:
         rows = table if engine.whole_chunks else _only(table, positions)
         if not inference:
-            sequences = engine.encode(rows)
-            return [decoder.sequences(sequences, position) for position in positions], engine.rejects
+            made, gaps = engine.encode_with_gaps(rows)
+            return [decoder.sequences(made, position, gaps, place) for position in positions], engine.rejects
         prompts = engine.prompt_only(rows)
         return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects
 
@@ -94,7 +95,7 @@ def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
     mapping = resolve(config, merge([sketch(head) for head in heads]))
     render = renderer(config, mapping.to_json(), resolve_tokenizer(config))
 
-    def show(table: pa.Table, positions: Sequence[int]) -> tuple[list[Shown], pa.Table]:
+    def show(table: pa.Table, positions: Sequence[int], place: Place) -> tuple[list[Shown], pa.Table]:
         rows = to_canonical(_only(table, positions), mapping)
         rendered = render(rows.table)
         shown: list[Shown] = []

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.sequences.dropped_tokens import LOSSES, Gap, Gaps, dropped_tokens
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tables.ragged import list_parts
+from tokenloom.resources.tables.ragged import list_parts, offsets_of
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
 
 MOST_SHOWN = 16
@@ -22,12 +24,19 @@ MOST_SHOWN = 16
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive tokens of one kind, and the text that they decode to."""
+    """Consecutive tokens of one kind, and the text that they decode to.
+
+    Args:
+        dropped: the row has these tokens here, but the sequence does not: the row was cut.
+        opens: there are no tokens, and the text is the place of the row that starts here in a packed sequence.
+    """
 
     text: str
     trained: bool
     control: bool
     tokens: int
+    dropped: bool = False
+    opens: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class ShownRow:
         sides: the chosen and rejected sequences of a pair, by name; other rows have one sequence, under "", or several,
             numbered.
         absence: why the row has no sequence.
+        code: the code of its rejection.
         label: the label of a kto row.
     """
 
@@ -49,17 +59,32 @@ class ShownRow:
     place: str
     sides: Mapping[str, tuple[Run, ...]]
     absence: str = ""
+    code: str = ""
     label: bool | None = None
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all sides."""
+        return [run for runs in self.sides.values() for run in runs]
 
     @property
     def tokens(self) -> int:
         """Number of tokens."""
-        return sum(run.tokens for runs in self.sides.values() for run in runs)
+        return sum(run.tokens for run in self.runs if not run.dropped)
 
     @property
     def trained(self) -> int:
         """Number of trained tokens."""
-        return sum(run.tokens for runs in self.sides.values() for run in runs if run.trained)
+        return sum(run.tokens for run in self.runs if run.trained)
+
+    @property
+    def dropped(self) -> int:
+        """Number of tokens that were cut."""
+        return sum(run.tokens for run in self.runs if run.dropped)
+
+
+Shown = tuple[dict[str, tuple[Run, ...]], bool | None]
+"""`sides` and `label` of a `ShownRow`."""
 
 
 class Decoder:
@@ -78,26 +103,37 @@ class Decoder:
         ids = map(self._tokenizer.token_to_id, control)
         self._control = [index for index in ids if index is not None]
 
-    def runs(self, ids: Any, trained: Any) -> Iterator[Run]:
+    def runs(
+        self, ids: Any, trained: Any, gaps: Sequence[Gap] = (), starts: Mapping[int, str] = MappingProxyType({})
+    ) -> Iterator[Run]:
         """Yield runs of one kind.
 
         Args:
             ids: int [length].
             trained: bool [length].
+            gaps: where tokens were cut, in order.
+            starts: the place of each row, by the number of tokens before it.
         """
         control = np.isin(ids, self._control)
         changes = np.flatnonzero((np.diff(trained) != 0) | (np.diff(control) != 0)) + 1
-        for start, end in zip([0, *changes], [*changes, len(ids)], strict=True):
-            with naming_tokenizer("cannot decode its own tokens"):
-                text = self._tokenizer.decode(ids[start:end].tolist(), skip_special_tokens=False)
-            yield Run(text, bool(trained[start]), bool(control[start]), int(end - start))
+        bounds = sorted({0, *changes.tolist(), *(gap.position for gap in gaps), *starts, len(ids)})
+        for start, end in zip(bounds, [*bounds[1:], None], strict=True):
+            here = [gap for gap in gaps if gap.position == start]
+            yield from (self._dropped(gap) for gap in here if gap.ends)
+            if start in starts:
+                yield Run(starts[start], False, False, 0, opens=True)
+            yield from (self._dropped(gap) for gap in here if not gap.ends)
+            if end is not None:
+                yield Run(self._text(ids[start:end]), bool(trained[start]), bool(control[start]), end - start)
 
-    def sequences(self, table: pa.Table, position: int) -> tuple[dict[str, tuple[Run, ...]], bool | None]:
-        """Return the `sides` and the `label` of a `ShownRow`, without sides if no sequence has the row.
+    def sequences(self, table: pa.Table, position: int, gaps: Gaps, place: Callable[[int], str]) -> Shown:
+        """Return what is shown of a row; nothing if no sequence has it.
 
         Args:
             table: sequences.
             position: position of the row in its raw chunk.
+            gaps: where the rows of the sequences were cut.
+            place: returns the place in the source of a position.
         """
         offsets, rows = list_parts(table["rows"])
         matches = np.flatnonzero(rows.to_numpy() == position)
@@ -106,7 +142,7 @@ class Decoder:
         found = np.unique(np.searchsorted(offsets, matches, side="right")[:MOST_SHOWN] - 1).tolist()
         runs = {
             " ".join(filter(None, (f"{number} of {len(found)}" if len(found) > 1 else "", side))): tuple(
-                self._runs_of(columns, sequence)
+                self._runs_of(columns, sequence, gaps.get(side, {}).get(sequence, ()), place)
             )
             for number, sequence in enumerate(found, 1)
             for side, columns in sides(table).items()
@@ -125,14 +161,30 @@ class Decoder:
         ids = np.array(prompts["input_ids"][matches[0]].as_py())
         return {"": tuple(self.runs(ids, np.zeros(len(ids), bool)))}
 
-    def _runs_of(self, table: pa.Table, sequence: int) -> Iterator[Run]:
-        ids = np.array(table["input_ids"][sequence].as_py())
-        yield from self.runs(ids, np.array(table["trained"][sequence].as_py()) == 1)
+    def _runs_of(
+        self, table: pa.Table, sequence: int, gaps: Sequence[Gap], place: Callable[[int], str]
+    ) -> Iterator[Run]:
+        ids, trained, rows, lengths = (
+            np.array(table[name][sequence].as_py()) for name in ("input_ids", "trained", "rows", "document_lengths")
+        )
+        starts = dict(zip(offsets_of(lengths).tolist(), map(place, rows.tolist()), strict=False))
+        yield from self.runs(ids, trained == 1, gaps, starts if len(rows) > 1 else {})
+
+    def _dropped(self, gap: Gap) -> Run:
+        return Run(self._text(gap.ids), False, False, len(gap.ids), dropped=True)
+
+    def _text(self, ids: Any) -> str:
+        with naming_tokenizer("cannot decode its own tokens"):
+            return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
 
-def reject_reason(reject: Mapping[str, Any]) -> str:
-    """Return why a row has no sequence, given its row of a rejects table."""
-    return f"rejected by {reject['stage']}: {reject['code']}: {reject['message']}"
+FILTERED = ("filtered", "")
+"""The `absence` and the `code` of a `ShownRow` that was filtered."""
+
+
+def reject_reason(reject: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the `absence` and the `code` of a `ShownRow`, given its row of a rejects table."""
+    return f"rejected by {reject['stage']}: {reject['code']}: {reject['message']}", reject["code"]
 
 
 class RowReader:
@@ -151,6 +203,8 @@ class RowReader:
         facts = store.manifest(dataset, "tokenizer").facts
         folder = store.tokenizer_folder(facts["digest"])
         self._decoder = Decoder(Path(folder, TOKENIZER).read_bytes(), facts["control"])
+        self._cut = any(self._manifests["sequences"].counters.get(name) for name in LOSSES)
+        self._gaps_of: dict[int, Gaps] = {}
         self._first_row = np.cumsum([0, *(chunk.rows_out + chunk.rejected for chunk in self._raw.chunks)])
 
     @property
@@ -170,17 +224,28 @@ class RowReader:
         """Return how many of the first raw chunks have all of some rows."""
         return max(map(self._number, rows), default=-1) + 1
 
-    def has_raw(self, rows: Sequence[int]) -> bool:
-        """Return whether the raw chunks of some rows are stored; `gc` can drop them."""
-        outputs = {self._raw.chunks[self._number(row)].output for row in rows}
+    def has_chunks(self, rows: Sequence[int]) -> bool:
+        """Return whether the chunks that show some rows are stored; `gc` can drop those of raw rows and tokens."""
+        needed = [self._raw, *([self._manifests["tokens"]] if self._cut else [])]
+        outputs = {manifest.chunks[self._number(row)].output for row in rows for manifest in needed}
         return None not in map(self._store.objects.size, outputs)
 
     def read(self, row: int) -> ShownRow:
         """Return the sequences that hold a raw row, at most `MOST_SHOWN`; if packed, with the other rows in them."""
         number, position, chunk = self._place(row)
-        found, label = self._decoder.sequences(self._store.objects.get_intact(chunk.output), position)
-        absence = "" if found else self._absence(number, position)
-        return ShownRow(row, chunk.split, chunk.place(position), found, absence, label)
+        table = self._store.objects.get_intact(chunk.output)
+        gaps = self._gaps(number, table) if self._cut else {}
+        found, label = self._decoder.sequences(table, position, gaps, chunk.place)
+        reason = ("", "") if found else self._reason(number, position)
+        return ShownRow(row, chunk.split, chunk.place(position), found, *reason, label)
+
+    def _gaps(self, number: int, sequences: pa.Table) -> Gaps:
+        """Return where the rows of a chunk were cut; kept for its next row."""
+        if number not in self._gaps_of:
+            tokens = self._store.objects.get_intact(self._manifests["tokens"].chunks[number].output)
+            settings = self._manifests["sequences"].parts["settings"]
+            self._gaps_of = {number: dropped_tokens(tokens, sequences, settings)}
+        return self._gaps_of[number]
 
     def _place(self, row: int) -> tuple[int, int, Any]:
         """Return a raw row's chunk number, its position in that chunk, and the chunk of its sequences."""
@@ -199,11 +264,11 @@ class RowReader:
         positions = np.concatenate([self._store.objects.get_intact(digest)[ROW].to_numpy() for digest in objects])
         return int(np.sort(positions)[local])
 
-    def _absence(self, number: int, position: int) -> str:
-        """Return why a raw row has no sequence."""
+    def _reason(self, number: int, position: int) -> tuple[str, str]:
+        """Return why a raw row has no sequence, and the code of its rejection."""
         for manifest in self._manifests.values():
             rejects = manifest.chunks[number].rejects
             for reject in self._store.objects.get_intact(rejects).to_pylist() if rejects else []:
                 if reject[ROW] == position:
                     return reject_reason(reject)
-        return "filtered"
+        return FILTERED
