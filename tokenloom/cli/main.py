@@ -22,6 +22,7 @@ from tokenloom.cli import (
     preview,
     remove,
     schema,
+    templates,
     trace,
     verify,
     versions,
@@ -30,7 +31,9 @@ from tokenloom.cli.options import EXIT_CODES
 from tokenloom.cli.terminal.visible import visible
 from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, redacted
 
-COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, schema)
+COMMANDS = (
+    inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, templates, schema,
+)  # fmt: skip
 
 
 TRAINING = """; tokenloom prepares the data, and your training code opens it: TokenLoader(open_dataset("NAME"), \
