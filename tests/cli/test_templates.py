@@ -33,7 +33,7 @@ def listed(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def rendered(template: str, messages: Any, tools: Any = None) -> str:
-    tokens = {"bos_token": BOS, "eos_token": EOS}
+    tokens: Any = {"bos_token": BOS, "eos_token": EOS}
     return render_jinja_template([messages], tools=tools, chat_template=template, **tokens)[0][0]
 
 
