@@ -25,8 +25,8 @@ from tokenloom.cli.main import COMMANDS, main
 data, config = sys.argv[1:]
 arguments = {"inspect": [data], "build": [config], "explain": [config], "preview": [config], "versions": ["quickstart"],
              "diff": ["quickstart", "quickstart"], "trace": [config, "--step", "0"],
-             "export": ["quickstart", "out", "--to", "parquet"], "verify": [], "pin": ["quickstart", "--as", "run"], "gc": [],
-             "templates": [], "schema": []}
+             "export": ["quickstart", "out", "--to", "parquet"], "verify": [], "gc": [],
+             "pin": ["quickstart", "--as", "run"], "templates": [], "schema": []}
 ended = {}
 for module in COMMANDS:
     name = module.__name__.rpartition(".")[2]
