@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.cli.options import add_command, add_json
@@ -106,10 +106,9 @@ def _described(name: str, tokenizer: str | None) -> tuple[ChatFormat, dict[str, 
     }
 
 
-def _sample(chat: ChatFormat, renders: Sequence[str]) -> list[Run]:
+def _sample(chat: ChatFormat, renders: Sequence[str]) -> Iterator[Run]:
     from tokenloom.assets.prompts.chat_certificate import rendered_conversation
-    from tokenloom.cli.starter.rendered_row import text_runs
+    from tokenloom.cli.terminal.source_rows import runs_of
 
     last = {**SAMPLE[-1], **(THOUGHT if "reasoning" in renders else {})}
-    (row,) = rendered_conversation(chat, [*SAMPLE[:-1], last]).table.to_pylist()
-    return text_runs(row)
+    return runs_of(rendered_conversation(chat, [*SAMPLE[:-1], last]).table)
