@@ -90,6 +90,7 @@ bench: $(DEVELOPMENT)  ## run all benchmarks
 docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/reference.py
 	$(BIN)/python docs/generate/contracts.py
+	$(BIN)/python docs/generate/rejects.py
 	$(BIN)/python docs/generate/real_files.py
 	$(BIN)/python docs/generate/first_rows.py
 	$(BIN)/python docs/generate/conformance.py

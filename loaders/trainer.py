@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-from tokenloom.errors import LoaderStateError
+from tokenloom.errors import LoaderStateError, missing_package
 from tokenloom.loaders.collation.model_inputs import model_inputs
 from tokenloom.loaders.token_loader import TokenLoader
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ModuleNotFoundError as error:
+    raise missing_package(error.name or "transformers", "tokenloom.loaders.trainer") from None
 
 
 class TokenLoaderMixin:

@@ -66,6 +66,10 @@ def test_the_page_of_contracts_is_up_to_date() -> None:
     assert (DOCS / "internals" / "contracts.md").read_text() == generator("contracts").page(), "run `make docs`"
 
 
+def test_the_page_of_rejected_rows_is_up_to_date() -> None:
+    assert (DOCS / "prepare" / "rejects.md").read_text() == generator("rejects").page(), "run `make docs`"
+
+
 def test_the_page_of_real_files_is_up_to_date(real_data: Path) -> None:
     assert (DOCS / "prepare" / "datasets.md").read_text() == generator("real_files").page(real_data), "run `make docs`"
 

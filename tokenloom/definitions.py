@@ -10,8 +10,6 @@ import logging
 import os
 from pathlib import Path
 
-import dagster as dg
-
 from tokenloom.assets.building.members import yaml_files
 from tokenloom.assets.dagster.assets import dataset_definitions
 from tokenloom.assets.dagster.mixture import mixture_definitions
@@ -19,7 +17,12 @@ from tokenloom.assets.dagster.names import dagster_name
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import Declaration, MixtureConfig
 from tokenloom.config.load import load_config
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError, Fault, missing_package
+
+try:
+    import dagster as dg
+except ModuleNotFoundError as error:
+    raise missing_package(error.name or "dagster", "tokenloom.definitions") from None
 
 
 def pipelines_folder() -> Path:

@@ -331,3 +331,34 @@ def attempt(function: Callable[[], T]) -> Result[T, TokenloomError]:
         return Ok(function())
     except TokenloomError as error:
         return Err(error)
+
+
+EXTRAS = {
+    "pipeline": (
+        *("awkward", "charset_normalizer", "dagster", "dagster_webserver", "datasets", "fsspec", "gigatoken"),
+        *("huggingface_hub", "jinja2", "msgspec", "pandera", "rapidfuzz", "rich", "tokenizers", "transformers"),
+    ),
+    "s3": ("s3fs",),
+    "train": ("accelerate", "lightning", "trl"),
+    "jax": ("jax",),
+    "vision": ("PIL",),
+}
+"""Modules that each extra of tokenloom installs."""
+
+
+def install_command(module: str) -> str:
+    """Return the command that installs a module: the extra that holds it, or its package."""
+    package = module.partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if package in modules), None)
+    return f"pip install 'tokenloom[{extra}]'" if extra else f"pip install {package.replace('_', '-')}"
+
+
+def missing_package(module: str, purpose: str) -> ModuleNotFoundError:
+    """Return the error for a module that is not installed.
+
+    Args:
+        purpose: what needs it.
+    """
+    package = module.partition(".")[0]
+    message = f"{purpose} needs {package}, which is not installed; run: {install_command(module)}"
+    return ModuleNotFoundError(message, name=package)

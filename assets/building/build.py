@@ -458,7 +458,8 @@ class Build:
             return
         raise DataValidationError(
             f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
-            f"({limit:g}) allows: {reject_reasons(self.store, manifest)}"
+            f"({limit:g}) allows: {reject_reasons(self.store, manifest)}; correct the rows, or raise the fraction to "
+            "build without them (docs/prepare/rejects.md)"
         )
 
     def _losses(self, manifest: Manifest) -> str:

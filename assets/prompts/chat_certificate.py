@@ -21,6 +21,7 @@ from tokenloom.assets.prompts.layout import split_control
 from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
 from tokenloom.assets.prompts.think_tags import OPEN
 from tokenloom.assets.prompts.trained_turns import TrainedTurn
+from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_text import json_column
@@ -108,10 +109,14 @@ class Rendered:
         return next((part.rpartition(answer)[2] for part in self.parts if answer in part), "")
 
 
-def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
+def rendered_conversation(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> ChunkOutput:
+    """Render one conversation."""
     conversation, _ = to_messages(json_column([json.dumps(messages)]), "messages")
-    table = pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]})
-    out = chat.render(table)
+    return chat.render(pa.table({ROW: pa.array([0], pa.int32()), "messages": conversation, "tools": [tools]}))
+
+
+def _rendered(chat: ChatFormat, messages: list[dict[str, Any]], tools: str = "") -> Rendered:
+    out = rendered_conversation(chat, messages, tools)
     if not out.table.num_rows:
         return Rendered(reason=str(out.rejects["message"][0].as_py()), code=out.rejects["code"][0].as_py())
     row = out.table.to_pylist()[0]

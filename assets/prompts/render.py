@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 Render = Callable[[pa.Table], ChunkOutput]
 """Renders a chunk of rows in canonical form; a pure function of the chunk."""
 
+SET_TEMPLATE = "set tokenizer.chat_template, for example to chatml (`tokenloom templates` lists the built-in ones)"
+NO_CHAT_TEMPLATE = f"the rows are conversations, but the tokenizer has no chat template; {SET_TEMPLATE}"
+
 
 def renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
@@ -59,7 +62,7 @@ def renderer(
     refuse_tools(config)
     if form == "messages":
         omit = ", or omit history with dataset.columns" if "history" in mapping["roles"] else ""
-        message = f"the rows are conversations, but the tokenizer has no chat template; set one{omit}"
+        message = f"{NO_CHAT_TEMPLATE}{omit}"
         raise config.fault("tokenizer.chat_template", message)
     if not prompt.few_shot.count:
         return _text_renderer(config, mapping, spec, bos, eos)
@@ -115,7 +118,7 @@ def is_chat(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerS
     if mapping["form"] in PROMPTED:
         return True
     if prompt.format_type == "chat" and not spec.chat_template:
-        message = "`chat` needs a chat template; set tokenizer.chat_template"
+        message = f"`chat` needs a chat template, and the tokenizer has none; {SET_TEMPLATE}"
         raise config.fault("prompt_template.format_type", message)
     free = prompt.format_type == "custom" and mapping["form"] in ("messages", "completion")
     return prompt.format_type == "chat" or (free and bool(spec.chat_template))
@@ -149,8 +152,7 @@ def trained_in_pairs(config: PipelineConfig, spec: TokenizerSpec, whole: bool = 
         ConfigError: the tokenizer has no chat template.
     """
     if not spec.chat_template:
-        message = "the rows are conversations, but the tokenizer has no chat template; set one"
-        raise config.fault("tokenizer.chat_template", message)
+        raise config.fault("tokenizer.chat_template", NO_CHAT_TEMPLATE)
     prompt = config.prompt_template
     if prompt.train_on != "all" or whole:
         return config

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.stage.remedies import explained
+
 ROW = "_row"
 """Column with a row's position within its raw chunk, int32."""
 
@@ -64,7 +66,7 @@ def join_rejects(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def summarize(rejects: Sequence[tuple[pa.Table, Callable[[int], str]]], reasons: int = 3) -> str:
-    """Return the most frequent codes among rejects in one line, each with its count and one example.
+    """Return the most frequent codes among rejects in one line, each with its count, remedy and one example.
 
     Args:
         rejects: tables of rejects, each with a function that returns the place in the source of a row position.
@@ -74,15 +76,15 @@ def summarize(rejects: Sequence[tuple[pa.Table, Callable[[int], str]]], reasons:
         table.append_column("chunk", pa.repeat(pa.scalar(number, pa.int32()), table.num_rows))
         for number, (table, _) in enumerate(rejects)
     ]
-    counted = pa.concat_tables(numbered).group_by(["code", "field"], use_threads=False)
+    counted = pa.concat_tables(numbered).group_by(["stage", "code", "field"], use_threads=False)
     example = [(name, "first") for name in ("message", "excerpt", "chunk", ROW)]
     rows = counted.aggregate([(ROW, "count"), *example]).sort_by([(f"{ROW}_count", "descending")]).slice(0, reasons)
     lines = []
     for row in rows.to_pylist():
         where = f" in {row['field']}" if row["field"] else ""
         place = rejects[row["chunk_first"]][1](row[f"{ROW}_first"])
+        message = explained(row["stage"], row["code"], row["message_first"])
         lines.append(
-            f"{row[f'{ROW}_count']} × {row['code']}{where} ({row['message_first']}; e.g. {place}: "
-            f"{row['excerpt_first'][:60]!r})"
+            f"{row[f'{ROW}_count']} × {row['code']}{where} ({message}; e.g. {place}: {row['excerpt_first'][:60]!r})"
         )
     return ", ".join(lines)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tokenloom.errors import ConfigError, Fault
+from tokenloom.loaders.any_dataset.default_batches import DefaultBatches
 from tokenloom.loaders.any_dataset.transformed import (
     TransformedDataset,
     TransformedStream,
@@ -33,7 +34,7 @@ class DataLoaderBuilder:
 
     A `TokenDataset` or `MixedDataset` gets a `TokenLoader`, any other map-style dataset a `MapLoader`, a
     `StreamingDataset` a `StreamingLoader`, and any other iterable dataset a `torch.utils.data.DataLoader`. Each method
-    changes the builder and returns it.
+    changes the builder and returns it. Rows of tokens, dicts with `input_ids`, are padded to the longest of the batch.
 
         loader = DataLoaderBuilder().with_dataset(dataset).with_batch_size(32).with_workers(8).build()
     """
@@ -43,6 +44,7 @@ class DataLoaderBuilder:
         self._options: dict[str, Any] = {}
         self._packed = False
         self._collate_fn: Callable[[list[Any]], Any] | None = None
+        self._default = DefaultBatches()
         self._transform: Callable[[Any], Any] | None = None
         self._state: Mapping[str, Any] | None = None
         self._resumable = False
@@ -134,8 +136,25 @@ class DataLoaderBuilder:
         device_option = {} if device is None else {"prefetch_to_device": device}
         return self._with(prefetch_factor=batches, **device_option)
 
+    def with_tokenizer(self, tokenizer: Any) -> DataLoaderBuilder:
+        """Pad rows of tokens with the tokenizer's pad token, else its EOS token, and on its padding side.
+
+        Default: with 0, on the right. A built dataset is padded as its YAML declares.
+
+        Args:
+            tokenizer: a tokenizer of transformers, or an object with `pad_token_id` or `eos_token_id`.
+
+        Raises:
+            ConfigError: the tokenizer has neither token.
+        """
+        self._default = DefaultBatches(_pad_token_id(tokenizer), getattr(tokenizer, "padding_side", "right"))
+        return self
+
     def with_collate(self, collate_fn: Callable[[list[Any]], Any]) -> DataLoaderBuilder:
-        """Build batches from lists of samples with this function; a `TokenDataset` then gets a `MapLoader`."""
+        """Build batches from lists of samples with this function; a `TokenDataset` then gets a `MapLoader`.
+
+        Default: dicts with `input_ids` are padded as by `create_collate_fn`, other samples are stacked as torch does.
+        """
         self._collate_fn = collate_fn
         return self
 
@@ -195,7 +214,7 @@ class DataLoaderBuilder:
         if isinstance(self._dataset, MixedDataset):
             raise _fault("with_collate", "a MixedDataset has no samples; change its batches using with_transform")
         data = self._dataset if self._transform is None else TransformedDataset(self._dataset, self._transform)
-        return MapLoader(data, collate_fn=self._collate_fn, **self._options)
+        return MapLoader(data, collate_fn=self._collate_fn or self._default, **self._options)
 
     def _stream_loader(self) -> DataLoader[Any]:
         if self._resumable:
@@ -213,9 +232,9 @@ class DataLoaderBuilder:
         options |= worker_options(options.get("num_workers", 0), *chosen)
         data = self._dataset if self._transform is None else TransformedStream(self._dataset, self._transform)
         generator = torch.Generator().manual_seed(options.pop("seed", 0) & (1 << 63) - 1)
-        return DataLoader(
-            data, options.pop("batch_size", 8), collate_fn=self._collate_fn, generator=generator, **options
-        )
+        batch_size = options.pop("batch_size", 8)
+        collate_fn = self._collate_fn or (None if batch_size is None else self._default)
+        return DataLoader(data, batch_size, collate_fn=collate_fn, generator=generator, **options)
 
     def _check_packed(self, tokens: bool) -> None:
         name = type(self._dataset).__name__
@@ -241,6 +260,13 @@ class DataLoaderBuilder:
             if option in self._options:
                 got = "with_collate was called" if self._collate_fn else f"got a {type(self._dataset).__name__}"
                 raise _fault(setting, f"needs a TokenDataset or MixedDataset without with_collate, but {got}")
+
+
+def _pad_token_id(tokenizer: Any) -> int:
+    found = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+    if (token := next((token for token in found if token is not None), None)) is None:
+        raise _fault("with_tokenizer", "the tokenizer has no pad or EOS token; set tokenizer.pad_token")
+    return token
 
 
 def _fault(setting: str, message: str) -> ConfigError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from tokenloom.errors import ConfigError, Fault
+from tokenloom.errors import ConfigError, Fault, missing_package
 from tokenloom.loaders.datasets.mixed_dataset import MixedDataset
 from tokenloom.loaders.datasets.token_dataset import TokenDataset
 from tokenloom.loaders.frameworks.array_source import open_source
@@ -189,8 +189,7 @@ class ArrayDataLoader(TokenLoader):
         try:
             import tensorflow as tf  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
-            message = "to_tf_dataset needs TensorFlow: run pip install tensorflow"
-            raise ModuleNotFoundError(message, name="tensorflow") from None
+            raise missing_package("tensorflow", "to_tf_dataset") from None
         first = self._arrays(self._data.reader.batch(np.zeros(1, np.int64), self._policy))
         unchanged = self._rows_to_batch is None and self._transform is None
         width = self._policy.max_length if self._policy.padding == "max_length" and unchanged else None
@@ -237,8 +236,7 @@ def _to_jax() -> Callable[[np.ndarray], Any]:
     try:
         import jax
     except ModuleNotFoundError:
-        message = "framework='jax' needs JAX: run pip install 'tokenloom[jax]'"
-        raise ModuleNotFoundError(message, name="jax") from None
+        raise missing_package("jax", "framework='jax'") from None
 
     def put(array: np.ndarray) -> jax.Array:
         narrow = array.dtype == np.int64 and not jax.config.read("jax_enable_x64")

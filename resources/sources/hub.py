@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,9 @@ from tokenloom.config.small_file import read_small_file
 from tokenloom.config.yaml_file import MOST_NODES, check_expansion
 from tokenloom.errors import ConfigError, SourceError, SourceUnavailableError, TokenloomError, did_you_mean
 from tokenloom.resources.exceptions import causes, first_line
+
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+CHECK_NAME = f"check its spelling; if it is private, {LOG_IN}"
 
 LARGEST_CARD = 16 << 20
 """Most bytes that a dataset's card can have."""
@@ -31,6 +37,23 @@ class OpenedHubDataset:
     commit: str | None
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return "thrown while requesting" not in message and not message.startswith("Retrying in ")
+
+
+@contextmanager
+def quiet_retries() -> Iterator[None]:
+    """Keep the hub's client from logging each failed attempt: the error after the last one says why."""
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    logger.addFilter(_is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_news)
+
+
+@quiet_retries()
 def open_hub_dataset(config: PipelineConfig, source: HubDataset) -> OpenedHubDataset:
     """Open a hub dataset: its splits as `datasets.Dataset`, or with `streaming: true` as `datasets.IterableDataset`.
 
@@ -103,11 +126,13 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
     reason = first_line(error).rstrip(".")
     if isinstance(error.__cause__, RevisionNotFoundError):
         return config.fault("dataset.revision", f"{name} has no revision {revision} on the hub")
+    if is_gated(error):
+        return config.fault("dataset.name", gated(name, "datasets/"))
     if _is_hub_failure(error):
         return hub_unavailable(name, error)
     if isinstance(error, FileNotFoundError | HFValidationError):
         if isinstance(error, DatasetNotFoundError):
-            reason += "; check its spelling, or set HF_TOKEN if it is private"
+            reason += f"; {CHECK_NAME}"
         return config.fault("dataset.name", f"{name} is not a local file, and not found on the hub: {reason}")
     if isinstance(error, OSError):
         return hub_unavailable(name, error)
@@ -122,6 +147,26 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
         f"{name}: `datasets` cannot load it: {reason}; download its files and use them as dataset.name, so that only "
         "bad rows are rejected"
     )
+
+
+def is_gated(error: BaseException) -> bool:
+    """Return whether a repository's terms must be accepted first."""
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub.errors import GatedRepoError
+
+    told = isinstance(error, DatasetNotFoundError) and "is a gated dataset" in str(error)  # it hides its cause
+    return told or any(isinstance(cause, GatedRepoError) for cause in causes(error))
+
+
+def gated(name: str, kind: str = "") -> str:
+    """Return what is wrong with the name of a gated repository, and what to do.
+
+    Args:
+        kind: what comes before the name in the address of its page.
+    """
+    from huggingface_hub import constants
+
+    return f"{name} is gated on the hub; accept its terms at {constants.ENDPOINT}/{kind}{name}, then {LOG_IN}"
 
 
 def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
@@ -139,7 +184,8 @@ def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
     elif not statuses:
         reason, remedy = f"{hub} is unreachable", "try again"
     else:
-        reason, remedy = f"{hub} returned {statuses[0]}", "check HF_TOKEN" if statuses[0] in (401, 403) else "try again"
+        refused = "log in again with `hf auth login`, or correct HF_TOKEN"
+        reason, remedy = f"{hub} returned {statuses[0]}", refused if statuses[0] in (401, 403) else "try again"
     return SourceUnavailableError(f"{name} is not available locally, and {reason}; {remedy}, or use a local copy")
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.config.address import full_address
-from tokenloom.errors import SourceError, SourceUnavailableError, did_you_mean, escaped, redacted_address
+from tokenloom.errors import (
+    SourceError,
+    SourceUnavailableError,
+    did_you_mean,
+    escaped,
+    install_command,
+    redacted_address,
+)
 from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.hub import HubDataset
 from tokenloom.resources.sources.source_file import COMPRESSIONS, SourceFile
@@ -168,7 +175,8 @@ def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
     try:
         fsspec.get_filesystem_class(protocol.rpartition("::")[2])
     except ImportError as error:
-        raise config.fault("dataset.name", f"{protocol}:// needs a package: {error}") from error
+        command = f"; run: {install_command('s3fs')}" if protocol.rpartition("::")[2] in ("s3", "s3a") else ""
+        raise config.fault("dataset.name", f"{protocol}:// needs a package: {error}{command}") from error
     except ValueError:
         raise config.fault("dataset.name", f"{protocol}:// is not a protocol that fsspec supports") from None
     shown = redacted_address(address).partition("?")[0].rstrip("/").rpartition("/")[2]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError
+from tokenloom.errors import SourceError, install_command
 from tokenloom.resources.exceptions import first_line
 
 PROTOCOL = "tfds://"
@@ -45,7 +45,8 @@ def open_tfds(config: PipelineConfig, source: TfdsDataset) -> dict[str, Iterator
     try:
         import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        message = f"{source.name} needs the package tensorflow_datasets: {error}"
+        command = install_command("tensorflow_datasets")
+        message = f"{source.name} needs the package tensorflow_datasets: {error}; run: {command}"
         raise config.fault("dataset.name", message) from error
     try:
         builder: Any = tfds.builder_from_directory(source.folder) if source.folder else tfds.builder(source.name)

@@ -44,3 +44,14 @@ NAMED = {
     ),
 }
 """Templates by name."""
+
+DESCRIPTIONS = {
+    "alpaca": "instructions: `### Instruction:` before the question, `### Response:` before the answer",
+    "chatml": "conversations, tool calls and reasoning: <|im_start|> and <|im_end|> around each message",
+    "chatml-eos": "ChatML whose messages end with EOS, for tokenizers that lack <|im_end|>",
+    "llama-2": "conversations for Llama 2 Chat and Mistral: [INST] … [/INST] around each question",
+    "plain": "a blank line between messages, and nothing else; also for texts to continue",
+    "qa": "questions: `Question:` before the question, `Answer:` before the answer",
+    "zephyr": "conversations: <|user|>, <|assistant|> or <|system|> on a line before each message",
+}
+"""What each template is for, in one line."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenloom.config import PipelineConfig
 from tokenloom.config.small_file import read_small_file
 from tokenloom.errors import TokenizerError
-from tokenloom.resources.sources.hub import hub_unavailable
+from tokenloom.resources.sources.hub import CHECK_NAME, gated, hub_unavailable, is_gated, quiet_retries
 from tokenloom.resources.sources.resolve import local_path
 from tokenloom.resources.tokenizers.tiktoken import is_ranks
 
@@ -81,13 +81,14 @@ def _settings(folder: Path) -> dict[str, bytes]:
     return {entry: read_small_file(folder / entry, LARGEST_SETTINGS) for entry in entries}
 
 
+@quiet_retries()
 def _from_hub(config: PipelineConfig, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", name) or name.endswith(
         (".json", ".model", ".tiktoken")
     ):
         raise config.fault(SETTING, f"no such file or folder: {name}")
     import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
         folder = huggingface_hub.snapshot_download(name, allow_patterns=[TOKENIZER, *SETTINGS])
@@ -95,14 +96,10 @@ def _from_hub(config: PipelineConfig, name: str) -> Path:
             others = [*VOCABULARIES, "*.tiktoken"]
             folder = huggingface_hub.snapshot_download(name, revision=Path(folder).name, allow_patterns=others)
         return Path(folder)
-    except GatedRepoError as error:
-        message = f"{name} is gated on the hub; set HF_TOKEN to a token with access to it"
-        raise config.fault(SETTING, message) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise config.fault(
-            SETTING,
-            f"{name} is not a local folder, and not found on the hub; check its spelling, or set HF_TOKEN if it is "
-            "private",
-        ) from error
     except Exception as error:
+        if is_gated(error):
+            raise config.fault(SETTING, gated(name)) from error
+        if isinstance(error, RepositoryNotFoundError | HFValidationError):
+            message = f"{name} is not a local folder, and not found on the hub; {CHECK_NAME}"
+            raise config.fault(SETTING, message) from error
         raise hub_unavailable(name, error) from error

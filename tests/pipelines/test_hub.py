@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import pytest
@@ -30,7 +31,8 @@ BuildCommand = Callable[..., subprocess.CompletedProcess[str]]
 
 TOKEN = "hf_secretSECRETsecretSECRETsecret"
 SAVE = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
-SPELLING = "check its spelling, or set HF_TOKEN if it is private"
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+SPELLING = f"check its spelling; if it is private, {LOG_IN}"
 TRAIN, TEST, BRANCH = rows(120), rows(20, seed=1), rows(30, seed=2)
 SMALL, TINY = rows(20, seed=3), rows(10, seed=4)
 SEVERAL = {
@@ -250,8 +252,8 @@ def test_a_hub_dataset_streams_the_rows_of_a_build(
         ),
         (
             {"name": "org/gated"},
-            "2: dataset.name: org/gated is not a local file, and not found on the hub: Dataset 'org/gated' "
-            f"is a gated dataset on the Hub. You must be authenticated to access it; {SPELLING}",
+            "2: dataset.name: org/gated is gated on the hub; accept its terms at HUB/datasets/org/gated, then "
+            + LOG_IN,
         ),
         (
             {"name": "org/a..b"},
@@ -261,10 +263,10 @@ def test_a_hub_dataset_streams_the_rows_of_a_build(
     ],
 )
 def test_missing_datasets_revisions_and_subsets_are_reported_with_the_line(
-    build_next: BuildCommand, dataset: Row, message: str
+    build_next: BuildCommand, hub: HubServer, dataset: Row, message: str
 ) -> None:
     error = _error(build_next("--stage", "raw", dataset={"name": "org/rows"} | dataset), 2)
-    assert error == f"data.yaml:{message}"
+    assert error == f"data.yaml:{message.replace('HUB', hub.url)}"
 
 
 def test_broken_files_are_reported_as_a_data_error(build_next: BuildCommand) -> None:
@@ -285,7 +287,7 @@ def test_a_refused_or_disabled_hub_is_not_reported_as_a_wrong_name(build: BuildC
     refused = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_TOKEN": "hf_wrong"})
     assert _error(refused, 1) == (
         f"error: org/rows is not available locally, and the hub at {hub.url} returned 401; "
-        "check HF_TOKEN, or use a local copy"
+        "log in again with `hf auth login`, or correct HF_TOKEN, or use a local copy"
     )
     offline = build("--stage", "raw", dataset={"name": "org/rows"}, env={"HF_HUB_OFFLINE": "1"})
     assert _error(offline, 1) == (
@@ -342,7 +344,7 @@ def test_a_hub_tokenizer_without_tokenizer_json_downloads_its_model_at_one_commi
     [
         ("org/none", f"is not a local folder, and not found on the hub; {SPELLING}"),
         ("org/a..b", f"is not a local folder, and not found on the hub; {SPELLING}"),
-        ("org/gated-tok", "is gated on the hub; set HF_TOKEN to a token with access to it"),
+        ("org/gated-tok", f"is gated on the hub; accept its terms at HUB/org/gated-tok, then {LOG_IN}"),
         (
             "org/weights",
             f"contains no tokenizer.json, SentencePiece model or tiktoken ranks; if transformers can load it, {SAVE}",
@@ -350,11 +352,25 @@ def test_a_hub_tokenizer_without_tokenizer_json_downloads_its_model_at_one_commi
     ],
 )
 def test_a_missing_tokenizer_is_reported_with_the_line(
-    build_next: BuildCommand, tmp_path: Path, name: str, message: str
+    build_next: BuildCommand, hub: HubServer, tmp_path: Path, name: str, message: str
 ) -> None:
     _write_rows(tmp_path / "data.jsonl", SMALL)
     error = _error(build_next(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": name}), 2)
-    assert error == f"data.yaml:4: tokenizer.name_or_path: {name} {message}"
+    assert error == f"data.yaml:4: tokenizer.name_or_path: {name} {message.replace('HUB', hub.url)}"
+
+
+def test_terms_that_nobody_accepted_name_the_page_also_with_a_token(build: BuildCommand, hub: HubServer) -> None:
+    with mock.patch.object(hub, "closed", ("org/gated",)):
+        refused = build("--stage", "raw", dataset={"name": "org/gated"}, env={"HF_TOKEN": TOKEN})
+    assert f"accept its terms at {hub.url}/datasets/org/gated, then log in" in _error(refused, 2)
+
+
+def test_a_busy_hub_is_asked_again_without_noise(build: BuildCommand, hub: HubServer, tmp_path: Path) -> None:
+    _write_rows(tmp_path / "data.jsonl", SMALL)
+    with mock.patch.object(hub, "busy", 2):
+        done = build(dataset={"name": "data.jsonl"}, tokenizer={"name_or_path": "org/tok"})
+        assert (done.returncode, hub.busy) == (0, 0)
+    assert "Retrying" not in done.stderr and "503" not in done.stderr
 
 
 def test_a_second_build_computes_nothing_and_no_secret_is_stored(build: BuildCommand, tmp_path: Path) -> None:

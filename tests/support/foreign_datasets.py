@@ -49,6 +49,16 @@ class Counting(IterableDataset[int]):
         return iter(range(self.rows))
 
 
+class Stream(IterableDataset[Any]):
+    """The given rows, in order."""
+
+    def __init__(self, rows: list[Any]):
+        self.rows = rows
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+
 class TwoArguments(Exception):
     """An error that cannot be created from a message alone."""
 

@@ -93,10 +93,13 @@ class HubServer:
         root: the folder.
         token: clients that send it can read the gated repositories; clients that send another one are refused.
         gated: names of repositories, such as `org/name`.
+        closed: names of gated repositories whose terms the owner of the token has not accepted.
     """
 
-    def __init__(self, root: Path, token: str | None = None, gated: tuple[str, ...] = ()):
-        self.root, self.token, self.gated = root, token, gated
+    def __init__(self, root: Path, token: str | None = None, gated: tuple[str, ...] = (), closed: tuple[str, ...] = ()):
+        self.root, self.token, self.gated, self.closed = root, token, gated, closed
+        self.busy = 0
+        """Number of requests for files that are answered with 503 from now on."""
         self.requests: list[str] = []
         """All requests, such as `HEAD /org/name/resolve/main/config.json`."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -174,8 +177,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _resolve(self, found: re.Match[str]) -> None:
         """Answer `/<repo>/resolve/<revision>/<path>` (prefixed with `/datasets` for datasets): a file, or a range."""
+        if self.hub.busy:
+            self.hub.busy -= 1
+            raise HubError(HTTPStatus.SERVICE_UNAVAILABLE, None, "busy")
         kind = "datasets" if found["kind"] else "models"
         snapshot = self._snapshot(kind, found["repo"], unquote(found["revision"]))
+        if found["repo"] in self.hub.closed:
+            message = f"Access to {found['repo']} is restricted and you are not in the authorized list."
+            raise HubError(HTTPStatus.FORBIDDEN, "GatedRepo", message)
         if found["repo"] in self.hub.gated and "Authorization" not in self.headers:
             raise HubError(HTTPStatus.UNAUTHORIZED, "GatedRepo", f"Access to {found['repo']} is restricted.")
         content = snapshot.files.get(unquote(found["path"]))

@@ -22,15 +22,18 @@ from tokenloom.cli import (
     preview,
     remove,
     schema,
+    templates,
     trace,
     verify,
     versions,
 )
 from tokenloom.cli.options import EXIT_CODES
 from tokenloom.cli.terminal.visible import visible
-from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, redacted
+from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_package, redacted
 
-COMMANDS = (inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, schema)
+COMMANDS = (
+    inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, templates, schema,
+)  # fmt: skip
 
 
 TRAINING = """; tokenloom prepares the data, and your training code opens it: TokenLoader(open_dataset("NAME"), \
@@ -117,7 +120,7 @@ def _exit_code(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("tokenloom"):
             raise
-        print(f"error: {error.name} is not installed; run: pip install 'tokenloom[pipeline]'", file=sys.stderr)
+        print(f"error: {missing_package(error.name, 'the command')}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; finished chunks are kept, and the next build continues from there", file=sys.stderr)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from tokenloom.errors import install_command
+
 ColorMode = Literal["rgb", "greyscale"]
 
 LUMA = (0.299, 0.587, 0.114)
@@ -53,7 +55,7 @@ def open_image(file: Any) -> Any:
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise ValueError("is an encoded image, which needs Pillow: pip install 'tokenloom[vision]'") from None
+        raise ValueError(f"is an encoded image, which needs Pillow; run: {install_command('PIL')}") from None
     try:
         return ImageOps.exif_transpose(Image.open(file))
     except (OSError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:

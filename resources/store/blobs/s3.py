@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from tokenloom.errors import StoreAddressError, StoreUnavailableError
+from tokenloom.errors import StoreAddressError, StoreUnavailableError, missing_package
 
 ATTEMPTS = 9
 FIRST_WAIT = 0.1
@@ -45,7 +45,7 @@ class S3:
 
     def __init__(self, bucket: str, address: str):
         if find_spec("s3fs") is None:
-            raise StoreAddressError("s3:// stores need s3fs; install it with: pip install 'tokenloom[s3]'")
+            raise StoreAddressError(str(missing_package("s3fs", "a store in a bucket")))
         self.bucket, self.address = bucket, address
         self._connected: tuple[int, Any] | None = None
 

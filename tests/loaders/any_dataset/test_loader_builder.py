@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
+from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 from support.foreign_datasets import (
     Counting,
     Noise,
     Numbers,
+    Stream,
     as_list,
     fails_at_seven,
     negated,
@@ -26,7 +30,7 @@ from support.loaded_rows import rows_of, settings, write_rows
 from tokenloom import open_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, DatasetNotFoundError, LoaderStateError
+from tokenloom.errors import ConfigError, DatasetNotFoundError, DataValidationError, LoaderStateError
 from tokenloom.loaders import (
     DataLoaderBuilder,
     DataLoaderConfig,
@@ -247,3 +251,65 @@ def test_tuples_of_tensors_are_stacked_as_torch_does() -> None:
     loader = DataLoaderBuilder().with_dataset(TensorDataset(torch.arange(6))).with_batch_size(6).build()
     (batch,) = list(loader)
     assert sorted(batch[0].tolist()) == list(range(6))
+
+
+def ragged(rows: int = ROWS) -> list[dict[str, Any]]:
+    """Rows of tokens of many lengths, as lists."""
+    draw = random.Random(7)
+    lengths = [draw.randint(1, 9) for _ in range(rows)]
+    return [
+        {
+            "input_ids": draw.choices(range(5, 300), k=length),
+            "labels": draw.choices((-100, 7, 8), k=length),
+            "token_type_ids": draw.choices((0, 1), k=length),
+        }
+        for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("iterable", [False, True])
+def test_rows_of_tokens_are_padded_as_transformers_pads_them(
+    tokenizer_folder: Path, side: str, kind: Callable[[list[int]], Any], iterable: bool
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, padding_side=side)
+    padded = DataCollatorForSeq2Seq(tokenizer)
+    data: Any = [{name: kind(values) for name, values in row.items()} for row in ragged()]
+    builder = DataLoaderBuilder().with_dataset(Stream(data) if iterable else data).with_batch_size(8)
+    found = list(builder.with_shuffle(False).with_tokenizer(tokenizer).build())
+    expected = [padded([dict(row) for row in ragged()[at : at + 8]]) for at in range(0, ROWS, 8)]
+    assert len(found) == len(expected)
+    for batch, wanted in zip(found, expected, strict=True):
+        assert {name: value.tolist() for name, value in batch.items()} == {n: v.tolist() for n, v in wanted.items()}
+        assert {value.dtype for value in batch.values()} == {torch.int64}
+
+
+def test_rows_of_tokens_without_a_tokenizer_are_padded_with_0() -> None:
+    rows = [{"input_ids": [5, 6, 7], "id": "a", "score": 0.5}, {"input_ids": [8], "id": "b", "score": 1.5}]
+    for workers in (0, 1):
+        builder = DataLoaderBuilder().with_dataset(rows).with_shuffle(False).with_batch_size(2).with_workers(workers)
+        (batch,) = list(builder.build())
+        assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+        assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+        assert (batch["id"], batch["score"].tolist()) == (["a", "b"], [0.5, 1.5])
+
+
+def test_columns_that_are_not_as_long_as_the_tokens_are_stacked_as_torch_does() -> None:
+    rows = [{"input_ids": torch.arange(3), "labels": torch.arange(2), "grid": torch.ones(2, 2)} for _ in range(4)]
+    (batch,) = list(DataLoaderBuilder().with_dataset(rows).with_batch_size(4).build())
+    stacked = default_collate(rows)
+    assert {name: value.tolist() for name, value in batch.items() if name in stacked} == {
+        name: value.tolist() for name, value in stacked.items()
+    }
+    squares = [{"input_ids": torch.ones(2, 2)}] * 2
+    (batch,) = list(DataLoaderBuilder().with_dataset(squares).with_batch_size(2).build())
+    assert batch["input_ids"].shape == (2, 2, 2)
+
+
+def test_ragged_rows_that_nothing_can_pad_name_the_remedy() -> None:
+    loader = DataLoaderBuilder().with_dataset([[1, 2], [3]]).with_batch_size(2).build()
+    with pytest.raises(DataValidationError, match="pad them with create_collate_fn"):
+        list(loader)
+    with pytest.raises(ConfigError, match=r"with_tokenizer: the tokenizer has no pad or EOS token; set "):
+        DataLoaderBuilder().with_tokenizer(object())

@@ -13,6 +13,7 @@ from rich.text import Text
 from tokenloom.assets.building.build import StageReport
 from tokenloom.assets.building.diff import SettingDiff, SplitDiff
 from tokenloom.assets.building.explain import StageExplanation
+from tokenloom.assets.prompts.chat_certificate import KNOWN, LACKING
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.cli.terminal.visible import visible
 from tokenloom.resources.store import Manifest
@@ -164,4 +165,34 @@ def format_table(formats: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("evidence", overflow="fold")
     for candidate in formats:
         table.add_row(*(Text(visible(cell)) for cell in format_cells(candidate).values()))
+    return table
+
+
+def template_table(templates: Sequence[Mapping[str, Any]]) -> Table:
+    """Return what each built-in chat template is for, what it renders, its stop, and whether turns are exact."""
+    table = _table()
+    table.add_column("template", style="bold", no_wrap=True)
+    table.add_column("what it is for, renders and trains", overflow="fold")
+    for template in templates:
+        found = {finding["name"]: finding for finding in template["certificate"]}
+        lacking = found["control tokens"]["found"]
+        rejects = f"; rejects rows with {', '.join(template['rejects'])}" if template["rejects"] else ""
+        lines = [
+            template["description"],
+            f"renders {', '.join(template['renders'])}{rejects}",
+            f"stop {found['stop']['evidence']}: {found['stop']['found']}; turns {found['turns']['found']}",
+        ]
+        if lacking != KNOWN:
+            lines.append(f"tokens to add to the tokenizer: {lacking.removeprefix(LACKING)}")
+        table.add_row(template["name"], Text(visible("\n".join(lines))))
+    return table
+
+
+def finding_table(certificate: Sequence[Mapping[str, str]]) -> Table:
+    """Return the findings of a chat template's certificate."""
+    table = _table("certificate")
+    table.add_column("what", style="bold", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for finding in certificate:
+        table.add_row(finding["name"], Text(visible(finding["found"])))
     return table
