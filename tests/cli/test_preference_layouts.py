@@ -134,7 +134,7 @@ def test_pairs(layout: str, tmp_path: Path, tokenizer_folder: Path) -> None:
     dataset = built(written(tmp_path, PAIRS[layout]), tmp_path, tokenizer_folder)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     assert len(dataset) == ROWS
-    for row, (question, *answers) in zip(dataset, rows(), strict=True):
+    for row, (question, *answers) in zip(map(dataset.__getitem__, range(ROWS)), rows(), strict=True):
         for side, answer in zip(("chosen_", "rejected_"), answers, strict=True):
             prompt, trained = texts(row, tokenizer, side)
             assert trained == answer and question in prompt and answer not in prompt
@@ -147,7 +147,7 @@ def test_rated_answers(layout: str, tmp_path: Path, tokenizer_folder: Path) -> N
     dataset = built(written(tmp_path, RATED[layout]), tmp_path, tokenizer_folder)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     assert len(dataset) == ROWS
-    for row, (question, answer, _) in zip(dataset, rows(), strict=True):
+    for row, (question, answer, _) in zip(map(dataset.__getitem__, range(ROWS)), rows(), strict=True):
         prompt, trained = texts(row, tokenizer)
         assert trained == answer and question in prompt and bool(row["label"]) == ("Name" in question)
     assert next(iter(TokenLoader(dataset, batch_size=ROWS)))["label"].sum() == ROWS // 3
