@@ -41,7 +41,8 @@ def choose(
 
     It is certain with a confidence of at least `min_confidence` and a lead of at least `MIN_LEAD` over all others. The
     confidence of the others is taken without their doubts, because a doubt about one candidate is not evidence for
-    another. A candidate is ignored if a certain one uses the same columns and more.
+    another. A candidate is ignored if a certain one uses the same columns and more, or if it leaves out the rejected
+    answers of a preference pair that is certain and without doubts.
 
     Args:
         candidates: as `format_candidates` returns them, in any order.
@@ -51,6 +52,8 @@ def choose(
     ranked = sorted((one for one in candidates if one.form), key=lambda candidate: -candidate.confidence)
     sure = [set(one.unused) for one in ranked if one.confidence >= min_confidence]
     ranked = [one for one in ranked if not any(fewer < set(one.unused) for fewer in sure)]
+    if any(one.form == "preference" and one.confidence >= min_confidence and not one.doubts for one in ranked):
+        ranked = [one for one in ranked if "rejected" not in one.doubts]
     if not ranked:
         return Ambiguity(())
     best = ranked[0]

@@ -72,11 +72,11 @@ def test_a_running_build_keeps_what_it_wrote_and_found(
 class CollectingStore(ArtifactStore):
     """A store in which another process collects garbage just before the manifest of `prompts` is written."""
 
-    def put_manifest(self, manifest: Manifest) -> str:
+    def put_manifest(self, manifest: Manifest, declared_by: str | None = None) -> str:
         if manifest.stage == "prompts":
             gc(Path(self.address), keep=1)
             assert all(self.objects.size(chunk.output) for chunk in manifest.chunks)
-        return super().put_manifest(manifest)
+        return super().put_manifest(manifest, declared_by)
 
 
 def test_gc_keeps_what_a_build_found_until_it_is_published(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tokenloom.assets.sequences.dropped_tokens import LOSSES, Gap, Gaps, dropped_tokens
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.stage.remedies import explained
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts, offsets_of
@@ -184,7 +185,8 @@ FILTERED = ("filtered", "")
 
 def reject_reason(reject: Mapping[str, Any]) -> tuple[str, str]:
     """Return the `absence` and the `code` of a `ShownRow`, given its row of a rejects table."""
-    return f"rejected by {reject['stage']}: {reject['code']}: {reject['message']}", reject["code"]
+    stage, code = reject["stage"], reject["code"]
+    return f"rejected by {stage}: {code}: {explained(stage, code, reject['message'])}", code
 
 
 class RowReader:
