@@ -47,7 +47,7 @@ def test_a_wrong_name_and_a_pinned_dataset_are_refused(tmp_path: Path) -> None:
 
 def test_inspected_sources_and_failed_builds_are_not_listed_as_datasets(tmp_path: Path) -> None:
     good, bad = write_dataset(tmp_path, name="good"), write_dataset(tmp_path, name="bad")
-    bad.write_text(bad.read_text().replace("{output}", "{outptu}"))
+    bad.write_text(bad.read_text().replace("{output}", "{outputs}"))
     run_here("build", good, folder=tmp_path)
     run_here("inspect", good, "--json", folder=tmp_path)
     assert run_here("build", bad, folder=tmp_path).returncode == 2
