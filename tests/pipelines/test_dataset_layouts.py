@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from support.datasets_on_disk import write_dataset
+from support.open_choices import choice_lines, uncommented
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
@@ -519,16 +520,18 @@ def test_a_column_that_is_not_kept_raises_no_doubt(tmp_path: Path, name: str) ->
     assert build.manifest("columns").notes["unused_columns"] == []
 
 
-def test_a_yaml_filled_in_as_suggested_keeps_every_role(
+def test_a_yaml_with_a_choice_made_keeps_every_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOKENLOOM_STORE", str(tmp_path / "store"))
     write(tmp_path / "two.jsonl", ASKED["two equal answers"][0])
     assert main(["inspect", "two.jsonl"]) == 0
-    filled = (tmp_path / "two.yaml").read_text().replace("<fill in>", "output_b")
-    (tmp_path / "two.yaml").write_text(filled)
     capsys.readouterr()
+    assert main(["build", "two.yaml"]) == 2
+    text, lines = (tmp_path / "two.yaml").read_text(), choice_lines(capsys.readouterr().err)
+    made = [uncommented(text, first, last) for first, last in lines[:2]]
+    (tmp_path / "two.yaml").write_text(next(one for one in made if "\n    completion: output_b" in one))
     assert main(["build", "two.yaml", "--stage", "columns", "--json"]) == 0
     printed = capsys.readouterr()
     stages = {stage["name"]: stage for stage in json.loads(printed.out)["stages"]}

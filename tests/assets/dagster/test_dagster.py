@@ -176,7 +176,7 @@ def check(project: Project, stage: str) -> dg.AssetCheckResult:
 def test_the_check_counts_what_it_read(project: Project) -> None:
     missing = check(project, "raw")
     assert not missing.passed
-    assert "no dataset 'toy' in the store" in (missing.description or "")
+    assert "no dataset 'toy': no store found at" in (missing.description or "")
     project.run()
     passed = check(project, "tokens")
     assert passed.passed

@@ -178,10 +178,10 @@ def test_threads_create_the_same_blobs_at_once(address: str) -> None:
 def test_datasets_can_have_any_name(address: str) -> None:
     store = ArtifactStore(address)
     for name in NAMES:
-        store.put_manifest(Manifest(name, "raw", (), {"of": name}))
+        store.put_manifest(Manifest(name, "sequences", (), {"of": name}))
     opened = ArtifactStore(address)
     assert opened.datasets() == sorted(NAMES)
-    assert all(opened.manifest(name, "raw").facts == {"of": name} for name in NAMES)
+    assert all(opened.manifest(name, "sequences").facts == {"of": name} for name in NAMES)
     for name in ("..", ".", "", "a/b", "a\\b"):
         with pytest.raises(DatasetNotFoundError):
             opened.manifest(name, "raw")
