@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
-from tokenloom.assets.building.changes import ChunkState, reasons
+from tokenloom.assets.building.changes import reasons
 from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.restore import restore, restore_inputs
 from tokenloom.assets.building.stages import STAGES, stage_named
@@ -349,7 +349,21 @@ class Build:
         manifest = link.manifest or self._completed(link)
         notices = [*manifest.notes.get("notices", ()), *self._publish(manifest)]
         explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
-        return self._report(manifest, link.states, seconds, explanation, notices)
+        return StageReport(
+            name=manifest.stage,
+            rows_in=manifest.total("rows_in"),
+            rows_out=manifest.total("rows_out"),
+            rejected=manifest.total("rejected"),
+            filtered=manifest.total("filtered"),
+            tokens=manifest.total("tokens"),
+            chunks=len(manifest.chunks),
+            chunks_reused=link.states.count("hit"),
+            seconds=round(seconds, 4),
+            digest=manifest.digest,
+            counters=manifest.counters,
+            explanation=tuple(explanation),
+            notices=tuple(notices),
+        )
 
     def _completed(self, link: Link) -> Manifest:
         """Return the manifest of a stage whose chunks are all computed.
@@ -424,12 +438,14 @@ class Build:
         Returns:
             A notice if another YAML of the same name built the version that it replaces.
         """
-        stage, declared_by = manifest.stage, self.config.file and digest_json(os.path.realpath(self.config.file))
-        before, another = self.store.latest(self.name, stage), self.store.declared_by(self.name)
+        stage = manifest.stage
         self._manifests[stage] = manifest
-        self._published[stage] = digest = self.store.put_manifest(manifest, declared_by)
         if stage != STAGES[-1]:
+            self._published[stage] = self.store.put_manifest(manifest)
             return []
+        declared_by = self.config.file and digest_json(os.path.realpath(self.config.file))
+        before, another = self.store.latest(self.name, stage), self.store.declared_by(self.name)
+        self._published[stage] = digest = self.store.put_manifest(manifest, declared_by)
         latest = {name: self._published.get(name) or self.store.latest(self.name, name) for name in STAGES}
         stages = {name: digest for name, digest in latest.items() if digest}
         self.store.versions.add(self.name, manifest.digest, stages)
@@ -467,30 +483,6 @@ class Build:
         rejected, filtered = manifest.total("rejected"), manifest.total("filtered")
         reasons = f" ({reject_reasons(self.store, manifest)})" if rejected else ""
         return f"{rejected:,} rejected{reasons}, {filtered:,} filtered"
-
-    @staticmethod
-    def _report(
-        manifest: Manifest,
-        states: Sequence[ChunkState],
-        seconds: float,
-        explanation: Sequence[str],
-        notices: Sequence[str],
-    ) -> StageReport:
-        return StageReport(
-            name=manifest.stage,
-            rows_in=manifest.total("rows_in"),
-            rows_out=manifest.total("rows_out"),
-            rejected=manifest.total("rejected"),
-            filtered=manifest.total("filtered"),
-            tokens=manifest.total("tokens"),
-            chunks=len(manifest.chunks),
-            chunks_reused=states.count("hit"),
-            seconds=round(seconds, 4),
-            digest=manifest.digest,
-            counters=manifest.counters,
-            explanation=tuple(explanation),
-            notices=tuple(notices),
-        )
 
 
 def _ignore(table: pa.Table) -> None:

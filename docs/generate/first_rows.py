@@ -22,9 +22,9 @@ from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, resolve
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.cli.starter.source_facts import Inspection, inspect_source
 from tokenloom.cli.terminal.progress import BuildProgress
-from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import TokenloomError
 from tokenloom.resources.store import ArtifactStore

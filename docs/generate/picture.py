@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tokenloom import DataPipeline
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.cli.terminal.marked_rows import print_preview
-from tokenloom.cli.terminal.token_runs import RowReader
 
 ROOT = Path(__file__).parents[2]
 ROWS = (3, 12)

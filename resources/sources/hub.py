@@ -154,8 +154,9 @@ def is_gated(error: BaseException) -> bool:
     from datasets.exceptions import DatasetNotFoundError
     from huggingface_hub.errors import GatedRepoError
 
-    told = isinstance(error, DatasetNotFoundError) and "is a gated dataset" in str(error)  # it hides its cause
-    return told or any(isinstance(cause, GatedRepoError) for cause in causes(error))
+    if isinstance(error, DatasetNotFoundError) and "is a gated dataset" in str(error):  # it hides its cause
+        return True
+    return any(isinstance(cause, GatedRepoError) for cause in causes(error))
 
 
 def gated(name: str, kind: str = "") -> str:

@@ -5,17 +5,6 @@ from __future__ import annotations
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 
 _TURNS = """\
-{% for message in messages %}
-<|im_start|>{{ message.role }}
-{% if message.role == 'assistant' %}
-{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{{ '\\n' -}}
-{% else %}
-{{ message.content }}<|im_end|>
-{% endif %}
-{% endfor %}
-"""
-
-_TOOL_TURNS = """\
 {% if tools %}
 <|im_start|>system
 {% if messages and messages[0].role == 'system' %}
@@ -40,7 +29,9 @@ For each call, write a JSON object within <tool_call></tool_call>:
 {% if not (tools and loop.first and message.role == 'system') %}
 <|im_start|>{{ message.role }}
 {% if message.role == 'assistant' %}
-{% generation %}{{ message.content }}
+{% generation %}\
+{% if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}\
+{{ message.content }}
 {%- for call in message.tool_calls or [] %}
 {% if message.content or not loop.first %}{{ '\\n' }}{% endif %}
 <tool_call>
@@ -67,19 +58,13 @@ _PROMPT = """\
 """
 
 
-_REASONING = """\
-{% if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{% endif %}"""
-
-
-def chatml(tools: bool, end: str = IM_END, reasoning: bool = False) -> str:
+def chatml(end: str = IM_END) -> str:
     """Return a ChatML template that marks answers, stop token included, with `{% generation %}`.
 
+    It renders tool descriptions, tool calls and tool responses in the style of Hermes, and the reasoning before an
+    answer within `<think>`.
+
     Args:
-        tools: also render tool descriptions, tool calls and tool responses, in the style of Hermes.
         end: the text that ends a message.
-        reasoning: also render the reasoning before an answer, within `<think>`.
     """
-    turns = _TOOL_TURNS if tools else _TURNS
-    if reasoning:
-        turns = turns.replace("{% generation %}", "{% generation %}" + _REASONING)
-    return (turns + _PROMPT).replace(IM_END, end)
+    return (_TURNS + _PROMPT).replace(IM_END, end)

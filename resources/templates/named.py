@@ -23,8 +23,8 @@ def _sections(user: str, assistant: str) -> str:
 
 NAMED = {
     "alpaca": _sections("### Instruction:\n", "### Response:\n"),
-    "chatml": chatml(tools=True, reasoning=True),
-    "chatml-eos": chatml(tools=True, end="{{ eos_token }}", reasoning=True),
+    "chatml": chatml(),
+    "chatml-eos": chatml("{{ eos_token }}"),
     "llama-2": (
         "{% for message in messages %}{% if message.role == 'assistant' %}"
         "{% generation %}{{ ' ' + message.content + ' ' }}{{ eos_token }}{% endgeneration %}"

@@ -22,9 +22,9 @@ from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.cli import main
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.cli.starter.source_facts import dataset_name
 from tokenloom.cli.starter.starter_yaml import FILL_IN, scalar, starter_yaml
-from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import DATASET_NAME, PipelineConfig
 from tokenloom.config.load import parse_config
 from tokenloom.config.yaml_file import Loader
@@ -509,23 +509,21 @@ def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any] | N
     return texts[0], [texts[0][begin:end] for begin, end in marks[0]]
 
 
-@pytest.mark.parametrize("tools", [False, True])
-def test_chatml_is_chatml(tools: bool) -> None:
+def test_chatml_is_chatml() -> None:
     plain = [TALK[0], TALK[1], TALK[4], TALK[1], TALK[4]]
-    text, marked = rendered(chatml(tools), plain)
+    text, marked = rendered(chatml(), plain)
     assert text == "".join(f"<|im_start|>{said['role']}\n{said['content']}<|im_end|>\n" for said in plain)
     assert marked == ["A<|im_end|>"] * 2
 
 
-@pytest.mark.parametrize("tools", [False, True])
-def test_chatml_renders_reasoning_before_answers(tools: bool) -> None:
+def test_chatml_renders_reasoning_before_answers() -> None:
     thought = {**TALK[4], "reasoning_content": "T"}
-    _, marked = rendered(chatml(tools, reasoning=True), [TALK[1], thought, TALK[1], TALK[4]])
+    _, marked = rendered(chatml(), [TALK[1], thought, TALK[1], TALK[4]])
     assert marked == ["<think>\nT\n</think>\n\nA<|im_end|>", "A<|im_end|>"]
 
 
 def test_chatml_renders_tools_calls_and_responses() -> None:
-    text, marked = rendered(chatml(tools=True), TALK, [CALL])
+    text, marked = rendered(chatml(), TALK, [CALL])
     assert marked == [f"{CALLED}\n{CALLED}<|im_end|>", "A<|im_end|>"]
     assert text.startswith("<|im_start|>system\nS\n\n# Tools\n") and text.count("<|im_start|>system") == 1
     assert f"<tools>\n{json.dumps(CALL)}\n</tools>" in text

@@ -18,7 +18,7 @@ from support.html_page import Element, browser, missing_browser, parsed
 from support.terminal import run_here
 from tokenloom.cli.page.contents import LISTED, Page
 from tokenloom.cli.page.write import rendered_page
-from tokenloom.cli.terminal.token_runs import Run, ShownRow
+from tokenloom.cli.rows.token_runs import Run, ShownRow
 from tokenloom.resources.store import ArtifactStore
 
 HOSTILE = (

@@ -10,8 +10,8 @@ import yaml
 
 from support.paths import ROOT
 from tokenloom.cli import main
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.cli.starter.text_rows import detect_text_rows
-from tokenloom.cli.terminal.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 

@@ -20,7 +20,7 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli import main
-from tokenloom.cli.terminal.token_runs import RowReader
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore

@@ -91,12 +91,6 @@ class CommandChildren:
 def _serve() -> None:
     import tokenizers  # noqa: F401
 
-    import tokenloom.assets.building.target
-    import tokenloom.cli.main
-    import tokenloom.cli.starter.source_facts
-    import tokenloom.cli.terminal.marked_rows
-    import tokenloom.cli.terminal.token_runs  # noqa: F401
-
     found = set(_threads())
     assert found <= ALONE, f"a fork would lose threads: {found}"
     for line in sys.stdin:

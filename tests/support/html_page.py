@@ -67,7 +67,7 @@ def parsed(html: str) -> Element:
 
 
 def missing_browser() -> str:
-    """Return why there is no browser, or nothing."""
+    """Return why no browser can be started, or "" if one can."""
     lacking = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
     return f"{' and '.join(lacking)} not found" if lacking else ""
 

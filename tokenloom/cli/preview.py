@@ -10,7 +10,7 @@ from tokenloom.errors import DatasetNotFoundError, SourceError
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.build import Build
-    from tokenloom.cli.terminal.token_runs import ShownRow
+    from tokenloom.cli.rows.token_runs import ShownRow
 
 
 def add_parser(commands: Any) -> None:
@@ -54,7 +54,7 @@ def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tup
     """Return the rows to show, where they are from, in words, and whether that is the store."""
     from tokenloom.assets.building.outdated import trained_tokenizer
     from tokenloom.assets.building.prompt_engine import with_tokenizer
-    from tokenloom.cli.terminal.source_rows import source_rows
+    from tokenloom.cli.rows.source_rows import source_rows
 
     stored, reason = (None, "prompts for inference") if inference else _stored_rows(build, numbers)
     if stored is not None:
@@ -71,8 +71,8 @@ def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tup
 def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow] | None, str]:
     """Return the rows as built, and their version; or None, and why a build would give other rows now."""
     from tokenloom.assets.building.outdated import outdated
-    from tokenloom.cli.terminal.source_rows import FIRST_ROWS
-    from tokenloom.cli.terminal.token_runs import RowReader
+    from tokenloom.cli.rows.source_rows import FIRST_ROWS
+    from tokenloom.cli.rows.token_runs import RowReader
 
     try:
         reader = RowReader(build.store, build.name)

@@ -13,7 +13,7 @@ from tokenloom.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.cli.terminal.token_runs import Run
+    from tokenloom.cli.rows.token_runs import Run
 
 FEATURES = ("system message", "tools", "tool calls", "reasoning")
 """Findings of a certificate about what a template can render."""
@@ -46,10 +46,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table of the templates, or the text, certificate and a rendered conversation of one."""
+    from tokenloom.cli.rows.token_runs import ShownRow
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.marked_rows import print_preview
     from tokenloom.cli.terminal.tables import finding_table, template_table
-    from tokenloom.cli.terminal.token_runs import ShownRow
     from tokenloom.resources.templates.named import NAMED
 
     if args.name is not None and args.name not in NAMED:
@@ -108,7 +108,7 @@ def _described(name: str, tokenizer: str | None) -> tuple[ChatFormat, dict[str, 
 
 def _sample(chat: ChatFormat, renders: Sequence[str]) -> Iterator[Run]:
     from tokenloom.assets.prompts.chat_certificate import rendered_conversation
-    from tokenloom.cli.terminal.source_rows import runs_of
+    from tokenloom.cli.rows.source_rows import runs_of
 
     last = {**SAMPLE[-1], **(THOUGHT if "reasoning" in renders else {})}
     return runs_of(rendered_conversation(chat, [*SAMPLE[:-1], last]).table)

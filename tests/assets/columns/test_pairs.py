@@ -35,7 +35,7 @@ from tokenloom.assets.tokens.stage import STAGE as TOKENS
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.cli.page.contents import Page
 from tokenloom.cli.page.write import rendered_page
-from tokenloom.cli.terminal.token_runs import RowReader
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.config import LengthConfig
 from tokenloom.errors import ConfigError, DataValidationError
 from tokenloom.resources.store import ArtifactStore

@@ -23,7 +23,7 @@ from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage.texts import LOST, counted_by_row
 from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.cli.main import main
-from tokenloom.cli.terminal.token_runs import RowReader
+from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.loaders import open_dataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import list_parts

@@ -10,7 +10,7 @@ from rich.prompt import Prompt
 
 from tokenloom.assets.schema.choose_format import Ambiguity
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
-from tokenloom.cli.starter.rendered_row import rendered_row
+from tokenloom.cli.rows.rendered_row import rendered_row
 from tokenloom.cli.starter.source_facts import Inspection
 from tokenloom.cli.terminal.console import say
 from tokenloom.cli.terminal.marked_rows import print_preview

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from tokenloom.cli.terminal.token_runs import Run, ShownRow
+from tokenloom.cli.rows.token_runs import Run, ShownRow
 from tokenloom.cli.terminal.visible import visible
 
 _STYLES = {

@@ -29,7 +29,7 @@ class Run:
 
     Args:
         dropped: the row has these tokens here, but the sequence does not: the row was cut.
-        opens: there are no tokens, and the text is the place of the row that starts here in a packed sequence.
+        opens: marks where a row starts in a packed sequence; the text is the row's place in the source, without tokens.
     """
 
     text: str
