@@ -46,8 +46,8 @@ $(DEVELOPMENT): $(PIPELINE)
 demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, preview it, and train 30 steps on it
 	@echo "== Building tokenloom/pipelines/quickstart.yaml with Dagster (about 20 seconds)"
 	@DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) \
-	  $(BIN)/dagster job execute -m tokenloom.definitions -j quickstart > .dagster/demo.log 2>&1 || { tail -n 40 .dagster/demo.log; exit 1; }
-	@sed -nE 's/.* - (STEP_SUCCESS|RUN_SUCCESS) - (.*)/   \2/p' .dagster/demo.log
+	  $(BIN)/dagster asset materialize -m tokenloom.definitions --select group:quickstart > .dagster/demo.log 2>&1 || { tail -n 40 .dagster/demo.log; exit 1; }
+	@sed -nE 's/.* - (ASSET_MATERIALIZATION|STEP_SUCCESS) - (.*)/   \2/p' .dagster/demo.log
 	@echo "== Three rows, with the trained tokens marked"
 	@$(BIN)/tokenloom preview tokenloom/pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
 	@echo "== Training a tiny model for 30 steps"
@@ -95,6 +95,7 @@ docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/first_rows.py
 	$(BIN)/python docs/generate/conformance.py
 	$(BIN)/python docs/generate/picture.py
+	$(BIN)/python docs/generate/dagster_pictures.py
 
 soak: $(DEVELOPMENT)  ## run all tests with many more cases, drawn at random
 	TOKENLOOM_SOAK=1 $(PYTEST)

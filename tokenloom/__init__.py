@@ -6,20 +6,23 @@ Names are imported on first use, so that training code loads only what it needs.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.prompt_engine import PromptEngine
     from tokenloom.config import PipelineConfig
+    from tokenloom.dagster import TokenloomDatasets
     from tokenloom.loaders import open_dataset
     from tokenloom.pipeline import DataPipeline
 
-__all__ = ["DataPipeline", "PipelineConfig", "PromptEngine", "open_dataset"]
+__all__ = ["DataPipeline", "PipelineConfig", "PromptEngine", "TokenloomDatasets", "open_dataset"]
 
 _HOMES = {
     "DataPipeline": "tokenloom.pipeline",
     "PipelineConfig": "tokenloom.config",
     "PromptEngine": "tokenloom.assets.building.prompt_engine",
+    "TokenloomDatasets": "tokenloom.dagster",
     "open_dataset": "tokenloom.loaders",
 }
 
@@ -35,4 +38,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    if "dagster_dg_cli" in sys.modules:
+        return ["TokenloomDatasets"]  # each command of dg imports all that is listed; the rest loads torch
     return [*__all__, "__version__"]

@@ -92,6 +92,8 @@ class TokenloomError(Exception):
     `shortened`."""
 
     exit_code: ClassVar[int] = 1
+    is_outage: bool = False
+    """Whether the same can succeed later with nothing changed by the user: something was away."""
 
     def __init__(self, message: str = ""):
         super().__init__(shortened(redacted(message)))
@@ -149,6 +151,14 @@ class SourceError(TokenloomError):
 class SourceUnavailableError(TokenloomError):
     """A remote source (a hub, a URL) did not respond."""
 
+    is_outage = True
+
+
+class SourceRefusedError(SourceUnavailableError):
+    """A remote source refuses access, or access to it is switched off."""
+
+    is_outage = False
+
 
 class TokenizerError(TokenloomError):
     """The tokenizer cannot be loaded, or lacks something that the config needs."""
@@ -196,6 +206,17 @@ class DataValidationError(TokenloomError):
     exit_code = 3
 
 
+class RejectedRowsError(DataValidationError):
+    """A stage rejected too many rows, or has none left.
+
+    `manifest` is the stage's output, which is not published: a `Manifest`, or None in another process.
+    """
+
+    def __init__(self, message: str, stage: str = "", manifest: Any = None):
+        super().__init__(message)
+        self.stage, self.manifest = stage, manifest
+
+
 class StoreError(TokenloomError):
     """An object, action or manifest of the store is missing or damaged."""
 
@@ -206,10 +227,23 @@ class DamagedObjectError(StoreError):
     """An object's bytes do not match the digest in its name."""
 
 
+class RemovedObjectError(StoreError):
+    """An object was damaged and has been removed; the next build computes it again. `digest` is its name."""
+
+    digest: str = ""
+
+
 class StoreUnavailableError(StoreError):
     """The store's folder or bucket cannot be reached, read or written. The stored data can still be intact."""
 
     exit_code = 1
+    is_outage = True
+
+
+class StoreRefusedError(StoreUnavailableError):
+    """The store's folder or bucket refuses to read or write until its owner changes something: space, access."""
+
+    is_outage = False
 
 
 class StoreAddressError(StoreError):

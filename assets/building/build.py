@@ -28,7 +28,13 @@ from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.probe import probe_digest
 from tokenloom.assets.stage.rejects import REJECTS, summarize
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import DataValidationError, StoreError, StoreUnavailableError
+from tokenloom.errors import (
+    DataValidationError,
+    RejectedRowsError,
+    RemovedObjectError,
+    StoreError,
+    StoreUnavailableError,
+)
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
@@ -109,6 +115,7 @@ class Build:
         self._links_ahead: dict[str, Future[Link]] = {}
         self._ahead: list[Callable[[], None]] = []  # starts the work of `_working_ahead`
         self._reports: dict[str, StageReport] = {}
+        self._notices: list[str] = []  # for the next report
 
     def manifest(self, stage: str) -> Manifest:
         """Return the output of a stage: from this build, else the latest in the store. Completes the stage if it is
@@ -175,7 +182,49 @@ class Build:
 
         A chunk goes through as many stages as it can at once; a stage that needs the complete output of another waits.
         """
-        names = STAGES[: STAGES.index(last) + 1]
+        yield from self.run_stages(STAGES[: STAGES.index(last) + 1])
+
+    def run_stages(self, names: Sequence[str]) -> Iterator[StageReport]:
+        """Run some stages, in build order, on the latest outputs of the others. Otherwise like `run_all`.
+
+        What it reads and finds damaged is computed again, also of stages that are not among `names`.
+        """
+        wanted, removed = [*names], set[str]()
+        while True:
+            try:
+                for report in self._run_once(names):
+                    if report.name in wanted:
+                        wanted.remove(report.name)
+                        yield replace(report, notices=(*report.notices, *self._notices))
+                        self._notices.clear()
+                return
+            except RemovedObjectError as error:
+                if error.digest in removed:
+                    raise StoreError(f"{error}; it was damaged again: check the disk of {self.store.address}") from None
+                removed.add(error.digest)
+                owner = self._void_damaged(error.digest)
+                names = [name for name in STAGES if name in (owner, *names)]
+
+    def _void_damaged(self, digest: str) -> str | None:
+        """Remove all damaged outputs of the stage that an object belongs to, and forget what was found so far; returns
+        that stage's name, if it is known."""
+        self._chain, self._reports = [], {}
+        self._seen.clear()
+        for name in STAGES:
+            manifest = self.latest_manifest(name)
+            if manifest is None:
+                continue
+            for chunk in manifest.chunks:
+                if digest in (chunk.output, chunk.rejects, chunk.lengths):
+                    self._notices.append(f"computed again, because it was damaged: {name} of {chunk.place(0)}")
+                    stored = [each.output for each in manifest.chunks if self.store.objects.size(each.output)]
+                    intact = self.engine.map(self.store.objects.is_intact, stored)
+                    for output in [each for each, kept in zip(stored, intact, strict=True) if not kept]:
+                        self.store.objects.delete(output)
+                    return name
+        return None
+
+    def _run_once(self, names: Sequence[str]) -> Iterator[StageReport]:
         order = [*names]
         if "prompts" in names:
             _ = self.tokenizer  # a wrong tokenizer is reported before any work
@@ -197,9 +246,20 @@ class Build:
         Raises:
             DataValidationError: its output breaks its contract, or too many rows were rejected.
         """
-        with self.store.building():
-            self._run([self.link(name)])
-        return self._reports.pop(name)
+        return next(report for report in [*self.run_stages([name])] if report.name == name)
+
+    def first_chunk(self, stage: str) -> pa.Table:
+        """Return the first chunk of a stage's output. What is damaged or was dropped by `gc` is computed again."""
+        manifest = self.manifest(stage)
+        first = manifest.chunks[0].output
+        self.restore(manifest, [first])
+        try:
+            return self.store.objects.get_verified(first)
+        except RemovedObjectError:
+            for _ in self.run_stages([stage]):
+                pass
+            self.restore(manifest, [first])
+            return self.store.objects.get_verified(first)
 
     def _advance(self, name: str | None) -> None:
         """Prepare the next stage, and run what it does not have to wait for; without a stage, run all in progress."""
@@ -385,7 +445,8 @@ class Build:
         manifest = replace(manifest, facts=stage.facts(link.context, manifest))
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
-            raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}")
+            lost = f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}"
+            raise RejectedRowsError(lost, name, manifest)
         return manifest
 
     def _sidecars(self, count: int) -> str:
@@ -472,10 +533,12 @@ class Build:
         limit = self.config.validation.max_reject_fraction
         if rejected <= limit * rows_in:
             return
-        raise DataValidationError(
+        raise RejectedRowsError(
             f"{stage.name}: {rejected:,} of {rows_in:,} rows rejected, more than validation.max_reject_fraction "
             f"({limit:g}) allows: {reject_reasons(self.store, manifest)}; correct the rows, or raise the fraction to "
-            "build without them (docs/prepare/rejects.md)"
+            "build without them (docs/prepare/rejects.md)",
+            stage.name,
+            manifest,
         )
 
     def _losses(self, manifest: Manifest) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,6 +127,7 @@ class Chain:
             self.engine.apart(link.work.compute) if link.work.holds_lock else link.work.compute for link in self.links
         ]
         rows, reused = Counter[int](), Counter[int]()
+        total = len(chunks) if isinstance(chunks, Sized) else None
         with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
             for done in self.engine.map(partial(self._task, computes, covered, writers), chunks):
                 for index, (link, one) in enumerate(zip(self.links, done, strict=True)):
@@ -138,7 +139,7 @@ class Chain:
                     link.rejected += one.action.rejected
                     rows[index] += one.action.rows_in
                     reused[index] += one.state == "hit"
-                    self.on_progress(Progress(link.stage.name, len(link.chunks), reused[index], rows[index]))
+                    self.on_progress(Progress(link.stage.name, len(link.chunks), reused[index], rows[index], total))
                     if link.rejected > self.reject_limit and index + 1 < len(self.links):
                         raise StageFailed(index + 1)
 

@@ -1,25 +1,33 @@
-"""The names of a dataset's assets, groups and jobs in Dagster."""
+"""The names of a dataset's assets, groups, jobs, ops and pools in Dagster."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 
 import dagster as dg
 
+from tokenloom.assets.building.declared_folder import plain_name
 
-def asset_key(dataset: str, stage: str) -> dg.AssetKey:
-    """Return the asset key `<dataset>/<stage>`."""
-    return dg.AssetKey([dataset, stage])
+SOURCE = "source"
+"""The last part of the key of a dataset's source."""
+
+DATASET_TAG = "tokenloom/dataset"
+"""The tag of runs that names their dataset."""
 
 
-def dagster_name(dataset: str) -> str:
-    """Return a dataset's name with only the characters that Dagster allows in names of groups, jobs and steps."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", dataset)
+def asset_key(dataset: str, stage: str, prefix: Sequence[str] = ()) -> dg.AssetKey:
+    """Return the asset key `<dataset>/<stage>`, after the parts of a prefix."""
+    return dg.AssetKey([*prefix, dataset, stage])
+
+
+def op_name(dataset: str, stage: str, prefix: Sequence[str] = ()) -> str:
+    """Return the name of the step that materializes, observes or checks something of a dataset."""
+    return "__".join(map(plain_name, (*prefix, dataset, stage)))
 
 
 def job_name(dataset: str) -> str:
     """Return the name of a dataset's job; words that Dagster reserves, such as `config`, get a trailing `_`."""
-    name = dagster_name(dataset)
+    name = plain_name(dataset)
     try:
         dg.GraphDefinition(name=name)
     except dg.DagsterInvalidDefinitionError:

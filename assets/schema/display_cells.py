@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 EXAMPLE_CHARACTERS, NAME_CHARACTERS, REASON_CHARACTERS = 60, 32, 240
+NO_ROWS = "·"
+"""The cell of a percentage of no rows."""
 
 
 def column_cells(column: Mapping[str, Any]) -> dict[str, str]:
@@ -34,7 +36,7 @@ def format_cells(found: Mapping[str, Any]) -> dict[str, str]:
 def _percentage(count: int, rows: int) -> str:
     """Return a percentage; less than one percent is not shown as 0."""
     if not count:
-        return "·"
+        return NO_ROWS
     return f"{count / rows:.0%}" if count >= 0.01 * rows else "<1%"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tokenloom import DataPipeline
-from tokenloom.cli.rows.token_runs import RowReader
+from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli.terminal.marked_rows import print_preview
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,14 @@ from typing import Any
 from tokenloom.config import PipelineConfig
 from tokenloom.config.small_file import read_small_file
 from tokenloom.config.yaml_file import MOST_NODES, check_expansion
-from tokenloom.errors import ConfigError, SourceError, SourceUnavailableError, TokenloomError, did_you_mean
+from tokenloom.errors import (
+    ConfigError,
+    SourceError,
+    SourceRefusedError,
+    SourceUnavailableError,
+    TokenloomError,
+    did_you_mean,
+)
 from tokenloom.resources.exceptions import causes, first_line
 
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -88,6 +95,21 @@ def _commit(name: str, revision: str | None) -> str | None:
         return HfApi().dataset_info(name, revision=revision, expand=["sha"]).sha
     except Exception:
         return None
+
+
+@quiet_retries()
+def resolved_commit(config: PipelineConfig, source: HubDataset) -> str:
+    """Return the commit that the dataset's revision resolves to now.
+
+    Raises:
+        ConfigError, SourceUnavailableError: as `open_hub_dataset`.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi().dataset_info(source.name, revision=config.dataset.revision, expand=["sha"]).sha or ""
+    except Exception as error:
+        raise _hub_error(config, source.name, error) from error
 
 
 def _check_card(name: str, revision: str | None) -> None:
@@ -187,7 +209,8 @@ def hub_unavailable(name: str, error: BaseException) -> SourceUnavailableError:
     else:
         refused = "log in again with `hf auth login`, or correct HF_TOKEN"
         reason, remedy = f"{hub} returned {statuses[0]}", refused if statuses[0] in (401, 403) else "try again"
-    return SourceUnavailableError(f"{name} is not available locally, and {reason}; {remedy}, or use a local copy")
+    kind = SourceUnavailableError if remedy == "try again" else SourceRefusedError
+    return kind(f"{name} is not available locally, and {reason}; {remedy}, or use a local copy")
 
 
 def _is_hub_failure(error: BaseException) -> bool:

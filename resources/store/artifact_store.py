@@ -30,7 +30,7 @@ from tokenloom.errors import DatasetNotFoundError, PinnedError, StoreAddressErro
 from tokenloom.resources.digest import block_digests, digest_bytes
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
-from tokenloom.resources.store.blobs.build_marks import running_build
+from tokenloom.resources.store.blobs.build_marks import only_build, running_build
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.blobs.read_only import ReadOnly
@@ -132,6 +132,32 @@ class ArtifactStore:
         self.prepare()
         if isinstance(self.blobs, Folder):
             with running_build(self.blobs):
+                yield
+        else:
+            yield
+
+    @contextmanager
+    def building_alone(self, dataset: str, log: Callable[[str], None]) -> Iterator[None]:
+        """Wait until no other process builds a dataset in this context, to reuse what that one computes.
+
+        A bucket has no locks: there, two builds of a dataset at once compute the same twice.
+
+        Args:
+            log: receives a message at first, and then every minute, while this process waits.
+        """
+
+        logged = -1
+
+        def on_wait(seconds: float) -> None:
+            nonlocal logged
+            minutes = int(seconds / 60)
+            if minutes > logged:
+                logged = minutes
+                waited = f" ({minutes} min so far)" if minutes else ""
+                log(f"another run is building {dataset}; waiting for it, to reuse what it computes{waited}")
+
+        if isinstance(self.blobs, Folder):
+            with only_build(self.blobs, dataset, on_wait):
                 yield
         else:
             yield

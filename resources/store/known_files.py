@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -145,6 +145,59 @@ class KnownFiles:
 
     def _blob(self, path: str, *kind: str) -> str:
         return f"{FILES}/{digest_json([escaped(os.path.realpath(path)), self._reading, *kind])}.json"
+
+
+class FileDigests:
+    """The digests of whole files, in one entry for all files of a dataset. An unchanged file need not be read again.
+
+    Args:
+        owner: identifies the dataset, as JSON.
+    """
+
+    def __init__(self, blobs: Blobs, owner: Any):
+        self._blobs, self._name = blobs, f"{FILES}/{digest_json(['digests', owner])}.json"
+        self._stored: dict[str, Any] = {}
+        self._found: dict[str, str] = {}
+        self._noted: dict[str, tuple[Stamp, str]] = {}
+        with suppress(OSError, ValueError, StoreUnavailableError):
+            content = decode_record(self._name, self._blobs.read(self._name))
+            self._stored = content if isinstance(content, dict) else {}
+
+    def find(self, path: str) -> str | None:
+        """Return the digest of a file if its stamp is that of the last time."""
+        stamp = file_stamp(path)
+        stored = self._stored.get(_file_key(path))
+        if stamp is None or not isinstance(stored, list) or len(stored) != 2 or stored[0] != stamp:
+            return None
+        self._found[path] = str(stored[1])
+        return self._found[path]
+
+    def note(self, path: str, before: Stamp | None, digest: str) -> None:
+        """Add the digest of a file that was read.
+
+        Args:
+            before: the file's stamp before it was read.
+        """
+        self._found[path] = digest
+        if before is not None and before == file_stamp(path) and _settled(before):
+            self._noted[path] = before, digest
+
+    def digest(self, path: str) -> str:
+        """Return a digest that was found or noted."""
+        return self._found[path]
+
+    def save(self, paths: Iterable[str]) -> None:
+        """Store the entry, with these files only, if it changed."""
+        keys = {_file_key(path): path for path in paths}
+        kept = {key: self._stored[key] for key, path in keys.items() if key in self._stored and path in self._found}
+        entry = {**kept, **{_file_key(path): [*noted] for path, noted in self._noted.items()}}
+        if entry != self._stored:
+            with suppress(StoreUnavailableError):  # an entry only saves time
+                self._blobs.write(self._name, encode_record(self._name, entry))
+
+
+def _file_key(path: str) -> str:
+    return escaped(os.path.realpath(path))
 
 
 def _stamps(files: Sequence[tuple[str, str]]) -> list[Stamp | None]:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from blake3 import blake3
 
-from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
+from tokenloom.errors import DamagedObjectError, RemovedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest
@@ -149,7 +149,8 @@ class ObjectStore:
             check: raises a ValueError if the table is not what it should be.
 
         Raises:
-            StoreError: it is missing or damaged.
+            RemovedObjectError: it was damaged.
+            StoreError: it is missing.
         """
         try:
             table = self.get_intact(digest)
@@ -157,9 +158,11 @@ class ObjectStore:
         except (DamagedObjectError, ValueError) as error:
             self.delete(digest)
             problem = f" ({error})" if isinstance(error, ValueError) else ""
-            raise StoreError(
+            removed = RemovedObjectError(
                 f"object {digest} was damaged{problem} and has been removed; build again to recompute it"
-            ) from None
+            )
+            removed.digest = digest
+            raise removed from None
         return table
 
     def mapped(self, digest: str) -> pa.Buffer:

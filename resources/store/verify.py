@@ -92,6 +92,12 @@ class Finding:
     digest: str = ""
     latest: bool = True
 
+    def __str__(self) -> str:
+        owner = "/".join(filter(None, (self.dataset, self.stage))) or "no dataset"
+        place = f" of {self.place}" if self.place else ""
+        earlier = "" if self.latest else ", in an earlier version"
+        return f"{owner}: {self.kind}{place} is {self.problem}{earlier}: {self.digest or self.blob}"
+
 
 @dataclass
 class Verification:

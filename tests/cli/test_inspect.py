@@ -21,8 +21,8 @@ from tokenloom.assets.schema.choose_format import Ambiguity
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
+from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli import main
-from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.cli.starter.source_facts import dataset_name
 from tokenloom.cli.starter.starter_yaml import FILL_IN, scalar, starter_yaml
 from tokenloom.config import DATASET_NAME, PipelineConfig

@@ -16,9 +16,9 @@ from support.canonical_tables import CHATML
 from support.datasets_on_disk import write_dataset
 from support.html_page import Element, browser, missing_browser, parsed
 from support.terminal import run_here
+from tokenloom.assets.shown_rows.token_runs import Run, ShownRow
 from tokenloom.cli.page.contents import LISTED, Page
 from tokenloom.cli.page.write import rendered_page
-from tokenloom.cli.rows.token_runs import Run, ShownRow
 from tokenloom.resources.store import ArtifactStore
 
 HOSTILE = (

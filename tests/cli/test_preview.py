@@ -12,8 +12,8 @@ from support.golden_datasets import write_golden
 from support.terminal import run, run_here
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.prompt_engine import with_tokenizer
+from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli.rows.source_rows import source_rows
-from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore
 

@@ -10,8 +10,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.terminal import run_here
+from tokenloom.assets.shown_rows.marked_text import BRACKETS
 from tokenloom.cli.templates import BOS, EOS, SAMPLE
-from tokenloom.cli.terminal.marked_rows import BRACKETS
 from tokenloom.resources.templates.named import DESCRIPTIONS, NAMED
 
 CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "x"}}}

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from support.paths import ROOT
+from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.cli import main
-from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.cli.starter.text_rows import detect_text_rows
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.store import ArtifactStore

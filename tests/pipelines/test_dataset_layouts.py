@@ -18,9 +18,9 @@ from support.open_choices import choice_lines, uncommented
 from tokenloom import DataPipeline
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.forms import FORMS
+from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli import main
-from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store import ArtifactStore

@@ -17,10 +17,9 @@ import pytest
 
 from support.dagster_project import SECTIONS
 from tokenloom import DataPipeline
-from tokenloom.assets.dagster.assets import dataset_definitions
-from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.cli.main import main
 from tokenloom.config import PipelineConfig
+from tokenloom.dagster import StoreResource, dataset_definitions
 from tokenloom.errors import ConfigError, StoreAddressError, TokenloomError, redacted
 from tokenloom.resources.store import ArtifactStore
 

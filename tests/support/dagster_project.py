@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import dagster as dg
 import yaml
 
 from support.paths import ROOT
-from tokenloom.assets.dagster.assets import dataset_definitions
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.names import asset_key
 from tokenloom.config import PipelineConfig
+from tokenloom.dagster import StoreResource, dataset_definitions
 from tokenloom.resources.store import ArtifactStore
 
 WORKSPACE = ROOT / "workspace.yaml"
@@ -65,11 +67,12 @@ class Project:
     def config(self) -> PipelineConfig:
         return PipelineConfig.from_file(self.pipelines / "toy.yaml")
 
-    def run(self) -> dg.ExecuteInProcessResult:
-        """Run the job on a separate instance."""
-        job = runnable(self.config, self.root).resolve_job_def("toy")
-        with dg.DagsterInstance.ephemeral() as instance:
-            return job.execute_in_process(instance=instance, raise_on_error=False)
+    def run(self, *stages: str, instance: dg.DagsterInstance | None = None) -> dg.ExecuteInProcessResult:
+        """Materialize some stages, or all, on an instance of its own unless one is given."""
+        keys = [asset_key("toy", stage) for stage in stages or STAGES]
+        job = runnable(self.config, self.root).resolve_implicit_global_asset_job_def()
+        with nullcontext(instance) if instance else dg.DagsterInstance.ephemeral() as used:
+            return job.execute_in_process(instance=used, asset_selection=keys, raise_on_error=False)
 
 
 def runnable(config: PipelineConfig, store: Path | None = None) -> dg.Definitions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import socket
@@ -81,11 +82,11 @@ class Browser:
         given = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self._url += "/session/" + self._ask("/session", {"capabilities": {"alwaysMatch": given}})["sessionId"]
 
-    def open(self, path: Path, width: int) -> None:
-        """Show a file in a window of so many pixels."""
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    def open(self, page: Path | str, width: int, height: int = 900) -> None:
+        """Show a file or an address in a window of so many pixels."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
-        self._ask("/url", {"url": path.as_uri()})
+        self._ask("/url", {"url": page.as_uri() if isinstance(page, Path) else page})
 
     def run(self, script: str) -> Any:
         """Return what a script returns."""
@@ -95,6 +96,15 @@ class Browser:
         """Press keys, on the element that has the focus."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def picture(self, path: Path, element: str) -> None:
+        """Write a PNG of the element that an expression returns."""
+        found = f"const found = {element}; found.scrollIntoView({{block: 'start'}});"
+        box = self.run(f"{found} return found.getBoundingClientRect().toJSON()")
+        clip = {name: box[name] for name in ("x", "y", "width", "height")}
+        params = {"clip": {**clip, "scale": 1}, "captureBeyondViewport": True}
+        taken = self._ask("/goog/cdp/execute", {"cmd": "Page.captureScreenshot", "params": params})
+        path.write_bytes(base64.b64decode(taken["data"]))
 
     def messages(self) -> list[str]:
         """Return what the browser wrote to its console: errors, and violations of the page's policy."""

@@ -28,8 +28,8 @@ from tokenloom.cli import (
     versions,
 )
 from tokenloom.cli.options import EXIT_CODES
-from tokenloom.cli.terminal.visible import visible
 from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_package, redacted
+from tokenloom.resources.visible import visible
 
 COMMANDS = (
     inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, templates, schema,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.cli.terminal.visible import visible
 from tokenloom.errors import ConfigError
+from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
     from tokenloom.resources.engines.compute import ComputeEngine

@@ -10,7 +10,7 @@ from tokenloom.errors import DatasetNotFoundError, SourceError
 
 if TYPE_CHECKING:
     from tokenloom.assets.building.build import Build
-    from tokenloom.cli.rows.token_runs import ShownRow
+    from tokenloom.assets.shown_rows.token_runs import ShownRow
 
 
 def add_parser(commands: Any) -> None:
@@ -71,8 +71,8 @@ def _shown_rows(build: Build, numbers: list[int] | None, inference: bool) -> tup
 def _stored_rows(build: Build, numbers: list[int] | None) -> tuple[list[ShownRow] | None, str]:
     """Return the rows as built, and their version; or None, and why a build would give other rows now."""
     from tokenloom.assets.building.outdated import outdated
+    from tokenloom.assets.shown_rows.token_runs import RowReader
     from tokenloom.cli.rows.source_rows import FIRST_ROWS
-    from tokenloom.cli.rows.token_runs import RowReader
 
     try:
         reader = RowReader(build.store, build.name)

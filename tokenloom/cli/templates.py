@@ -13,7 +13,7 @@ from tokenloom.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from tokenloom.assets.prompts.chat import ChatFormat
-    from tokenloom.cli.rows.token_runs import Run
+    from tokenloom.assets.shown_rows.token_runs import Run
 
 FEATURES = ("system message", "tools", "tool calls", "reasoning")
 """Findings of a certificate about what a template can render."""
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table of the templates, or the text, certificate and a rendered conversation of one."""
-    from tokenloom.cli.rows.token_runs import ShownRow
+    from tokenloom.assets.shown_rows.token_runs import ShownRow
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.marked_rows import print_preview
     from tokenloom.cli.terminal.tables import finding_table, template_table

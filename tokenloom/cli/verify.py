@@ -13,7 +13,7 @@ from tokenloom.cli.terminal.sizes import size
 from tokenloom.errors import StoreError
 
 if TYPE_CHECKING:
-    from tokenloom.resources.store.verify import Finding, Verification
+    from tokenloom.resources.store.verify import Verification
 
 
 def add_parser(commands: Any) -> None:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(result: Verification, keep_damaged: bool) -> list[str]:
     """Return the findings, their number, and what to do about them."""
-    lines = [_line(finding) for finding in result.findings]
+    lines = [*map(str, result.findings)]
     count = f"{result.objects:,} objects ({size(result.bytes)}) checked"
     dropped = f"; {result.dropped:,} outputs were dropped, as keep: sequences allows" if result.dropped else ""
     found = Counter(finding.problem for finding in result.findings)
@@ -74,10 +74,3 @@ def _report(result: Verification, keep_damaged: bool) -> list[str]:
     if any(not finding.latest for finding in result.findings):
         lines.append("outputs of an earlier version can only be recomputed from that version's rows and settings")
     return lines
-
-
-def _line(finding: Finding) -> str:
-    owner = "/".join(filter(None, (finding.dataset, finding.stage))) or "no dataset"
-    place = f" of {finding.place}" if finding.place else ""
-    earlier = "" if finding.latest else ", in an earlier version"
-    return f"{owner}: {finding.kind}{place} is {finding.problem}{earlier}: {finding.digest or finding.blob}"

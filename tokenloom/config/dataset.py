@@ -9,6 +9,7 @@ from tokenloom.config.declaration import Declaration
 from tokenloom.config.faults import setting_fault
 from tokenloom.config.schema import (
     ComputeConfig,
+    DagsterConfig,
     DataLoaderConfig,
     DatasetConfig,
     LengthConfig,
@@ -43,6 +44,8 @@ class PipelineConfig(Declaration):
     """How the stages run."""
     schedule: Schedule | None = None
     """Cron line on which Dagster rebuilds the dataset, e.g. `0 3 * * *`."""
+    dagster: DagsterConfig = DagsterConfig()
+    """Owners, tags, group and freshness of the assets in Dagster, and what they depend on."""
     keep: Literal["all", "sequences"] = "all"
     """`all`: `tokenloom gc` keeps the outputs of all stages. `sequences`: it can drop those of the stages before
     sequences."""

@@ -120,6 +120,10 @@ class Declaration(Section):
         """The YAML file, or None."""
         return str(self._origin.path) if self._origin else None
 
+    def line(self, setting: str) -> int:
+        """Return the line of a setting, or of the nearest section in the file, counted from 1."""
+        return self._origin.line(tuple(setting.split("."))) if self._origin else 1
+
     def fault(self, setting: str, message: str, offset: int | None = None) -> ConfigError:
         """Return a `ConfigError` about a setting, with its line in the file.
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from tokenloom.config.dataset import PipelineConfig
 from tokenloom.config.declaration import Declaration
 from tokenloom.config.faults import setting_fault
-from tokenloom.config.schema import ComputeConfig, DataLoaderConfig, MixtureSource, Schedule
+from tokenloom.config.schema import ComputeConfig, DagsterConfig, DataLoaderConfig, MixtureSource, Schedule
 from tokenloom.config.yaml_file import Origin
 from tokenloom.errors import ConfigError
 
@@ -26,6 +26,8 @@ class MixtureConfig(Declaration):
     """How the stages of the datasets run. Default: what each dataset's own YAML sets."""
     schedule: Schedule | None = None
     """Cron line on which Dagster rebuilds the datasets and the mixture, e.g. `0 3 * * *`."""
+    dagster: DagsterConfig = DagsterConfig()
+    """Owners, tags, group and freshness of the assets in Dagster, and what they depend on."""
     training: dict[str, Any] | None = None
     """Settings for the trainer, passed through unchecked."""
 

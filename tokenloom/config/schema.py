@@ -304,6 +304,15 @@ class LengthConfig(Section):
     truncated. `best_fit` applies the strategy to each row and then packs the results whole."""
 
 
+class DriftConfig(Section):
+    """How far a version can differ from the one before, without a warning in Dagster."""
+
+    length: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.2
+    """Largest relative change of the mean number of tokens per row, before truncation: 0.2 allows 100 → 120."""
+    trained: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    """Largest absolute change of the fraction of tokens that are trained: 0.1 allows 40% → 50%."""
+
+
 class ValidationConfig(Section):
     """When bad data fails a run, or is worth a warning."""
 
@@ -311,6 +320,8 @@ class ValidationConfig(Section):
     """A stage that rejects a larger fraction of its rows fails the run."""
     max_unstopped_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """A build warns if a larger fraction of the answers lost their stop to `tokenizer.max_length`."""
+    drift: DriftConfig = DriftConfig()
+    """When a version differs so much from the one before that Dagster's check `drift` warns."""
 
 
 class DataLoaderConfig(Section):
@@ -359,6 +370,64 @@ class MixtureSource(Section):
     """The unit of weights. All datasets of a mixture use the same unit, so one entry can set it for all."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Maximum number of passes over the dataset. null: no limit."""
+
+
+_EMAIL = r"[^@\s]+@[^@\s]+\.[^@\s.]+"
+_TAG_PART = "[A-Za-z0-9_.-]{1,63}"
+_DURATION = re.compile(r"(\d{1,6})(m|h|d)")
+_MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
+
+TagName = Annotated[str, Field(pattern=f"^({_TAG_PART}/)?{_TAG_PART}$")]
+TagValue = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{0,63}$")]
+Owner = Annotated[str, Field(pattern=rf"^({_EMAIL}|team:[A-Za-z0-9_]+)$")]
+Duration = Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]
+
+
+class FreshnessConfig(Section):
+    """How old the sequences may become. Times are such as `90m`, `24h` or `7d`."""
+
+    fail: Duration
+    """The asset fails if it was not materialized for this long."""
+    warn: Duration | None = None
+    """The asset warns if it was not materialized for this long."""
+
+
+class DagsterConfig(Section):
+    """The assets in Dagster. Nothing here changes what is built."""
+
+    owners: Annotated[tuple[Owner, ...], Field(strict=False)] = ()
+    """E-mail addresses, or teams as `team:name`."""
+    tags: dict[TagName, TagValue] = {}
+    """Tags of the assets."""
+    deps: Names = ()
+    """Keys of the assets that write what `dataset.name` reads, such as `crawl/pages`. A run builds the dataset after
+    them. Without any, the asset `<name>/source` observes the source."""
+    group: Annotated[str, Field(pattern="^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*$")] | None = None
+    """The group of the assets. Default: the dataset's name."""
+    freshness: FreshnessConfig | None = None
+    """How old the sequences, or the mixture, may become."""
+    observe: Schedule = "*/10 * * * *"
+    """Cron line on which Dagster looks whether the source changed, once its automation is switched on."""
+
+    @field_validator("freshness", mode="before")
+    @classmethod
+    def _fail_only(cls, value: Any) -> Any:
+        return {"fail": value} if isinstance(value, str) else value
+
+    @field_validator("deps")
+    @classmethod
+    def _asset_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for key in value:
+            if not all(key.split("/")):
+                raise ValueError(f"{key!r} is not an asset key; write its parts with slashes, such as crawl/pages")
+        return value
+
+
+def minutes(duration: str) -> int:
+    """Return the minutes of a duration such as `24h`."""
+    found = _DURATION.fullmatch(duration)
+    assert found is not None
+    return int(found[1]) * _MINUTES[found[2]]
 
 
 def is_reserved_variable(name: str) -> bool:

@@ -15,17 +15,19 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from tokenloom.errors import StoreUnavailableError
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.file_lock import lock_exclusive, lock_shared
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS
 from tokenloom.resources.store.blobs.folder import SCRATCH, STALE_SECONDS, Folder, store_errors
 
 COLLECTION = f"{SCRATCH}/gc"
-BUILD, EXACT = ".build", ".exact.build"
+BUILD, EXACT, ONLY = ".build", ".exact.build", ".only"
+WAIT_SECONDS = 1.0
 
 
 @contextmanager
@@ -64,6 +66,29 @@ def _mark(folder: Folder) -> tuple[str, BinaryIO]:
             name = f"{unmarked}{EXACT}"
             os.utime(folder.root / name)  # a collection that has not seen this mark began before this time
     return name, lock
+
+
+@contextmanager
+def only_build(folder: Folder, dataset: str, on_wait: Callable[[float], None]) -> Iterator[None]:
+    """Wait until no other process holds this context for the same dataset, then hold it.
+
+    It ends with the process, even if it is killed. Where `scratch` is not writable or files cannot be locked, there is
+    no waiting: two builds of a dataset compute the same.
+
+    Args:
+        on_wait: called every second while another process holds it, with the number of seconds so far.
+    """
+    lock, started = folder.root / SCRATCH / f"{digest_json(dataset)[:32]}{ONLY}", time.monotonic()
+    while True:
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+        with lock_exclusive(lock) as free:
+            if free:
+                yield
+                return
+        on_wait(time.monotonic() - started)
+        time.sleep(WAIT_SECONDS)
 
 
 def in_use_since(folder: Folder) -> float:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tokenloom.errors import StoreError, StoreUnavailableError
+from tokenloom.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from tokenloom.resources.file_lock import lock_exclusive, lock_shared
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
 
@@ -201,7 +201,8 @@ def _refused(root: Path, problem: str, error: OSError) -> StoreUnavailableError:
             f"the store {root} is a file, not a folder; choose another (--store or $TOKENLOOM_STORE)"
         )
     remedy = _REMEDIES.get(error.errno or 0, "check the file system")
-    return StoreUnavailableError(
+    kind = StoreRefusedError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StoreUnavailableError
+    return kind(
         f"the store {root}: {problem}: {error.strerror or error}; {remedy}, or use another store (--store or "
         "$TOKENLOOM_STORE)"
     )

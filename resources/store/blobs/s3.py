@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from tokenloom.errors import StoreAddressError, StoreUnavailableError, missing_package
+from tokenloom.errors import StoreAddressError, StoreRefusedError, StoreUnavailableError, missing_package
 
 ATTEMPTS = 9
 FIRST_WAIT = 0.1
@@ -104,7 +104,7 @@ class S3:
             return None if _is_lost_connection(error) else self._not_sent(error)
         status, code = response
         if code == "NoSuchBucket":
-            return StoreUnavailableError(f"bucket {self.bucket!r} does not exist; create it, or use another store")
+            return StoreRefusedError(f"bucket {self.bucket!r} does not exist; create it, or use another store")
         if status == 404:
             return FileNotFoundError(blob)
         if status == 412:
@@ -122,7 +122,7 @@ class S3:
             )
         else:
             remedy = "check AWS_ENDPOINT_URL, and which requests the service allows"
-        return StoreUnavailableError(f"{blob}: {self.address} returned {status} {code}: {remedy}")
+        return StoreRefusedError(f"{blob}: {self.address} returned {status} {code}: {remedy}")
 
     def _gave_up(self, error: Exception, blob: str) -> StoreUnavailableError:
         response = _response(error)
@@ -145,7 +145,7 @@ class S3:
             reason = f"cannot send requests ({type(error).__name__}); check the AWS_… variables"
         else:
             return error
-        return StoreUnavailableError(f"{self.address}: {reason}")
+        return StoreRefusedError(f"{self.address}: {reason}")
 
 
 async def _call(system: Any, method: str, arguments: dict[str, Any]) -> dict[str, Any]:

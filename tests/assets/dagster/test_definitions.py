@@ -12,7 +12,8 @@ import pytest
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
 from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
-from tokenloom.assets.dagster.names import asset_key, job_name
+from tokenloom.assets.dagster.definitions import JOB
+from tokenloom.assets.dagster.names import DATASET_TAG, asset_key, job_name
 from tokenloom.config import PipelineConfig
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError
@@ -26,14 +27,21 @@ def project(tmp_path: Path) -> Project:
 def test_assets_follow_the_stages(project: Project) -> None:
     specs = {spec.key: spec for spec in load_definitions(project.pipelines).resolve_all_asset_specs()}
     versions = code_versions(project.config)
-    assert set(specs) == {asset_key("toy", stage) for stage in STAGES}
+    source = asset_key("toy", "source")
+    assert set(specs) == {source, *(asset_key("toy", stage) for stage in STAGES)}
     for stage in STAGES:
         spec = specs[asset_key("toy", stage)]
-        assert {dep.asset_key for dep in spec.deps} == {
-            asset_key("toy", above) for above in stage_named(stage).upstream
-        }
+        above = {asset_key("toy", above) for above in stage_named(stage).upstream} or {source}
+        assert {dep.asset_key for dep in spec.deps} == above
         assert (spec.group_name, spec.kinds, spec.code_version) == ("toy", {"arrow"}, versions[stage])
-        assert (spec.description or "").startswith(f"{stage}: ")
+        assert spec.description
+
+
+def test_one_step_makes_the_stages_of_a_dataset(project: Project) -> None:
+    graph = load_definitions(project.pipelines).resolve_asset_graph()
+    (made,) = {graph.get(asset_key("toy", stage)).assets_def for stage in STAGES}
+    assert (made.keys, made.can_subset) == ({asset_key("toy", stage) for stage in STAGES}, True)
+    assert made.op.pool == made.op.name == "toy__build"
 
 
 def test_every_stage_has_a_blocking_check(project: Project) -> None:
@@ -49,21 +57,30 @@ def test_any_dataset_name_gives_valid_definitions(project: Project, name: str) -
     project.write(name, schedule="0 3 * * *")
     definitions = load_definitions(project.pipelines)
     dg.Definitions.validate_loadable(definitions)
-    assert definitions.resolve_job_def(job_name(name)).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
-
-
-def test_runs_stay_in_one_process(project: Project) -> None:
-    definitions = load_definitions(project.pipelines)
-    for job in (definitions.resolve_job_def("toy"), definitions.resolve_implicit_global_asset_job_def()):
-        assert job.executor_def.name == "in_process"
+    assert definitions.resolve_job_def(JOB).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
+    alone = runnable(PipelineConfig.from_file(project.pipelines / f"{name}.yaml"))
+    dg.Definitions.validate_loadable(alone)
+    assert alone.resolve_job_def(job_name(name)).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
 
 
 def test_a_schedule_has_the_cron_line_and_starts_stopped(project: Project) -> None:
     project.write("nightly", schedule="30 2 * * 1-5")
-    (schedule,) = list(load_definitions(project.pipelines).schedules or [])
+    definitions = load_definitions(project.pipelines)
+    (schedule,) = list(definitions.schedules or [])
     assert isinstance(schedule, dg.ScheduleDefinition)
-    assert (schedule.cron_schedule, schedule.job_name) == ("30 2 * * 1-5", "nightly")
+    assert (schedule.cron_schedule, schedule.job_name) == ("30 2 * * 1-5", JOB)
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+    with dg.DagsterInstance.ephemeral() as instance:
+        tick = schedule.evaluate_tick(
+            dg.build_schedule_context(instance, repository_def=definitions.get_repository_def())
+        )
+    (request,) = tick.run_requests or []
+    assert set(request.asset_selection or []) == {asset_key("nightly", stage) for stage in STAGES}
+    assert request.tags[DATASET_TAG] == "nightly"
+
+
+def test_a_folder_without_schedules_has_no_job(project: Project) -> None:
+    assert not load_definitions(project.pipelines).jobs
 
 
 def changed_versions(**sections: Any) -> set[str]:
@@ -102,7 +119,7 @@ def line_of(path: Path, start: str) -> int:
 def test_a_schedule_that_dagster_does_not_accept_is_refused_at_its_line(project: Project, cron: str) -> None:
     path = project.write("cron", schedule=cron)
     with pytest.raises(ConfigError) as caught:
-        load_definitions(project.pipelines)
+        load_definitions(project.pipelines, strict=True)
     (fault,) = caught.value.faults
     assert fault.place == f"{path}:{line_of(path, 'schedule:')}"
     assert fault.message.startswith("schedule: ")
@@ -113,7 +130,7 @@ def test_every_fault_of_every_file_is_reported(project: Project) -> None:
     project.write("typo", dataset={"name": "rows", "colunms": ["a"]}, tokenizer={"max_length": 0})
     project.write("a name", dataset={"name": "rows"})
     with pytest.raises(ConfigError) as caught:
-        load_definitions(project.pipelines)
+        load_definitions(project.pipelines, strict=True)
     lines = str(caught.value).splitlines()
     assert [line.removeprefix(f"{project.pipelines}/").split(": ")[0] for line in lines] == [
         "a name.yaml:1",
@@ -129,7 +146,7 @@ def test_two_files_with_the_same_name_are_refused(project: Project, other: str) 
     first = project.write("second", name=other)
     second = project.write("toy", name=other.replace("-", "."))
     with pytest.raises(ConfigError) as caught:
-        load_definitions(project.pipelines)
+        load_definitions(project.pipelines, strict=True)
     (fault,) = caught.value.faults
     assert fault.place == f"{second}:{line_of(second, 'name:')}"
     assert str(first) in fault.message
@@ -146,7 +163,7 @@ def test_without_yaml_the_definitions_are_empty(tmp_path: Path, folder: str, cap
 def test_definitions_load_no_heavy_library(project: Project) -> None:
     code = (
         "import sys, tokenloom.definitions as d;"
-        "assert len(d.defs.resolve_all_asset_specs()) == 7;"
+        "assert len(d.defs.resolve_all_asset_specs()) == 8;"
         "print(sorted({'torch', 'transformers', 'pandera', 'datasets', 'polars', 'tokenizers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=project.environment(), capture_output=True, text=True)

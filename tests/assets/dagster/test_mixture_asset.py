@@ -12,6 +12,7 @@ import yaml
 from support.dagster_project import SECTIONS, Project, failure, new_project
 from tokenloom import DataPipeline
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.definitions import JOB
 from tokenloom.assets.dagster.names import asset_key
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.definitions import load_definitions
@@ -38,14 +39,14 @@ def mix(project: Project, *weights: float, **sections: Any) -> Path:
     return path
 
 
-def run(project: Project, job: str = "mix") -> dg.ExecuteInProcessResult:
+def run(project: Project) -> dg.ExecuteInProcessResult:
     resource = dg.Definitions(resources={"store": StoreResource(root=str(project.root))})
     loaded = load_definitions(project.pipelines)
-    with_store = dg.Definitions(
-        assets=loaded.assets, asset_checks=loaded.asset_checks, jobs=loaded.jobs, resources=resource.resources
-    )
+    with_store = dg.Definitions(assets=loaded.assets, asset_checks=loaded.asset_checks, resources=resource.resources)
+    keys = list(with_store.resolve_asset_graph().materializable_asset_keys)
     with dg.DagsterInstance.ephemeral() as instance:
-        return with_store.resolve_job_def(job).execute_in_process(instance=instance, raise_on_error=False)
+        job = with_store.resolve_implicit_global_asset_job_def()
+        return job.execute_in_process(instance=instance, asset_selection=keys, raise_on_error=False)
 
 
 def materialized(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
@@ -58,13 +59,14 @@ def test_the_asset_is_downstream_of_the_sequences(project: Project) -> None:
     definitions = load_definitions(project.pipelines)
     dg.Definitions.validate_loadable(definitions)
     specs = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
-    assert len(specs) == 2 * len(STAGES) + 1
+    assert len(specs) == 2 * (len(STAGES) + 1) + 1
     spec = specs[asset_key("mix", "mixture")]
     assert {dep.asset_key for dep in spec.deps} == {asset_key("toy", "sequences"), asset_key("other", "sequences")}
-    job = definitions.resolve_job_def("mix")
-    assert job.asset_layer.selected_asset_keys == set(specs)
+    job = definitions.resolve_job_def(JOB)
+    sources = {asset_key("toy", "source"), asset_key("other", "source")}
+    assert job.asset_layer.selected_asset_keys == set(specs) - sources
     (schedule,) = list(definitions.schedules or [])
-    assert (getattr(schedule, "cron_schedule", ""), getattr(schedule, "job_name", "")) == ("0 3 * * *", "mix")
+    assert (getattr(schedule, "cron_schedule", ""), getattr(schedule, "job_name", "")) == ("0 3 * * *", JOB)
 
 
 def test_a_run_publishes_what_a_build_publishes(project: Project) -> None:
@@ -98,16 +100,16 @@ def test_other_weights_give_another_code_version_and_digest(project: Project) ->
     assert all(one != other for one, other in zip(identity(), before, strict=True))
 
 
-def test_a_wrong_yaml_keeps_definitions_from_loading(project: Project) -> None:
+def test_a_wrong_yaml_fails_validation(project: Project) -> None:
     path = mix(project)
     project.write("other", length={"packing": "concat"}, tokenizer=SECTIONS["tokenizer"])
     with pytest.raises(ConfigError) as caught:
-        load_definitions(project.pipelines)
+        load_definitions(project.pipelines, strict=True)
     (fault,) = caught.value.faults
     assert (fault.place, fault.message.partition(";")[0]) == (f"{path}:1", "mixture: other is packed, but toy is not")
     project.write("other", dataset={"nam": "x"})
     with pytest.raises(ConfigError) as caught:
-        load_definitions(project.pipelines)
+        load_definitions(project.pipelines, strict=True)
     assert len(caught.value.faults) == len(set(caught.value.faults)) == 2
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from support.paths import CHAT_TEMPLATES
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.dagster.checks import check_template
-from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.prompts.chat import ChatFormat
 from tokenloom.assets.prompts.chat_certificate import certificate
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
+from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
@@ -145,9 +145,10 @@ def test_the_dagster_check_reports_whether_stops_are_trained(
             "prompt_template": {"format_type": "chat", "add_eos": False},
         }
     )
-    store = StoreResource(root=str(tmp_path / "store"))
-    for _ in Build(config, store.open()).run_all("prompts"):
+    build = Build(config, ArtifactStore(tmp_path / "store"))
+    for _ in build.run_all("prompts"):
         pass
-    checked = check_template(config, store)
-    assert checked.passed == passed and told in (checked.description or "")
-    assert "certificate" in (checked.metadata or {})
+    (check,) = [check for check in stage_checks(config) if check.name == "template"]
+    verdict = check.run(Checked(build))
+    assert verdict.passed == passed and verdict.warns and told in verdict.description
+    assert "certificate" in verdict.metadata

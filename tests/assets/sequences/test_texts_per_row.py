@@ -18,12 +18,12 @@ from support.small_tokenizers import WriteConfig
 from tokenloom.assets.building.build import StageReport
 from tokenloom.assets.building.diff import diff_datasets
 from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
+from tokenloom.assets.shown_rows.token_runs import RowReader
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.assets.stage.texts import LOST, counted_by_row
 from tokenloom.assets.tokens.stage import FURTHER
 from tokenloom.cli.main import main
-from tokenloom.cli.rows.token_runs import RowReader
 from tokenloom.loaders import open_dataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.tables.ragged import list_parts

@@ -10,8 +10,8 @@ from itertools import chain
 import pyarrow.compute as pc
 
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram
+from tokenloom.assets.shown_rows.token_runs import ShownRow
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.cli.rows.token_runs import ShownRow
 from tokenloom.cli.terminal.lengths import trained_counts
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED

@@ -10,10 +10,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from tokenloom.assets.shown_rows.marked_text import cut_marker
 from tokenloom.cli.output.targets import write_file
 from tokenloom.cli.page.contents import LISTED, Page
-from tokenloom.cli.terminal.marked_rows import cut_marker
-from tokenloom.cli.terminal.visible import visible
+from tokenloom.resources.visible import visible
 
 LONGEST_CUT = 2000
 """Characters shown of the text that was cut in one place."""

@@ -8,9 +8,9 @@ from tokenloom.assets.building.build import Build
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
 from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.shown_rows.token_runs import Run, ShownRow
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.cli.rows.source_rows import runs_of
-from tokenloom.cli.rows.token_runs import Run, ShownRow
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import resolve_tokenizer

@@ -18,8 +18,8 @@ from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
+from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Run, Shown, ShownRow, reject_reason
 from tokenloom.assets.stage.rejects import ROW, join_rejects
-from tokenloom.cli.rows.token_runs import FILTERED, Decoder, Run, Shown, ShownRow, reject_reason
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store.manifest import source_place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from tokenloom.cli.terminal.visible import visible
+from tokenloom.resources.visible import visible
 
 
 def open_console(stderr: bool = False, width: int = 120) -> Console:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from tokenloom.cli.rows.token_runs import Run, ShownRow
-from tokenloom.cli.terminal.visible import visible
+from tokenloom.assets.shown_rows.marked_text import BRACKETS, bracketed, plain_text
+from tokenloom.assets.shown_rows.token_runs import Run, ShownRow
+from tokenloom.resources.visible import visible
 
 _STYLES = {
     (True, False): "bold green",
@@ -19,9 +19,6 @@ _STYLES = {
     (False, True): "black on bright_black",
 }
 _CUT = "black on yellow"
-
-BRACKETS = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}"
-"""Around trained text without colour."""
 
 
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
@@ -38,20 +35,11 @@ def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> N
 
 
 def _coloured(runs: Sequence[Run]) -> Text:
-    return Text.assemble(*((_shown(run), _style(run)) for run in runs))
+    return Text.assemble(*((plain_text(run), _style(run)) for run in runs))
 
 
 def _bracketed(runs: Sequence[Run]) -> Text:
-    parts = Text()
-    for trained, group in groupby(runs, key=lambda run: run.trained):
-        text = "".join(map(_shown, group))
-        parts.append(text.join(BRACKETS) if trained else text)
-    return parts
-
-
-def cut_marker(tokens: int) -> str:
-    """Return what is shown in place of tokens that were cut from a row."""
-    return f"\N{BLACK SCISSORS} cut: {tokens:,} {'token' if tokens == 1 else 'tokens'} dropped here"
+    return Text(bracketed(runs))
 
 
 def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> RenderableType:
@@ -69,9 +57,3 @@ def _title(row: ShownRow) -> str:
 
 def _style(run: Run) -> str:
     return _CUT if run.dropped else _STYLES[run.trained, run.control]
-
-
-def _shown(run: Run) -> str:
-    if run.opens:
-        return f"\n\N{BOX DRAWINGS LIGHT HORIZONTAL} {visible(run.text)}\n"
-    return f"[{cut_marker(run.tokens)}]" if run.dropped else visible(run.text)

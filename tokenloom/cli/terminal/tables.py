@@ -15,8 +15,8 @@ from tokenloom.assets.building.diff import SettingDiff, SplitDiff
 from tokenloom.assets.building.explain import StageExplanation
 from tokenloom.assets.prompts.chat_certificate import KNOWN, LACKING
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
-from tokenloom.cli.terminal.visible import visible
 from tokenloom.resources.store import Manifest
+from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
     from tokenloom.loaders import MixedDataset

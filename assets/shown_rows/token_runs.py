@@ -143,7 +143,7 @@ class Decoder:
         found = np.unique(np.searchsorted(offsets, matches, side="right")[:MOST_SHOWN] - 1).tolist()
         runs = {
             " ".join(filter(None, (f"{number} of {len(found)}" if len(found) > 1 else "", side))): tuple(
-                self._runs_of(columns, sequence, gaps.get(side, {}).get(sequence, ()), place)
+                self.runs_of(columns, sequence, gaps.get(side, {}).get(sequence, ()), place)
             )
             for number, sequence in enumerate(found, 1)
             for side, columns in sides(table).items()
@@ -162,9 +162,17 @@ class Decoder:
         ids = np.array(prompts["input_ids"][matches[0]].as_py())
         return {"": tuple(self.runs(ids, np.zeros(len(ids), bool)))}
 
-    def _runs_of(
+    def runs_of(
         self, table: pa.Table, sequence: int, gaps: Sequence[Gap], place: Callable[[int], str]
     ) -> Iterator[Run]:
+        """Yield the runs of one sequence.
+
+        Args:
+            table: sequences, of one side if they are pairs.
+            sequence: its number.
+            gaps: where its rows were cut, in order.
+            place: returns the place in the source of a position.
+        """
         ids, trained, rows, lengths = (
             np.array(table[name][sequence].as_py()) for name in ("input_ids", "trained", "rows", "document_lengths")
         )

@@ -1,0 +1,27 @@
+"""The check `turns`: each trained turn has the text before it that the model has at inference."""
+
+from __future__ import annotations
+
+from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict
+
+DESCRIPTION = "Each trained turn of a conversation comes after the text that the model has at inference."
+
+
+def turns(checked: Checked) -> Verdict:
+    """Check the count of turns that are not exact, which the build takes as it renders prompts."""
+    from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TURNS
+
+    build = checked.build
+    counters = build.manifest("prompts").counters
+    if TURNS not in counters:
+        return Verdict(True, "no chat template renders the rows")
+    trained, wrong = counters[TURNS], counters[NOT_EXACT]
+    share = wrong / max(trained, 1)
+    metadata = {TURNS: trained, NOT_EXACT: wrong, "turns_not_exact_fraction": share}
+    if not wrong:
+        return Verdict(True, f"{trained:,} trained turns, all as at inference", metadata, warns=True)
+    form = build.manifest("columns").facts["mapping"]["form"]
+    separable = build.config.prompt_template.turns == "together" and form not in ("preference", "kto")
+    remedy = "set prompt_template.turns: exact" if separable else "the certificate's `turns` says why"
+    text = f"{wrong:,} of {trained:,} trained turns ({share:.2%}) differ from what the model has at inference; {remedy}"
+    return Verdict(False, text, metadata, warns=True)

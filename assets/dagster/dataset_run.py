@@ -1,0 +1,104 @@
+"""What happens in a Dagster step that builds a dataset, or that runs only its checks.
+
+Dagster does not stop within a step: after a failed blocking check this one ends, and yields nothing of what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+
+from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.progress import ProgressLog
+from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
+from tokenloom.assets.dagster.failures import failing_clearly
+from tokenloom.assets.dagster.metadata.rejects import rejects_metadata
+from tokenloom.assets.dagster.metadata.stage_metadata import stage_metadata
+from tokenloom.assets.dagster.names import DATASET_TAG
+from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import RejectedRowsError
+
+Event = dg.MaterializeResult | dg.AssetCheckResult | dg.AssetObservation
+
+
+@dataclass(frozen=True)
+class DatasetRun:
+    """One run of a dataset's step.
+
+    Args:
+        keys: asset keys by stage.
+        checks: the dataset's checks.
+        context: says which assets and checks are selected, and where messages go.
+    """
+
+    config: PipelineConfig
+    keys: Mapping[str, dg.AssetKey]
+    checks: Sequence[StageCheck]
+    context: dg.AssetExecutionContext
+    store: StoreResource
+
+    def events(self) -> Iterator[Event]:
+        """Build the selected stages, in order, and yield what is known of each; then run the checks that are selected
+        without the asset that they belong to."""
+        selected = [stage for stage in STAGES if self.keys[stage] in self.context.selected_asset_keys]
+        name, log = self.config.dataset_name, self.context.log
+        with failing_clearly(self.context):
+            store = self.store.open(self.config.folder)
+            build = Build(self.config, store, on_progress=ProgressLog(log.info))
+            if selected:
+                self.context.instance.add_run_tags(self.context.run.run_id, {DATASET_TAG: name})
+                with store.building_alone(name, log.info):
+                    for event in self._build(build, selected):
+                        yield event
+                        if self._blocks(event):
+                            return
+            for check in self.checks:
+                if check.stage not in selected and self._is_selected(check):
+                    yield self._evaluated(check, build, None)
+
+    def _build(self, build: Build, selected: Sequence[str]) -> Iterator[Event]:
+        try:
+            for report in build.run_stages(selected):
+                yield from self._built(build, report)
+        except RejectedRowsError as error:
+            yield from self._failed(build, error)
+
+    def _built(self, build: Build, report: StageReport) -> Iterator[Event]:
+        """Yield the materialization of a stage, and the results of its checks."""
+        metadata = stage_metadata(build, stage_named(report.name), report)
+        if "warning" in metadata:
+            self.context.log.warning(metadata["warning"])
+        version = dg.DataVersion(report.digest)
+        yield dg.MaterializeResult(asset_key=self.keys[report.name], data_version=version, metadata=metadata)
+        for check in self.checks:
+            if check.stage == report.name and self._is_selected(check):
+                yield self._evaluated(check, build, report)
+
+    def _failed(self, build: Build, error: RejectedRowsError) -> Iterator[Event]:
+        """Show the rejected rows of a stage that failed: on its asset, in the check `rejects`, and in the run."""
+        metadata = rejects_metadata(build.store, error.manifest)
+        yield dg.AssetObservation(self.keys[error.stage], description=str(error), metadata=metadata)
+        for check in self.checks:
+            if check.name == "rejects" and self._is_selected(check):
+                verdict = rejected(self.config, error.manifest, build.store)
+                yield verdict.result(self.keys[check.stage], check.name)
+        raise dg.Failure(description=str(error), metadata=metadata, allow_retries=False) from None
+
+    def _is_selected(self, check: StageCheck) -> bool:
+        return dg.AssetCheckKey(self.keys[check.stage], check.name) in self.context.selected_asset_check_keys
+
+    def _evaluated(self, check: StageCheck, build: Build, report: StageReport | None) -> dg.AssetCheckResult:
+        return check.run(Checked(build, report)).result(self.keys[check.stage], check.name)
+
+    def _blocks(self, event: Event) -> bool:
+        blocking = {(self.keys[check.stage], check.name) for check in self.checks if check.blocking}
+        return (
+            isinstance(event, dg.AssetCheckResult)
+            and not event.passed
+            and event.severity == dg.AssetCheckSeverity.ERROR
+            and (event.asset_key, event.check_name) in blocking
+        )

@@ -1,0 +1,122 @@
+"""The Dagster definitions of one dataset or mixture, and of all YAMLs of a folder."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import dagster as dg
+
+from tokenloom.assets.building.declared_folder import DeclaredFolder, plain_name
+from tokenloom.assets.building.members import find_members
+from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.dataset_asset import dataset_asset
+from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
+from tokenloom.assets.dagster.faulty_asset import faulty_asset
+from tokenloom.assets.dagster.mixture_asset import mixture_asset
+from tokenloom.assets.dagster.names import SOURCE, job_name
+from tokenloom.assets.dagster.schedules import Scheduled, check_cron, schedules
+from tokenloom.assets.dagster.source import source_asset
+from tokenloom.assets.dagster.store_resource import StoreResource
+from tokenloom.config import MixtureConfig, PipelineConfig
+from tokenloom.config.load import Config
+from tokenloom.errors import ConfigError
+from tokenloom.resources.store.manifest import MIXTURE
+
+JOB = "datasets"
+"""Name of the job that the schedules of a folder start."""
+
+
+def dataset_definitions(
+    config: PipelineConfig | MixtureConfig,
+    *,
+    deps: Sequence[str | Sequence[str] | dg.AssetKey] = (),
+    key_prefix: str | Sequence[str] | None = None,
+    group: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    automation_condition: dg.AutomationCondition | None = None,
+    executor: dg.ExecutorDefinition | None = None,
+    store: StoreResource | None = None,
+) -> dg.Definitions:
+    """Return the assets, checks and schedule of one dataset or mixture, for a project to merge. Reads no data.
+
+    Args:
+        deps: keys of the assets that write what the dataset reads; a run builds the dataset after them. Without any,
+            the asset `<dataset>/source` observes it. A mixture has none: it depends on its datasets.
+        key_prefix: first parts of all asset keys.
+        group: default: `dagster.group` of the YAML, else the dataset's name.
+        owners, tags: in addition to those of the YAML.
+        automation_condition: when Dagster materializes the assets by itself. Default: when the data changed that they
+            are made of.
+        executor: runs the steps. Default: the project's.
+        store: where the assets are stored. Default: the project's resource `store`, a `StoreResource`.
+
+    Raises:
+        ConfigError: the datasets of a mixture do not fit together, or Dagster does not accept the schedule.
+    """
+    embedding = Embedding(
+        keys_of(deps), parts_of(key_prefix), group, tuple(owners), dict(tags or {}), automation_condition, store
+    )
+    made, scheduled = _definitions(config, embedding)
+    jobs = schedules(scheduled, job_name(config.dataset_name))
+    return dg.Definitions.merge(made, jobs, dg.Definitions(executor=executor))
+
+
+def declared_definitions(
+    declared: DeclaredFolder, embedding: Embedding | None = None, strict: bool = False, job: str = JOB
+) -> dg.Definitions:
+    """Return the definitions of all datasets and mixtures that some YAMLs declare.
+
+    A faulty YAML becomes an asset that cannot run, with a check that fails; the others are not affected.
+
+    Args:
+        strict: raise the faults instead.
+        job: name of the job that the schedules start.
+
+    Raises:
+        ConfigError: lists every fault of every file, if `strict`.
+    """
+    embedding = embedding or Embedding()
+    faults, parts, scheduled = dict(declared.faults), list[dg.Definitions](), list[Scheduled]()
+    for path, config in declared.configs.items():
+        try:
+            made, with_schedule = _definitions(config, embedding)
+            scheduled += with_schedule
+            parts.append(made)
+        except ConfigError as error:
+            faults[path] = error
+    faults = dict(sorted(faults.items()))
+    if strict and faults:
+        raise ConfigError([*dict.fromkeys(fault for error in faults.values() for fault in error.faults)])
+    taken = {plain_name(config.dataset_name) for config in declared.configs.values()}
+    parts += [faulty_asset(path, error, taken, embedding) for path, error in faults.items()]
+    return dg.Definitions.merge(*parts, schedules(scheduled, job))
+
+
+def _definitions(config: Config, embedding: Embedding) -> tuple[dg.Definitions, list[Scheduled]]:
+    """Return the assets of a dataset or mixture, and its schedule if it has one."""
+    name = config.dataset_name
+    if isinstance(config, MixtureConfig):
+        members = [member.name for member in find_members(config) if member.config is not None]
+        keys = [embedding.key(member, stage) for member in members for stage in STAGES]
+        keys.append(embedding.key(name, MIXTURE))
+    else:
+        keys = [embedding.key(name, stage) for stage in STAGES]
+    for setting, line in (("schedule", config.schedule), ("dagster.observe", config.dagster.observe)):
+        if line is not None:
+            check_cron(config, setting, line)
+    scheduled = [Scheduled(config, keys)] if config.schedule else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # observable sources
+        return dg.Definitions(assets=[*_assets(config, embedding)]), scheduled
+
+
+def _assets(config: Config, embedding: Embedding) -> Iterator[dg.AssetsDefinition]:
+    if isinstance(config, MixtureConfig):
+        yield mixture_asset(config, embedding)
+    elif upstream := embedding.upstream(config):
+        yield dataset_asset(config, upstream, embedding)
+    else:
+        yield dataset_asset(config, [embedding.key(config.dataset_name, SOURCE)], embedding)
+        yield source_asset(config, embedding)

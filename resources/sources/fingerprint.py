@@ -1,0 +1,160 @@
+"""The fingerprint of a dataset's source: another one means other content, found without reading what is known.
+
+- Local files: the name and the digest of each. A file whose size, times and inode are those of the last time is not
+  read again; its digest is in a record of the store.
+- URLs: checksum, ETag or times and size that the server reports; without any of them, the digest of the content.
+- Hub datasets: the commit that the revision resolves to.
+
+Small local files besides the source that a build reads count too: few-shot examples, a chat template, a tokenizer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import SourceError, SourceUnavailableError, escaped
+from tokenloom.resources.digest import digest_json
+from tokenloom.resources.exceptions import first_line
+from tokenloom.resources.sources.hub import HubDataset, resolved_commit
+from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
+from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.tfds import TfdsDataset
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.known_files import FileDigests, file_stamp
+
+TOKENIZER_FILES = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".vocab")
+STATED = ("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime")
+"""What file systems report about the content of a file; the first one that is there is used."""
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """What is known of a source now.
+
+    Args:
+        fingerprint: digest of its content.
+        files, bytes: number of its files and their size; None if unknown.
+        modified: time of the latest change of a local file, in seconds since 1970.
+        commit: of a hub dataset.
+    """
+
+    fingerprint: str
+    files: int | None = None
+    bytes: int | None = None
+    modified: float | None = None
+    commit: str | None = None
+
+
+def source_state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
+    """Return the state of a dataset's source. Writes to the store what need not be read again.
+
+    Raises:
+        ConfigError: the source does not exist.
+        SourceError: it cannot be read.
+        SourceUnavailableError: a hub or server did not respond.
+    """
+    source = locate(config)
+    beside = [*_files_beside(config)]
+    if isinstance(source, HubDataset):
+        commit = resolved_commit(config, source)
+        return SourceState(digest_json([commit, _local_digests(store, config, beside)]), commit=commit)
+    if isinstance(source, TfdsDataset) and source.folder is None:
+        return SourceState(digest_json([source.name, _local_digests(store, config, beside)]))
+    if isinstance(source, list):
+        local = [(file.name, file.path) for file in source if not file.remote]
+        remote = [file for file in source if file.remote]
+    else:
+        folder = source.path if isinstance(source, DiskDataset) else source.folder
+        local, remote = [*_files_below(folder)] if folder else [], []
+    with ThreadPoolExecutor(8) as threads:
+        stated = [*threads.map(_stated, remote)]
+    digests = _local_digests(store, config, [*local, *beside])
+    stamps = [stamp for _, path in local if (stamp := file_stamp(path))]
+    return SourceState(
+        digest_json([digests, [found for found, _ in stated]]),
+        files=len(local) + len(remote),
+        bytes=None
+        if any(size is None for _, size in stated)
+        else sum(size or 0 for _, size in stated) + sum(stamp[0] for stamp in stamps),
+        modified=max((stamp[1] / 1e9 for stamp in stamps), default=None),
+    )
+
+
+def _local_digests(store: ArtifactStore, config: PipelineConfig, files: list[tuple[str, str]]) -> list[list[str]]:
+    """Return the name and the digest of each file; reads those that are not known."""
+    known = FileDigests(store.blobs, [config.dataset_name, config.folder])
+    unread = [path for _, path in files if known.find(path) is None]
+    before = {path: file_stamp(path) for path in unread}
+    with ThreadPoolExecutor(8) as threads:
+        for path, digest in zip(unread, threads.map(_digest_file, unread), strict=True):
+            known.note(path, before[path], digest)
+    digests = [[name, known.digest(path)] for name, path in files]
+    known.save(path for _, path in files)
+    return digests
+
+
+def _digest_file(path: str) -> str:
+    try:
+        if not os.path.getsize(path):  # noqa: PTH202  # there can be many thousands
+            return blake3().hexdigest()
+        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    except OSError as error:
+        raise SourceError(f"{escaped(Path(path).name)}: cannot be read: {error.strerror}") from error
+
+
+def _files_beside(config: PipelineConfig) -> Iterator[tuple[str, str]]:
+    """Yield the name and path of local files besides the source that a build reads."""
+    named = {
+        "few_shot": config.prompt_template.few_shot.source,
+        "chat_template": config.tokenizer.chat_template,
+        "template": config.prompt_template.template,
+        "tokenizer": config.tokenizer.name_or_path,
+    }
+    for setting, value in named.items():
+        if value is None or "\n" in value or "{" in value or len(value) > 1000:
+            continue
+        path = local_path(config, value)
+        if path is None:
+            continue
+        if path.is_file():
+            yield setting, str(path)
+        else:
+            for file in sorted(path.iterdir()):
+                if file.suffix in TOKENIZER_FILES and file.is_file():
+                    yield f"{setting}/{file.name}", str(file)
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, str]]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(parent, name)  # noqa: PTH118
+            yield escaped(os.path.relpath(path, folder)), path
+
+
+def _stated(file: SourceFile) -> tuple[list[Any], int | None]:
+    """Return what a server reports about a remote file, or its digest if it reports nothing; and its size."""
+    import fsspec
+
+    try:
+        system, path = fsspec.url_to_fs(file.path)
+        info = system.info(path)
+    except Exception as error:
+        reason = first_line(error).replace(file.path, file.name)
+        raise SourceUnavailableError(f"{file.name}: the server cannot be asked about it: {reason}") from None
+    size = info.get("size")
+    for name in STATED:
+        if info.get(name):
+            return [file.name, name, str(info[name]), size], size
+    hasher = blake3()
+    for block in file.blocks():
+        hasher.update(block)
+    return [file.name, hasher.hexdigest()], size
