@@ -232,6 +232,14 @@ class RemovedObjectError(StoreError):
 
     digest: str = ""
 
+    @classmethod
+    def of(cls, digest: str, problem: str = "") -> RemovedObjectError:
+        """Return the error about an object; `problem` says what is wrong with its content."""
+        found = f" ({problem})" if problem else ""
+        error = cls(f"object {digest} was damaged{found} and has been removed; build again to recompute it")
+        error.digest = digest
+        return error
+
 
 class StoreUnavailableError(StoreError):
     """The store's folder or bucket cannot be reached, read or written. The stored data can still be intact."""

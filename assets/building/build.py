@@ -12,16 +12,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
 from tokenloom.assets.building.changes import reasons
+from tokenloom.assets.building.healing import read_manifest, void_damaged
 from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.restore import restore, restore_inputs
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
@@ -44,39 +46,10 @@ from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.untrusted_table import check_schema
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
 
+T = TypeVar("T")
+
 LARGE_BYTES = 256 << 10
 """Output of a chunk, in bytes, that makes it worthwhile to prepare later stages ahead."""
-
-
-@dataclass(frozen=True)
-class StageReport:
-    """The result of one stage.
-
-    Args:
-        rows_in, rows_out, rejected, filtered: rows; the first is the sum of the others.
-        tokens: tokens in the output.
-        chunks: all chunks of the output.
-        chunks_reused: chunks whose output the store already had.
-        seconds: wall time.
-        digest: digest of the output's content.
-        counters: the stage's own counts, summed over chunks.
-        explanation: sentences about what changed since the previous build.
-        notices: sentences about what the data or the template can make a model learn wrong.
-    """
-
-    name: str
-    rows_in: int
-    rows_out: int
-    rejected: int
-    filtered: int
-    tokens: int
-    chunks: int
-    chunks_reused: int
-    seconds: float
-    digest: str
-    counters: dict[str, int]
-    explanation: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
 
 
 class Build:
@@ -119,11 +92,15 @@ class Build:
 
     def manifest(self, stage: str) -> Manifest:
         """Return the output of a stage: from this build, else the latest in the store. Completes the stage if it is
-        in progress."""
+        in progress.
+
+        Raises:
+            RemovedObjectError: it was damaged; running the stage writes it again.
+        """
         if any(link.stage.name == stage and not link.manifest for link in self._chain):
             self._complete()
         if stage not in self._manifests:
-            self._manifests[stage] = self.store.manifest(self.name, stage)
+            self._manifests[stage] = read_manifest(self.store, self.name, stage)
         return self._manifests[stage]
 
     def facts(self, stage: str) -> Mapping[str, Any]:
@@ -195,34 +172,22 @@ class Build:
                 for report in self._run_once(names):
                     if report.name in wanted:
                         wanted.remove(report.name)
-                        yield replace(report, notices=(*report.notices, *self._notices))
-                        self._notices.clear()
+                        notices, self._notices = self._notices, []
+                        yield replace(report, notices=(*report.notices, *notices))
                 return
             except RemovedObjectError as error:
                 if error.digest in removed:
                     raise StoreError(f"{error}; it was damaged again: check the disk of {self.store.address}") from None
                 removed.add(error.digest)
-                owner = self._void_damaged(error.digest)
-                names = [name for name in STAGES if name in (owner, *names)]
+                names = self._with_damaged(names, error.digest)
 
-    def _void_damaged(self, digest: str) -> str | None:
-        """Remove all damaged outputs of the stage that an object belongs to, and forget what was found so far; returns
-        that stage's name, if it is known."""
+    def _with_damaged(self, names: Sequence[str], digest: str) -> list[str]:
+        """Return the stages to run once a damaged object was removed, and forget what was found so far."""
         self._chain, self._reports = [], {}
         self._seen.clear()
-        for name in STAGES:
-            manifest = self.latest_manifest(name)
-            if manifest is None:
-                continue
-            for chunk in manifest.chunks:
-                if digest in (chunk.output, chunk.rejects, chunk.lengths):
-                    self._notices.append(f"computed again, because it was damaged: {name} of {chunk.place(0)}")
-                    stored = [each.output for each in manifest.chunks if self.store.objects.size(each.output)]
-                    intact = self.engine.map(self.store.objects.is_intact, stored)
-                    for output in [each for each, kept in zip(stored, intact, strict=True) if not kept]:
-                        self.store.objects.delete(output)
-                    return name
-        return None
+        voided = void_damaged(self.store, self.engine, self.name, digest)
+        self._notices.append(voided.notice)
+        return [name for name in STAGES if name in (voided.stage, *names)]
 
     def _run_once(self, names: Sequence[str]) -> Iterator[StageReport]:
         order = [*names]
@@ -250,16 +215,26 @@ class Build:
 
     def first_chunk(self, stage: str) -> pa.Table:
         """Return the first chunk of a stage's output. What is damaged or was dropped by `gc` is computed again."""
+        return self.healing(lambda: self._first_chunk(stage))
+
+    def healing(self, read: Callable[[], T]) -> T:
+        """Return what a function reads of the dataset's stored outputs. What it finds damaged is computed again, and it
+        is called once more; also between two reports of `run_all`."""
+        try:
+            return read()
+        except RemovedObjectError as error:
+            other = Build(self.config, self.store, self.engine, self.limit, self.chunk_size, self._on_progress)
+            stages = other._with_damaged((), error.digest)
+            self._notices += other._notices
+            for _ in other.run_stages(stages):
+                pass
+            return read()
+
+    def _first_chunk(self, stage: str) -> pa.Table:
         manifest = self.manifest(stage)
         first = manifest.chunks[0].output
         self.restore(manifest, [first])
-        try:
-            return self.store.objects.get_verified(first)
-        except RemovedObjectError:
-            for _ in self.run_stages([stage]):
-                pass
-            self.restore(manifest, [first])
-            return self.store.objects.get_verified(first)
+        return self.store.objects.get_verified(first)
 
     def _advance(self, name: str | None) -> None:
         """Prepare the next stage, and run what it does not have to wait for; without a stage, run all in progress."""
@@ -464,7 +439,7 @@ class Build:
 
     def reject_reasons(self, stage: str) -> str:
         """Return why rows of a stage were rejected, in one line."""
-        return reject_reasons(self.store, self.manifest(stage))
+        return self.healing(lambda: reject_reasons(self.store, self.manifest(stage)))
 
     def find_action(self, stage: Stage, key: str) -> Action | None:
         """Return the action that covers a chunk of a stage, by the chunk's key."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import dagster as dg
 
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.progress import ProgressLog
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
@@ -69,7 +70,7 @@ class DatasetRun:
 
     def _built(self, build: Build, report: StageReport) -> Iterator[Event]:
         """Yield the materialization of a stage, and the results of its checks."""
-        metadata = stage_metadata(build, stage_named(report.name), report)
+        metadata = build.healing(lambda: stage_metadata(build, stage_named(report.name), report))
         if "warning" in metadata:
             self.context.log.warning(metadata["warning"])
         version = dg.DataVersion(report.digest)

@@ -157,12 +157,7 @@ class ObjectStore:
             check(table)
         except (DamagedObjectError, ValueError) as error:
             self.delete(digest)
-            problem = f" ({error})" if isinstance(error, ValueError) else ""
-            removed = RemovedObjectError(
-                f"object {digest} was damaged{problem} and has been removed; build again to recompute it"
-            )
-            removed.digest = digest
-            raise removed from None
+            raise RemovedObjectError.of(digest, str(error) if isinstance(error, ValueError) else "") from None
         return table
 
     def mapped(self, digest: str) -> pa.Buffer:

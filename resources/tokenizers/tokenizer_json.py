@@ -95,8 +95,15 @@ def vocabulary(parsed: dict[str, Any]) -> dict[str, int]:
 
 
 def token_ids(content: bytes) -> dict[str, int]:
-    """Return the id of each token of a valid tokenizer.json, including added tokens."""
-    return vocabulary(msgspec.json.decode(content))
+    """Return the id of each token of a tokenizer.json, including added tokens.
+
+    Raises:
+        TokenizerError: it is not JSON, or as `vocabulary`.
+    """
+    try:
+        return vocabulary(msgspec.json.decode(content, type=dict))
+    except msgspec.DecodeError as error:
+        raise TokenizerError(f"tokenizer.json is not valid JSON: {error}") from error
 
 
 def vocab_size(content: bytes) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.datasets_on_disk import write_dataset
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.compute import ComputeEngine

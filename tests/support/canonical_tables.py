@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.prompts.stage import STAGE

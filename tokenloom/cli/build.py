@@ -22,7 +22,8 @@ from tokenloom.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tokenloom.assets.building.build import Build, StageReport
+    from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
     from tokenloom.assets.building.target import BuildTarget
     from tokenloom.config.load import Config
     from tokenloom.loaders import MixedDataset

@@ -21,7 +21,7 @@ STAGES = ("raw", "columns", "prompts", "tokens", "sequences")
 def rejects(checked: Checked) -> Verdict:
     """Check the rejected rows of all stages."""
     build = checked.build
-    verdicts = [rejected(build.config, build.manifest(stage), build.store) for stage in STAGES]
+    verdicts = build.healing(lambda: [rejected(build.config, build.manifest(stage), build.store) for stage in STAGES])
     found = [verdict for verdict in verdicts if verdict.metadata["rejected"]]
     count, rows = sum(verdict.metadata["rejected"] for verdict in found), build.manifest(STAGES[0]).total("rows_in")
     metadata: dict[str, Any] = {"rejected": count, "rows_in": rows, "reject_fraction": count / max(rows, 1)}

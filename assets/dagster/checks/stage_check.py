@@ -9,7 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.errors import StoreUnavailableError, TokenloomError
 
 MAX_LISTED = 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -90,7 +91,7 @@ def _markdown(shown: Iterator[Shown]) -> str:
     parts = [LEGEND]
     for title, runs in shown:
         text = bracketed(
-            Run(_shortened(run.text), run.trained, run.control, run.tokens, run.dropped, run.opens) for run in runs
+            replace(run, text=_shortened(run.text)) for run in runs
         )
         lines = [wrapped for line in text.split("\n") for wrapped in _wrapped(line)]
         parts.append(_block([title, "", *lines]))

@@ -9,7 +9,8 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.assets.dagster.metadata.marked_sample import marked_prompts, marked_sequences
 from tokenloom.assets.dagster.metadata.rejects import rejects_metadata
@@ -108,9 +109,11 @@ def _texts(build: Build, manifest: Manifest, report: StageReport) -> dict[str, A
 def column_schema(build: Build, stage: Stage, columns: pa.Schema) -> dg.TableSchema:
     """Return the columns of a stage's output, with descriptions and constraints from its contract; columns of the
     source are described by their statistics."""
-    contract, profiles = stage.contract(columns), _profiles(build)
+    contract = stage.contract(columns)
+    rows = [*map(contract.row, columns)]
+    profiles = _profiles(build) if any(not row.description for row in rows) else {}
     described = []
-    for row in map(contract.row, columns):
+    for row in rows:
         constraints = dg.TableColumnConstraints(nullable=row.nullable)
         text = row.description or profiles.get(row.name) or "A column of the source."
         described.append(dg.TableColumn(row.name, row.type, text, constraints))

@@ -12,10 +12,11 @@ import yaml
 
 from support.builds import SMALL, build, digests
 from support.datasets_on_disk import write_dataset
+from support.stage_checks import build_with_rejects
 from support.store_files import chunks, latest, object_path
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
-from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.compute import ComputeEngine
@@ -37,12 +38,15 @@ def flip(store: Path, stage: str, number: int, kind: str = "output") -> str:
     """Flip a byte in the middle of an object of a chunk; returns its digest."""
     listed = chunks(store, latest(store, "small")[stage])
     digest = listed[number % len(listed)][kind]
-    path = object_path(store, digest)
+    damage(object_path(store, digest))
+    return digest
+
+
+def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.unlink()  # memory maps of the intact file stay as they are
     path.write_bytes(data)
-    return digest
 
 
 def change(config: Path, **sections: Any) -> None:
@@ -108,6 +112,39 @@ def test_one_stage_alone_heals_what_it_reads(tmp_path: Path, stage: str) -> None
     report = opened.run(stage)
     assert report.name == stage
     assert all(map(ArtifactStore(store).objects.is_intact, digests_before))
+
+
+@pytest.mark.parametrize("stage", STAGES[:-1])
+def test_a_damaged_manifest_that_is_read_is_written_again(tmp_path: Path, stage: str) -> None:
+    config, store = write_dataset(tmp_path, 400), tmp_path / "store"
+    before = digests(build(config, store))
+    manifest = object_path(store, latest(store, "small")[stage])
+    damage(manifest)
+    opened = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(2), chunk_size=SMALL)
+    below = next(name for name in STAGES if stage in stage_named(name).upstream)
+    (report,) = opened.run_stages([below])
+    assert f"written again, because it was damaged: the manifest of {stage}" in report.notices
+    assert ArtifactStore(store).objects.is_intact(manifest.stem)
+    assert digests(build(config, store)) == before
+
+
+def test_damaged_rejects_that_are_shown_between_two_reports_are_healed(tmp_path: Path) -> None:
+    config, store, expected = build_with_rejects(tmp_path)
+    made = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(2), chunk_size=SMALL)
+    shown = {stage: made.reject_reasons(stage) for stage in ("raw", "columns")}
+    found, notices = dict[str, str](), list[str]()
+    opened = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(2), chunk_size=SMALL)
+    for report in opened.run_all():
+        found[report.name] = report.digest
+        notices += report.notices
+        if report.name in shown:
+            listed = chunks(store, latest(store, "small")[report.name])
+            (digest,) = (chunk["rejects"] for chunk in listed if chunk["rejects"])
+            damage(object_path(store, digest))
+            assert opened.reject_reasons(report.name) == shown[report.name]
+            assert ArtifactStore(store).objects.is_intact(digest)
+    assert found == expected
+    assert len([notice for notice in notices if "because it was damaged" in notice]) == 2
 
 
 def test_a_disk_that_damages_what_is_written_ends_with_an_error(

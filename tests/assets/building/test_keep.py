@@ -18,7 +18,8 @@ from support.datasets_on_disk import TOKENIZER, write_dataset
 from support.stage_checks import run_alone
 from support.store_files import INTERMEDIATE, chunks, latest, object_path, stems
 from support.terminal import run_here
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError

@@ -23,7 +23,8 @@ from support.datasets_on_disk import write_dataset
 from support.loaded_rows import rows_of
 from support.paths import TESTS
 from tokenloom import DataPipeline
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW

@@ -23,7 +23,8 @@ from support.datasets_on_disk import write_dataset
 from support.fault_proxy import PASSING
 from support.object_service import BUCKET, SECRET, ObjectService, object_service
 from tokenloom import DataPipeline, open_dataset
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.cli import main
 from tokenloom.config import PipelineConfig

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.building.build import Build, StageReport
+from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.mapping import ALLOWED, metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.source_expressions import parse_source
 from tokenloom.assets.schema.choose_format import Ambiguity, choose

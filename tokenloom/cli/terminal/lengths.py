@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill

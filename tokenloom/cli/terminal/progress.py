@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.progress import Progress
 
 LINES_FROM = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tokenloom.assets.building.build import StageReport
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.prompts.trained_turns import NOT_EXACT, TEXTS, TURNS
 from tokenloom.assets.stage.texts import LOST
 from tokenloom.assets.tokens.stage import FURTHER
