@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.members import find_members
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.target import BuildTarget, open_target
 from tokenloom.assets.columns.mapping import unused_notice
 from tokenloom.config import MixtureConfig, PipelineConfig

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.members import find_members
 from tokenloom.assets.building.progress import Progress
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import Config

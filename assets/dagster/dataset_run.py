@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import dagster as dg
 
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.progress import ProgressLog
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.dagster.checks import Checked, StageCheck, rejected
 from tokenloom.assets.dagster.failures import failing_clearly

@@ -20,12 +20,11 @@ from typing import Any
 from blake3 import blake3
 
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import SourceError, SourceUnavailableError, escaped
+from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.digest import digest_json
-from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.sources.hub import HubDataset, resolved_commit
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile, server_error
 from tokenloom.resources.sources.tfds import TfdsDataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.known_files import FileDigests, file_stamp
@@ -103,9 +102,11 @@ def _local_digests(store: ArtifactStore, config: PipelineConfig, files: list[tup
 
 def _digest_file(path: str) -> str:
     try:
-        if not os.path.getsize(path):  # noqa: PTH202  # there can be many thousands
-            return blake3().hexdigest()
-        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+        hasher = blake3(max_threads=blake3.AUTO)
+        with open(path, "rb") as file:  # noqa: PTH123  # not a memory map: truncating a mapped file kills the process
+            while block := file.read(BLOCK_BYTES):
+                hasher.update(block)
+        return hasher.hexdigest()
     except OSError as error:
         raise SourceError(f"{escaped(Path(path).name)}: cannot be read: {error.strerror}") from error
 
@@ -126,6 +127,8 @@ def _files_beside(config: PipelineConfig) -> Iterator[tuple[str, str]]:
             continue
         if path.is_file():
             yield setting, str(path)
+        elif setting == "few_shot":  # a folder of rows
+            yield from ((f"{setting}/{name}", file) for name, file in _files_below(path))
         else:
             for file in sorted(path.iterdir()):
                 if file.suffix in TOKENIZER_FILES and file.is_file():
@@ -148,8 +151,7 @@ def _stated(file: SourceFile) -> tuple[list[Any], int | None]:
         system, path = fsspec.url_to_fs(file.path)
         info = system.info(path)
     except Exception as error:
-        reason = first_line(error).replace(file.path, file.name)
-        raise SourceUnavailableError(f"{file.name}: the server cannot be asked about it: {reason}") from None
+        raise server_error(file.name, error, file.path) from None
     size = info.get("size")
     for name in STATED:
         if info.get(name):

@@ -142,14 +142,16 @@ def _hub_error(config: PipelineConfig, name: str, error: Exception) -> Tokenloom
     """Convert an error of `datasets` to one that names the line of the YAML, the hub, or the data."""
     import datasets
     from datasets.exceptions import DatasetNotFoundError
-    from huggingface_hub.errors import HFValidationError, RevisionNotFoundError
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     subset, revision = config.dataset.config, config.dataset.revision
     reason = first_line(error).rstrip(".")
-    if isinstance(error.__cause__, RevisionNotFoundError):
+    if isinstance(error, RevisionNotFoundError) or isinstance(error.__cause__, RevisionNotFoundError):
         return config.fault("dataset.revision", f"{name} has no revision {revision} on the hub")
     if is_gated(error):
         return config.fault("dataset.name", gated(name, "datasets/"))
+    if isinstance(error, RepositoryNotFoundError):
+        return config.fault("dataset.name", f"{name} is not a local file, and not found on the hub; {CHECK_NAME}")
     if _is_hub_failure(error):
         return hub_unavailable(name, error)
     if isinstance(error, FileNotFoundError | HFValidationError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import lzma
 import os
+import socket
 import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import IO, Any, cast
 
 import pyarrow as pa
@@ -18,6 +20,17 @@ from tokenloom.errors import SourceError, SourceUnavailableError, TokenloomError
 from tokenloom.resources.exceptions import causes, first_line
 
 BLOCK_BYTES = 4 << 20
+
+TEMPORARY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+"""Answers of a server that can be others later, besides those from 500."""
+
+LOST_CONNECTIONS = {
+    "aiohttp.ClientConnectionError",
+    "aiohttp.ClientPayloadError",
+    "botocore.ConnectionError",
+    "botocore.HTTPClientError",
+}
+"""Exceptions of libraries that are not imported here: the package and the name of the class."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 """fsspec's name of the compression of each file extension."""
@@ -65,7 +78,7 @@ class SourceFile:
                 read.
         """
         done = 0
-        with self._named_errors(lambda: f" after byte {done}"), self._open() as file:
+        with self._named_errors(lambda: f" after byte {done}" if done else ""), self._open() as file:
             while block := _read(file, size):
                 yield block
                 done += len(block)
@@ -105,21 +118,56 @@ class SourceFile:
     def _named_errors(self, where: Any = lambda: "") -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            reason = error.__cause__ or error.__context__
-            if self.remote and any(isinstance(cause, OSError) for cause in causes(reason)):
-                raise SourceUnavailableError(f"{self.name}: the server is unreachable; try again") from None
-            raise SourceError(f"{self.name}: no such file") from None
         except TokenloomError:
             raise
         except Exception as error:
-            if not self.remote and not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
+            if self.remote:
+                raise server_error(self.name, error, self.path, where()) from None
+            if not isinstance(error, OSError | EOFError | ValueError | zlib.error | lzma.LZMAError):
                 raise
-            status = getattr(error, "status", None)  # of an HTTP server; its message has the whole URL
-            reason = (
-                f"the server returned {status}" if status else escaped(first_line(error).replace(self.path, self.name))
-            )
-            raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from (None if self.remote else error)
+            if isinstance(error, FileNotFoundError):
+                raise SourceError(f"{self.name}: no such file") from None
+            reason = escaped(first_line(error).replace(self.path, self.name))
+            raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
+
+
+def server_error(name: str, error: BaseException, path: str, where: str = "") -> TokenloomError:
+    """Return the error of a remote file, whose URL and credentials it does not show.
+
+    A server that is away, overloaded or broken is a `SourceUnavailableError`; all else is a `SourceError`.
+
+    Args:
+        error: what fsspec raised; it hides the status of a server's answer in the causes.
+        path: the URL.
+        where: how far the file was read.
+    """
+    found = [error, *causes(error.__cause__ or error.__context__)]
+    status = next((code for cause in found if (code := _status(cause))), None)
+    if status in TEMPORARY or (status or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return SourceUnavailableError(f"{name}: the server returned {status}{where}; try again")
+    if status is None and any(map(_is_lost_connection, found)):
+        lost = "the server is unreachable" if isinstance(error, FileNotFoundError) else "the connection was lost"
+        return SourceUnavailableError(f"{name}: {lost}{where}; try again")
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE) or (status is None and isinstance(error, FileNotFoundError)):
+        return SourceError(f"{name}: no such file")
+    reason = f"the server returned {status}" if status else escaped(first_line(error).replace(path, name))
+    return SourceError(f"{name}: cannot be read{where}: {reason}")
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status that an exception of a server's client has: aiohttp's, or botocore's."""
+    response = getattr(error, "response", None)
+    stated = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = getattr(error, "status", None) or stated.get("HTTPStatusCode")
+    return status if isinstance(status, int) and status >= HTTPStatus.BAD_REQUEST else None
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Return whether an exception of the operating system, aiohttp or botocore says that a connection failed."""
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    return not names.isdisjoint(LOST_CONNECTIONS)
 
 
 def _read(file: IO[bytes], size: int) -> bytes:

@@ -197,7 +197,7 @@ class FileDigests:
 
 
 def _file_key(path: str) -> str:
-    return escaped(os.path.realpath(path))
+    return escaped(os.path.abspath(path))  # noqa: PTH100  # there can be many thousands; links are followed by stamps
 
 
 def _stamps(files: Sequence[tuple[str, str]]) -> list[Stamp | None]:

@@ -102,7 +102,7 @@ def token_ids(content: bytes) -> dict[str, int]:
     """
     try:
         return vocabulary(msgspec.json.decode(content, type=dict))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TokenizerError(f"tokenizer.json is not valid JSON: {error}") from error
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
+    from tokenloom.assets.building.stage_report import StageReport
     from tokenloom.assets.building.target import BuildTarget
     from tokenloom.config.load import Config
     from tokenloom.loaders import MixedDataset

@@ -90,9 +90,7 @@ def _rendered(chunk: ManifestChunk, table: pa.Table) -> Iterator[Shown]:
 def _markdown(shown: Iterator[Shown]) -> str:
     parts = [LEGEND]
     for title, runs in shown:
-        text = bracketed(
-            replace(run, text=_shortened(run.text)) for run in runs
-        )
+        text = bracketed(replace(run, text=_shortened(run.text)) for run in runs)
         lines = [wrapped for line in text.split("\n") for wrapped in _wrapped(line)]
         parts.append(_block([title, "", *lines]))
     return "\n\n".join(parts)

@@ -16,6 +16,14 @@ def test_crafted_outputs_are_computed_again(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 80)
     found = list(in_child("crafted_builds", config, tmp_path / "store", 0, CASES))
     assert len(found) == CASES
-    named = ("read", "healed", "StoreError", "ConfigError", "DataValidationError", "TokenizerError")
+    named = (
+        "read",
+        "healed",
+        "StoreError",
+        "ConfigError",
+        "DataValidationError",
+        "RejectedRowsError",
+        "TokenizerError",
+    )
     assert not [one for one in found if one.partition(": ")[2] not in {f"{first}, read" for first in named}]
     assert sum(": healed" in one for one in found) > CASES // 3

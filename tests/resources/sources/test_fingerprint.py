@@ -15,7 +15,7 @@ import pytest
 from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, SourceUnavailableError
+from tokenloom.errors import ConfigError, SourceError, SourceUnavailableError
 from tokenloom.resources.sources import fingerprint
 from tokenloom.resources.sources.fingerprint import SourceState, source_state
 from tokenloom.resources.store import ArtifactStore
@@ -90,6 +90,17 @@ def test_files_beside_the_source_count(tmp_path: Path) -> None:
     assert state(config, tmp_path / "store").fingerprint != first.fingerprint
 
 
+def test_a_folder_of_examples_counts(tmp_path: Path) -> None:
+    examples = tmp_path / "examples"
+    examples.mkdir()
+    (examples / "a.jsonl").write_text('{"instruction": "a", "input": "", "output": "b"}\n')
+    prompt = {"template": "{instruction}{output}", "label_column": "output"}
+    config = write_dataset(tmp_path, 20, prompt_template={**prompt, "few_shot": {"count": 1, "source": "examples"}})
+    first = state(config, tmp_path / "store")
+    (examples / "b.jsonl").write_text('{"instruction": "c", "input": "", "output": "d"}\n')
+    assert state(config, tmp_path / "store").fingerprint != first.fingerprint
+
+
 def test_a_missing_file_is_a_mistake(tmp_path: Path) -> None:
     config = write_dataset(tmp_path, 20, dataset={"name": "gone.jsonl"})
     with pytest.raises(ConfigError, match="no such file"):
@@ -97,14 +108,17 @@ def test_a_missing_file_is_a_mistake(tmp_path: Path) -> None:
 
 
 @contextmanager
-def served(headers: dict[str, str], body: bytearray) -> Iterator[tuple[str, list[str]]]:
-    """A server of one file; yields its address and the methods of the requests."""
+def served(headers: dict[str, str], body: bytearray, status: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """A server of one file; yields its address and the methods of the requests. It answers 0 by closing."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self) -> None:
             asked.append(self.command)
-            self.send_response(200)
+            if not status:
+                self.close_connection = True
+                return
+            self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
@@ -123,6 +137,35 @@ def served(headers: dict[str, str], body: bytearray) -> Iterator[tuple[str, list
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [
+        (0, SourceUnavailableError, "try again"),
+        (404, SourceError, "no such file"),
+        (410, SourceError, "no such file"),
+        (401, SourceError, "the server returned 401"),
+        (403, SourceError, "the server returned 403"),
+        (408, SourceUnavailableError, "the server returned 408; try again"),
+        (429, SourceUnavailableError, "the server returned 429; try again"),
+        (500, SourceUnavailableError, "the server returned 500; try again"),
+        (503, SourceUnavailableError, "the server returned 503; try again"),
+    ],
+)
+@pytest.mark.parametrize("building", [False, True])
+def test_an_answer_of_a_server_is_an_outage_or_a_mistake(
+    tmp_path: Path, status: int, kind: type[Exception], message: str, building: bool
+) -> None:
+    with served({}, bytearray(b"x"), status) as (address, _):
+        config = write_dataset(tmp_path, 20, dataset={"name": f"{address}?token=secret"})
+        with pytest.raises(kind, match=message) as raised:
+            if building:
+                Build(PipelineConfig.from_file(config), ArtifactStore(tmp_path / "store")).run("raw")
+            else:
+                state(config, tmp_path / "store")
+    assert "rows.jsonl" in str(raised.value) and "secret" not in str(raised.value)
+    assert isinstance(raised.value, SourceUnavailableError) == (kind is SourceUnavailableError)
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified", ""])

@@ -10,9 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.diff import SettingDiff, SplitDiff
 from tokenloom.assets.building.explain import StageExplanation
+from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.prompts.chat_certificate import KNOWN, LACKING
 from tokenloom.assets.schema.display_cells import column_cells, format_cells
 from tokenloom.resources.store import Manifest
