@@ -31,11 +31,11 @@ def pipelines_folder() -> Path:
     return local if local.is_dir() else Path(__file__).parent / "pipelines"
 
 
-def load_definitions(folder: Path, strict: bool = False) -> dg.Definitions:
+def load_definitions(folder: Path, strict: bool | None = None) -> dg.Definitions:
     """Return the definitions of all datasets and mixtures that a folder declares, with a store and an executor.
 
     Args:
-        strict: raise the faults of faulty YAMLs.
+        strict: raise the faults of faulty YAMLs. Default: only while Dagster validates definitions.
 
     Raises:
         ConfigError: lists every fault of every file, if `strict`.
@@ -47,4 +47,4 @@ def load_definitions(folder: Path, strict: bool = False) -> dg.Definitions:
     return dg.Definitions.merge(shared, made)
 
 
-defs = load_definitions(pipelines_folder(), strict=bool(os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI")))
+defs = load_definitions(pipelines_folder())

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
-from tokenloom.assets.building.members import find_members, yaml_files
+from tokenloom.assets.building.members import Member, find_members, read_config, yaml_files
 from tokenloom.config import MixtureConfig
-from tokenloom.config.load import Config, load_config
+from tokenloom.config.load import Config
 from tokenloom.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class DeclaredFolder:
-    """What some YAMLs declare, by file: each has a config or faults."""
+    """What some YAMLs declare, by file: each has a config or faults; and the datasets of each mixture."""
 
     configs: dict[Path, Config] = field(default_factory=dict)
     faults: dict[Path, ConfigError] = field(default_factory=dict)
+    members: dict[Path, list[Member]] = field(default_factory=dict)
 
 
 def read_folder(folder: Path) -> DeclaredFolder:
@@ -29,22 +31,23 @@ def read_folder(folder: Path) -> DeclaredFolder:
 def read_files(paths: Iterable[Path]) -> DeclaredFolder:
     """Read YAMLs, each once. The second of two with the same name, also by Dagster's rules, is faulty; so is a mixture
     whose datasets do not fit together."""
-    read, taken = DeclaredFolder(), dict[str, tuple[Path, str]]()
+    read, made, taken = cache(read_config), DeclaredFolder(), dict[str, tuple[Path, str]]()
     for path in paths:
         try:
-            config = load_config(path)
+            if isinstance(config := read(path), ConfigError):
+                raise config
             _claim_name(config, path, taken)
-            read.configs[path] = config
+            made.configs[path] = config
         except ConfigError as error:
-            read.faults[path] = error
-    for path, config in [*read.configs.items()]:
+            made.faults[path] = error
+    for path, config in [*made.configs.items()]:
         if isinstance(config, MixtureConfig):
             try:
-                find_members(config)
+                made.members[path] = find_members(config, read=read)
             except ConfigError as error:
-                read.faults[path] = error
-                del read.configs[path]
-    return read
+                made.faults[path] = error
+                del made.configs[path]
+    return made
 
 
 def plain_name(dataset: str) -> str:

@@ -33,18 +33,35 @@ def yaml_files(folder: Path) -> list[Path]:
     return sorted(entry for entry in visible if is_yaml(entry) and entry.is_file())
 
 
-def find_members(mixture: MixtureConfig, stored_names: Callable[[], Collection[str]] | None = None) -> list[Member]:
+Read = Config | ConfigError
+"""What reading a YAML gave."""
+
+
+def read_config(path: Path) -> Read:
+    """Return what a YAML declares, or what is wrong with it."""
+    try:
+        return load_config(path)
+    except ConfigError as error:
+        return error
+
+
+def find_members(
+    mixture: MixtureConfig,
+    stored_names: Callable[[], Collection[str]] | None = None,
+    read: Callable[[Path], Read] = read_config,
+) -> list[Member]:
     """Return the datasets of a mixture, in its order. Reads YAML only.
 
     Args:
         stored_names: returns the names of the datasets in the store; None: assume that the store holds every dataset
             that no YAML declares.
+        read: reads a YAML of the mixture's folder.
 
     Raises:
         ConfigError: a name is unknown, names a mixture, or is declared twice; a YAML is wrong; or datasets do not fit
             together.
     """
-    declared, broken = _declared_in_folder(mixture)
+    declared, broken = _declared_in_folder(mixture, read)
     members: list[Member] = []
     faults: list[Fault] = []
     for number, source in enumerate(mixture.mixture):
@@ -70,18 +87,19 @@ def find_members(mixture: MixtureConfig, stored_names: Callable[[], Collection[s
     return members
 
 
-def _declared_in_folder(mixture: MixtureConfig) -> tuple[dict[str, list[Config]], dict[str, ConfigError]]:
+def _declared_in_folder(
+    mixture: MixtureConfig, read: Callable[[Path], Read]
+) -> tuple[dict[str, list[Config]], dict[str, ConfigError]]:
     """Return the configs in the mixture's folder by dataset name, and the errors of wrong YAMLs by file stem."""
     declared: dict[str, list[Config]] = {}
     broken: dict[str, ConfigError] = {}
     for path in yaml_files(Path(mixture.folder or ".")):
         if str(path) != mixture.file:
-            try:
-                config = load_config(path)
-            except ConfigError as error:
-                broken[path.stem] = error
+            found = read(path)
+            if isinstance(found, ConfigError):
+                broken[path.stem] = found
             else:
-                declared.setdefault(config.dataset_name, []).append(config)
+                declared.setdefault(found.dataset_name, []).append(found)
     return declared, broken
 
 

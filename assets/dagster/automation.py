@@ -20,15 +20,17 @@ def observed(cron: str) -> Condition:
 
 
 def changed_upstream() -> Condition:
-    """Return the condition of a first stage, and of a mixture: what it reads has another data version.
+    """Return the condition of a first stage, and of a mixture: what it reads has another data version, or it is missing
+    when automation is switched on.
 
     A change counts until it is requested, so that one that comes during a run is not lost. While upstream assets are
     missing or in progress, it waits.
     """
     changed = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
-    handled = dg.AutomationCondition.newly_requested() | dg.AutomationCondition.initial_evaluation()
+    first = dg.AutomationCondition.initial_evaluation()
+    missing = dg.AutomationCondition.missing() & first
     return (
-        changed.since(handled)
+        (changed | missing).since(dg.AutomationCondition.newly_requested() | (first & ~missing))
         & ~dg.AutomationCondition.any_deps_missing()
         & ~dg.AutomationCondition.any_deps_in_progress()
         & ~dg.AutomationCondition.in_progress()

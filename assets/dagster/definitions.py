@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import dagster as dg
+from dagster_shared.check import CheckError
 
 from tokenloom.assets.building.declared_folder import DeclaredFolder, plain_name
-from tokenloom.assets.building.members import find_members
+from tokenloom.assets.building.members import Member, find_members
 from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.circles import circular
 from tokenloom.assets.dagster.dataset_asset import dataset_asset
 from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
 from tokenloom.assets.dagster.faulty_asset import faulty_asset
@@ -21,7 +25,11 @@ from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import Config
 from tokenloom.errors import ConfigError
+from tokenloom.resources.exceptions import first_line
 from tokenloom.resources.store.manifest import MIXTURE
+
+VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
+"""The environment variable that Dagster sets while it validates definitions."""
 
 JOB = "datasets"
 """Name of the job that the schedules of a folder start."""
@@ -53,35 +61,40 @@ def dataset_definitions(
         store: where the assets are stored. Default: the project's resource `store`, a `StoreResource`.
 
     Raises:
-        ConfigError: the datasets of a mixture do not fit together, or Dagster does not accept the schedule.
+        ConfigError: the datasets of a mixture do not fit together, or Dagster does not accept a setting.
     """
     embedding = Embedding(
         keys_of(deps), parts_of(key_prefix), group, tuple(owners), dict(tags or {}), automation_condition, store
     )
-    made, scheduled = _definitions(config, embedding)
+    members = find_members(config) if isinstance(config, MixtureConfig) else []
+    for error in circular({Path(config.dataset_name): config}, embedding).values():
+        raise error
+    made, scheduled = _definitions(config, members, embedding)
     jobs = schedules(scheduled, job_name(config.dataset_name))
     return dg.Definitions.merge(made, jobs, dg.Definitions(executor=executor))
 
 
 def declared_definitions(
-    declared: DeclaredFolder, embedding: Embedding | None = None, strict: bool = False, job: str = JOB
+    declared: DeclaredFolder, embedding: Embedding | None = None, strict: bool | None = None, job: str = JOB
 ) -> dg.Definitions:
     """Return the definitions of all datasets and mixtures that some YAMLs declare.
 
     A faulty YAML becomes an asset that cannot run, with a check that fails; the others are not affected.
 
     Args:
-        strict: raise the faults instead.
+        strict: raise the faults instead. Default: only while `dagster definitions validate` or `dg check defs` runs.
         job: name of the job that the schedules start.
 
     Raises:
         ConfigError: lists every fault of every file, if `strict`.
     """
     embedding = embedding or Embedding()
-    faults, parts, scheduled = dict(declared.faults), list[dg.Definitions](), list[Scheduled]()
-    for path, config in declared.configs.items():
+    strict = bool(os.environ.get(VALIDATION)) if strict is None else strict
+    parts, scheduled = list[dg.Definitions](), list[Scheduled]()
+    faults = {**declared.faults, **circular(declared.configs, embedding)}
+    for path in [path for path in declared.configs if path not in faults]:
         try:
-            made, with_schedule = _definitions(config, embedding)
+            made, with_schedule = _definitions(declared.configs[path], declared.members.get(path, ()), embedding)
             scheduled += with_schedule
             parts.append(made)
         except ConfigError as error:
@@ -89,17 +102,26 @@ def declared_definitions(
     faults = dict(sorted(faults.items()))
     if strict and faults:
         raise ConfigError([*dict.fromkeys(fault for error in faults.values() for fault in error.faults)])
-    taken = {plain_name(config.dataset_name) for config in declared.configs.values()}
+    taken = {plain_name(config.dataset_name) for path, config in declared.configs.items() if path not in faults}
     parts += [faulty_asset(path, error, taken, embedding) for path, error in faults.items()]
     return dg.Definitions.merge(*parts, schedules(scheduled, job))
 
 
-def _definitions(config: Config, embedding: Embedding) -> tuple[dg.Definitions, list[Scheduled]]:
-    """Return the assets of a dataset or mixture, and its schedule if it has one."""
+def _definitions(
+    config: Config, members: Sequence[Member], embedding: Embedding
+) -> tuple[dg.Definitions, list[Scheduled]]:
+    """Return the assets of a dataset or mixture, and its schedule if it has one.
+
+    Args:
+        members: the datasets of a mixture.
+
+    Raises:
+        ConfigError: Dagster does not accept a setting.
+    """
     name = config.dataset_name
     if isinstance(config, MixtureConfig):
-        members = [member.name for member in find_members(config) if member.config is not None]
-        keys = [embedding.key(member, stage) for member in members for stage in STAGES]
+        named = [member.name for member in members if member.config is not None]
+        keys = [embedding.key(member, stage) for member in named for stage in STAGES]
         keys.append(embedding.key(name, MIXTURE))
     else:
         keys = [embedding.key(name, stage) for stage in STAGES]
@@ -109,7 +131,10 @@ def _definitions(config: Config, embedding: Embedding) -> tuple[dg.Definitions, 
     scheduled = [Scheduled(config, keys)] if config.schedule else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # observable sources
-        return dg.Definitions(assets=[*_assets(config, embedding)]), scheduled
+        try:
+            return dg.Definitions(assets=[*_assets(config, embedding)]), scheduled
+        except (dg.DagsterInvalidDefinitionError, CheckError) as error:
+            raise config.fault("dagster", f"Dagster does not accept it: {first_line(error)}") from error
 
 
 def _assets(config: Config, embedding: Embedding) -> Iterator[dg.AssetsDefinition]:

@@ -42,8 +42,8 @@ def crafted(table: pa.Table, draw: random.Random) -> bytes:
     return mutated(encoded(table, draw.random() < 0.2), draw)
 
 
-def all_notices(reports: dict[str, StageReport]) -> list[str]:
-    return [notice for report in reports.values() for notice in report.notices]
+def build_into(reports: dict[str, StageReport], config: Path, store: Path) -> None:
+    reports.update(build(config, store))
 
 
 def check_build(config: Path, store: Path, expected: dict[str, str]) -> None:
@@ -64,9 +64,9 @@ def main(config: str, folder: str, seed: str, count: str) -> None:
         print(f"{number} ", end="", flush=True)
         digest = store.objects.put(pa.py_buffer(data))
         store.actions.put(chunk.key, replace(action, output=digest, bytes=len(data)))
-        notices: list[str] = []
-        first = outcome(lambda: notices.extend(all_notices(build(path, Path(folder)))))
-        if any("damaged" in notice for notice in notices):
+        reports: dict[str, StageReport] = {}
+        first = outcome(partial(build_into, reports, path, Path(folder)))
+        if any("damaged" in notice for report in reports.values() for notice in report.notices):
             first = "healed"
         if first != "StoreError":  # rows can have any columns, and a tokenizer any content
             store.actions.put(chunk.key, action)

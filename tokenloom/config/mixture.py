@@ -56,6 +56,8 @@ class MixtureConfig(Declaration):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if not self.mixture:
             yield "mixture", "the list is empty; write [{dataset: a, weight: 0.7}, {dataset: b, weight: 0.3}]"
+        if self.dagster.deps:
+            yield "dagster.deps", "a mixture depends on its datasets alone; set it in the YAMLs of the datasets"
         for number, source in enumerate(self.mixture):
             at = f"mixture.{number}"
             if source.dataset in self.names[:number]:

@@ -372,14 +372,13 @@ class MixtureSource(Section):
     """Maximum number of passes over the dataset. null: no limit."""
 
 
-_EMAIL = r"[^@\s]+@[^@\s]+\.[^@\s.]+"
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")
 _TAG_PART = "[A-Za-z0-9_.-]{1,63}"
 _DURATION = re.compile(r"(\d{1,6})(m|h|d)")
 _MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
 
 TagName = Annotated[str, Field(pattern=f"^({_TAG_PART}/)?{_TAG_PART}$")]
 TagValue = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{0,63}$")]
-Owner = Annotated[str, Field(pattern=rf"^({_EMAIL}|team:[A-Za-z0-9_]+)$")]
 Duration = Annotated[str, Field(pattern=f"^{_DURATION.pattern}$")]
 
 
@@ -391,11 +390,24 @@ class FreshnessConfig(Section):
     warn: Duration | None = None
     """The asset warns if it was not materialized for this long."""
 
+    @field_validator("fail", "warn")
+    @classmethod
+    def _not_at_once(cls, value: str | None) -> str | None:
+        if value is not None and not minutes(value):
+            raise ValueError(f"must be at least 1m, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _warns_first(self) -> FreshnessConfig:
+        if self.warn is not None and minutes(self.warn) >= minutes(self.fail):
+            raise ValueError(f"warn ({self.warn}) must be shorter than fail ({self.fail})")
+        return self
+
 
 class DagsterConfig(Section):
     """The assets in Dagster. Nothing here changes what is built."""
 
-    owners: Annotated[tuple[Owner, ...], Field(strict=False)] = ()
+    owners: Names = ()
     """E-mail addresses, or teams as `team:name`."""
     tags: dict[TagName, TagValue] = {}
     """Tags of the assets."""
@@ -408,6 +420,14 @@ class DagsterConfig(Section):
     """How old the sequences, or the mixture, may become."""
     observe: Schedule = "*/10 * * * *"
     """Cron line on which Dagster looks whether the source changed, once its automation is switched on."""
+
+    @field_validator("owners")
+    @classmethod
+    def _addresses_or_teams(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for owner in value:
+            if not _EMAIL.fullmatch(owner) and not re.fullmatch("team:.+", owner):
+                raise ValueError(f"{owner!r} is neither an e-mail address, such as data@example.com, nor team:name")
+        return value
 
     @field_validator("freshness", mode="before")
     @classmethod

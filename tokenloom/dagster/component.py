@@ -2,7 +2,6 @@
 
 # Without `from __future__ import annotations`: Dagster reads the fields of the component as types, not as text.
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +18,6 @@ from tokenloom.config.load import check_config
 from tokenloom.config.yaml_file import Loader, parse_yaml
 from tokenloom.dagster.scaffolder import DatasetScaffolder
 from tokenloom.errors import ConfigError
-
-VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
-"""The environment variable that Dagster sets while it validates definitions."""
 
 FILE = "defs.yaml"
 
@@ -72,8 +68,7 @@ class TokenloomDatasets(dg.Component, dg.Resolvable, dg.Model):
             get_asset_spec=self.get_asset_spec,
             execute=self.execute,
         )
-        strict = bool(os.environ.get(VALIDATION))
-        return declared_definitions(self._declared(folder), embedding, strict, plain_name(folder.name))
+        return declared_definitions(self._declared(folder), embedding, job=plain_name(folder.name))
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         """Return the spec of an asset. Override it to change metadata, owners, tags, conditions or upstream assets."""

@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from support.dagster_project import Project, new_project
+from tokenloom.assets.building import members
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.names import asset_key
+from tokenloom.config.load import load_config
 from tokenloom.dagster import StoreResource
 from tokenloom.definitions import load_definitions
 
@@ -30,6 +32,18 @@ FAULTS = {
     "cron": ("dataset: {name: rows}\nschedule: 99 3 * * *\n", "must be a cron expression"),
     "same name": ("name: one\ndataset: {name: rows}\n", "dataset 'one' is already declared in"),
     "unknown member": ("mixture: [{dataset: one}, {dataset: one}]\n", "listed twice"),
+    "freshness of nothing": ("dataset: {name: rows}\ndagster: {freshness: 0m}\n", "must be at least 1m, got '0m'"),
+    "freshness upside down": (
+        "dataset: {name: rows}\ndagster: {freshness: {fail: 1h, warn: 2h}}\n",
+        "warn (2h) must be shorter than fail (1h)",
+    ),
+    "owner": ("dataset: {name: rows}\ndagster: {owners: [a@b.c]}\n", "'a@b.c' is neither an e-mail address"),
+    "no team": ("dataset: {name: rows}\ndagster: {owners: ['team:']}\n", "'team:' is neither"),
+    "deps on itself": ("dataset: {name: rows}\ndagster: {deps: [faulty/columns]}\n", "faulty → faulty"),
+    "deps of a mixture": (
+        "mixture: [{dataset: one}]\ndagster: {deps: [two/raw]}\n",
+        "dagster.deps: a mixture depends on its datasets alone",
+    ),
     "misfit": ("mixture: [{dataset: one}, {dataset: packed}]\n", "packed is packed, but one is not"),
 }
 
@@ -78,3 +92,50 @@ def test_a_repaired_yaml_has_its_assets_again(project: Project) -> None:
     assert asset_key("one", "raw") not in {s.key for s in load_definitions(project.pipelines).resolve_all_asset_specs()}
     path.write_text(good, encoding="utf-8")
     assert asset_key("one", "raw") in {s.key for s in load_definitions(project.pipelines).resolve_all_asset_specs()}
+
+
+def test_a_circle_through_a_mixture_is_the_fault_of_the_dataset(project: Project) -> None:
+    mixture = {"mixture": [{"dataset": "one"}]}
+    (project.pipelines / "mix.yaml").write_text(yaml.safe_dump(mixture), encoding="utf-8")
+    project.write("one", dagster={"deps": ["mix/mixture"]})
+    definitions = load_definitions(project.pipelines)
+    dg.Definitions.validate_loadable(definitions)
+    specs = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
+    assert asset_key("one", "raw") not in specs
+    description = specs[asset_key("one", "sequences")].description or ""
+    assert "waits for what is made of the dataset itself" in description and "mix" in description
+    assert {asset_key("mix", "mixture"), asset_key("two", "raw")} <= set(specs)
+    assert (specs[asset_key("mix", "mixture")].description or "").startswith("Interleaves")
+
+
+def test_what_dagster_refuses_is_the_fault_of_its_yaml(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules of Dagster that the YAML's schema does not have."""
+    project.write("one", dagster={"owners": ["team:data"]})
+    monkeypatch.setattr("dagster._core.definitions.utils.is_valid_owner", lambda owner: False)
+    definitions = load_definitions(project.pipelines)
+    specs = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
+    assert "dagster: Dagster does not accept it: Invalid owner 'team:data'" in (
+        specs[asset_key("one", "sequences")].description or ""
+    )
+    assert asset_key("two", "raw") in specs
+
+
+def test_each_yaml_is_read_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mix", "mixed"):
+        mixture = {"mixture": [{"dataset": "one"}, {"dataset": "two"}]}
+        (project.pipelines / f"{name}.yaml").write_text(yaml.safe_dump(mixture), encoding="utf-8")
+    read: list[str] = []
+    monkeypatch.setattr(members, "load_config", lambda path: read.append(path.name) or load_config(path))
+    load_definitions(project.pipelines)
+    assert sorted(read) == sorted(path.name for path in project.pipelines.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("owner", ["team:a-b", "team:Data Science", "first.last+x@data.example.com"])
+def test_owners_that_dagster_accepts_are_accepted(project: Project, owner: str) -> None:
+    project.write("one", dagster={"owners": [owner]})
+    (spec,) = [
+        spec
+        for spec in load_definitions(project.pipelines).resolve_all_asset_specs()
+        if spec.key == asset_key("one", "raw")
+    ]
+    assert spec.owners == [owner]
