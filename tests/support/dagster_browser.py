@@ -47,6 +47,10 @@ class WebServer:
         assert launched["__typename"] == "LaunchRunSuccess", launched
         return launched["run"]["runId"]
 
+    def runs(self) -> set[str]:
+        """Return the ids of all runs."""
+        return set(self.ask(RUNS)["runIdsOrError"]["results"])
+
     def finished(self, run: str) -> dict[str, Any]:
         """Wait for a run to finish."""
         deadline = time.monotonic() + 180
@@ -67,6 +71,8 @@ mutation Launch($params: ExecutionParams!) {
     ... on RunConfigValidationInvalid { errors { message } }
   }
 }"""
+
+RUNS = "{ runIdsOrError { ... on RunIds { results } } }"
 
 RUN = """
 query Run($run: ID!) {
@@ -171,7 +177,7 @@ class Pages:
 
     def wait(self, read: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
         """Read until what is read fits, and return it."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not fits(found := read()):
             assert time.monotonic() < deadline, f"{found}\n\nThe page shows:\n{self.text()}"
             time.sleep(0.2)
@@ -182,3 +188,10 @@ class Pages:
         fits = f"(button) => button.innerText.trim() === {json.dumps(label)} && !button.disabled"
         script = f"const found = [...document.querySelectorAll('button')].find({fits}); found?.click(); return !!found"
         self.wait(lambda: self.tab.run(script), bool)
+
+    def click_to_run(self, label: str) -> dict[str, Any]:
+        """Click a button that starts a run, and wait for the run to finish."""
+        before = self.server.runs()
+        self.click(label)
+        (run,) = self.wait(lambda: self.server.runs() - before, bool)
+        return self.server.finished(run)

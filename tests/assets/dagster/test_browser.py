@@ -30,12 +30,12 @@ def test_an_operator_watches_a_dataset_in_a_browser(tmp_path: Path) -> None:
 
         pages.open("/assets/toy/source")
         pages.shows("Never observed")
-        pages.click("Observe")
+        pages.click_to_run("Observe")
         pages.wait(pages.text, lambda text: "Never observed" not in text)
 
         pages.open(GRAPH)
         pages.wait(pages.graph, lambda graph: set(graph) == {"source", *STAGES})
-        pages.click(f"Materialize all ({len(STAGES)})")
+        pages.click_to_run(f"Materialize all ({len(STAGES)})")
         pages.wait(pages.graph, lambda graph: all("Materialized" in graph[stage] for stage in STAGES))
         assert unsynced(pages) == set()
 
@@ -51,13 +51,13 @@ def test_an_operator_watches_a_dataset_in_a_browser(tmp_path: Path) -> None:
         with source.open("a") as rows:
             rows.write(json.dumps({"instruction": "Square 99", "input": "new", "output": "9801"}) + "\n")
         pages.open("/assets/toy/source")
-        pages.click("Observe")
+        pages.click_to_run("Observe")
         pages.open(GRAPH)
         pages.wait(lambda: unsynced(pages), {"raw", "sequences"}.__eq__)
 
         with source.open("a") as rows:
             rows.write('{"instruction":\n' * 3)
-        pages.click(f"Materialize all ({len(STAGES)})")
+        pages.click_to_run(f"Materialize all ({len(STAGES)})")
         pages.wait(pages.graph, lambda graph: "Failed" in graph["raw"])
         pages.open("/assets/toy/raw?view=events")
         pages.shows("3 of 64 rows rejected", "a.jsonl:32", "each line must be one JSON object")
