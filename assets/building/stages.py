@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 
 from tokenloom.assets.stage.definition import Stage
@@ -12,6 +13,7 @@ STAGES = ("raw", "schema", "columns", "prompts", "tokenizer", "tokens", "sequenc
 """Names of the stages, in the order in which a build runs them."""
 
 
+@cache
 def stage_named(name: str) -> Stage:
     """Return the stage with that name; its package is imported on first use."""
     return import_module(f"tokenloom.assets.{name}.stage").STAGE

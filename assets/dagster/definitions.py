@@ -18,8 +18,8 @@ from tokenloom.assets.dagster.dataset_asset import dataset_asset
 from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
 from tokenloom.assets.dagster.faulty_asset import faulty_asset
 from tokenloom.assets.dagster.mixture_asset import mixture_asset
-from tokenloom.assets.dagster.names import SOURCE, job_name
-from tokenloom.assets.dagster.schedules import Scheduled, check_cron, schedules
+from tokenloom.assets.dagster.names import SOURCE
+from tokenloom.assets.dagster.schedules import check_cron, schedule
 from tokenloom.assets.dagster.source import source_asset
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.config import MixtureConfig, PipelineConfig
@@ -30,9 +30,6 @@ from tokenloom.resources.store.manifest import MIXTURE
 
 VALIDATION = "DAGSTER_IS_DEFS_VALIDATION_CLI"
 """The environment variable that Dagster sets while it validates definitions."""
-
-JOB = "datasets"
-"""Name of the job that the schedules of a folder start."""
 
 
 def dataset_definitions(
@@ -69,13 +66,11 @@ def dataset_definitions(
     members = find_members(config) if isinstance(config, MixtureConfig) else []
     for error in circular({Path(config.dataset_name): config}, embedding).values():
         raise error
-    made, scheduled = _definitions(config, members, embedding)
-    jobs = schedules(scheduled, job_name(config.dataset_name))
-    return dg.Definitions.merge(made, jobs, dg.Definitions(executor=executor))
+    return dg.Definitions.merge(_definitions(config, members, embedding), dg.Definitions(executor=executor))
 
 
 def declared_definitions(
-    declared: DeclaredFolder, embedding: Embedding | None = None, strict: bool | None = None, job: str = JOB
+    declared: DeclaredFolder, embedding: Embedding | None = None, strict: bool | None = None
 ) -> dg.Definitions:
     """Return the definitions of all datasets and mixtures that some YAMLs declare.
 
@@ -83,20 +78,17 @@ def declared_definitions(
 
     Args:
         strict: raise the faults instead. Default: only while `dagster definitions validate` or `dg check defs` runs.
-        job: name of the job that the schedules start.
 
     Raises:
         ConfigError: lists every fault of every file, if `strict`.
     """
     embedding = embedding or Embedding()
     strict = bool(os.environ.get(VALIDATION)) if strict is None else strict
-    parts, scheduled = list[dg.Definitions](), list[Scheduled]()
+    parts = list[dg.Definitions]()
     faults = {**declared.faults, **circular(declared.configs, embedding)}
     for path in [path for path in declared.configs if path not in faults]:
         try:
-            made, with_schedule = _definitions(declared.configs[path], declared.members.get(path, ()), embedding)
-            scheduled += with_schedule
-            parts.append(made)
+            parts.append(_definitions(declared.configs[path], declared.members.get(path, ()), embedding))
         except ConfigError as error:
             faults[path] = error
     faults = dict(sorted(faults.items()))
@@ -104,12 +96,10 @@ def declared_definitions(
         raise ConfigError([*dict.fromkeys(fault for error in faults.values() for fault in error.faults)])
     taken = {plain_name(config.dataset_name) for path, config in declared.configs.items() if path not in faults}
     parts += [faulty_asset(path, error, taken, embedding) for path, error in faults.items()]
-    return dg.Definitions.merge(*parts, schedules(scheduled, job))
+    return dg.Definitions.merge(*parts)
 
 
-def _definitions(
-    config: Config, members: Sequence[Member], embedding: Embedding
-) -> tuple[dg.Definitions, list[Scheduled]]:
+def _definitions(config: Config, members: Sequence[Member], embedding: Embedding) -> dg.Definitions:
     """Return the assets of a dataset or mixture, and its schedule if it has one.
 
     Args:
@@ -128,11 +118,11 @@ def _definitions(
     for setting, line in (("schedule", config.schedule), ("dagster.observe", config.dagster.observe)):
         if line is not None:
             check_cron(config, setting, line)
-    scheduled = [Scheduled(config, keys)] if config.schedule else []
+    scheduled = [schedule(config, keys)] if config.schedule else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # observable sources
         try:
-            return dg.Definitions(assets=[*_assets(config, embedding)]), scheduled
+            return dg.Definitions(assets=[*_assets(config, embedding)], schedules=scheduled)
         except (dg.DagsterInvalidDefinitionError, CheckError) as error:
             raise config.fault("dagster", f"Dagster does not accept it: {first_line(error)}") from error
 

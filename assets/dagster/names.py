@@ -23,13 +23,3 @@ def asset_key(dataset: str, stage: str, prefix: Sequence[str] = ()) -> dg.AssetK
 def op_name(dataset: str, stage: str, prefix: Sequence[str] = ()) -> str:
     """Return the name of the step that materializes, observes or checks something of a dataset."""
     return "__".join(map(plain_name, (*prefix, dataset, stage)))
-
-
-def job_name(dataset: str) -> str:
-    """Return the name of a dataset's job; words that Dagster reserves, such as `config`, get a trailing `_`."""
-    name = plain_name(dataset)
-    try:
-        dg.GraphDefinition(name=name)
-    except dg.DagsterInvalidDefinitionError:
-        return f"{name}_"
-    return name

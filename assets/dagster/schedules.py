@@ -1,12 +1,12 @@
-"""The schedules of datasets and mixtures, and the one job that all of them start.
+"""The schedules of datasets and mixtures.
 
-A job of each dataset would cost 500 datasets several seconds whenever Dagster loads them.
+They start the job of all assets that Dagster itself makes, each with its own selection: jobs of tokenloom's own would
+cost 500 datasets several seconds whenever Dagster loads them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import dagster as dg
 
@@ -14,13 +14,8 @@ from tokenloom.assets.building.declared_folder import plain_name
 from tokenloom.assets.dagster.names import DATASET_TAG
 from tokenloom.config import MixtureConfig, PipelineConfig
 
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A dataset or mixture with a schedule, and the assets that it materializes."""
-
-    config: PipelineConfig | MixtureConfig
-    keys: Sequence[dg.AssetKey]
+JOB = "__ASSET_JOB"
+"""Dagster's name for the job of all assets of a code location."""
 
 
 def check_cron(config: PipelineConfig | MixtureConfig, setting: str, line: str) -> None:
@@ -35,31 +30,19 @@ def check_cron(config: PipelineConfig | MixtureConfig, setting: str, line: str) 
         raise config.fault(setting, f"must be a cron expression such as '0 3 * * *', got {line!r}") from None
 
 
-def schedules(scheduled: Sequence[Scheduled], job: str) -> dg.Definitions:
-    """Return the schedules of datasets, stopped by default, and their job; nothing if there are none.
+def schedule(config: PipelineConfig | MixtureConfig, keys: Sequence[dg.AssetKey]) -> dg.ScheduleDefinition:
+    """Return the schedule of a dataset or mixture, stopped by default.
 
     Args:
-        job: name of the job.
+        keys: the assets that it materializes.
     """
-    if not scheduled:
-        return dg.Definitions()
-    keys = {key for each in scheduled for key in each.keys}
-    made = dg.define_asset_job(
-        job,
-        selection=dg.AssetSelection.assets(*keys),
-        description="Materializes datasets; what is up to date is only looked up.",
-    )
-    return dg.Definitions(jobs=[made], schedules=[_schedule(each, made) for each in scheduled])
-
-
-def _schedule(scheduled: Scheduled, job: dg.UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
-    name = scheduled.config.dataset_name
+    name = config.dataset_name
     return dg.ScheduleDefinition(
         name=f"{plain_name(name)}_schedule",
-        job=job,
-        cron_schedule=scheduled.config.schedule,
-        execution_fn=_request(name, scheduled.keys),
-        description=f"Materializes {name}.",
+        job_name=JOB,
+        cron_schedule=config.schedule,
+        execution_fn=_request(name, keys),
+        description=f"Materializes {name}; what is up to date is only looked up.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import dagster as dg
 import yaml
 
-from tokenloom.assets.building.declared_folder import DeclaredFolder, plain_name, read_files, read_folder
+from tokenloom.assets.building.declared_folder import DeclaredFolder, read_files, read_folder
 from tokenloom.assets.dagster.dataset_run import DatasetRun, Event
 from tokenloom.assets.dagster.definitions import declared_definitions
 from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
@@ -68,7 +68,7 @@ class TokenloomDatasets(dg.Component, dg.Resolvable, dg.Model):
             get_asset_spec=self.get_asset_spec,
             execute=self.execute,
         )
-        return declared_definitions(self._declared(folder), embedding, job=plain_name(folder.name))
+        return declared_definitions(self._declared(folder), embedding)
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         """Return the spec of an asset. Override it to change metadata, owners, tags, conditions or upstream assets."""

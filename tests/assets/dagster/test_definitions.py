@@ -12,8 +12,8 @@ import pytest
 
 from support.dagster_project import SECTIONS, WORKSPACE, Project, new_project, runnable
 from tokenloom.assets.building.stages import STAGES, code_versions, stage_named
-from tokenloom.assets.dagster.definitions import JOB
-from tokenloom.assets.dagster.names import DATASET_TAG, asset_key, job_name
+from tokenloom.assets.dagster.names import DATASET_TAG, asset_key
+from tokenloom.assets.dagster.schedules import JOB
 from tokenloom.config import PipelineConfig
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError
@@ -60,7 +60,7 @@ def test_any_dataset_name_gives_valid_definitions(project: Project, name: str) -
     assert definitions.resolve_job_def(JOB).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
     alone = runnable(PipelineConfig.from_file(project.pipelines / f"{name}.yaml"))
     dg.Definitions.validate_loadable(alone)
-    assert alone.resolve_job_def(job_name(name)).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
+    assert alone.resolve_job_def(JOB).asset_layer.selected_asset_keys >= {asset_key(name, "raw")}
 
 
 def test_a_schedule_has_the_cron_line_and_starts_stopped(project: Project) -> None:

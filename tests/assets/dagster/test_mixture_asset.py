@@ -12,8 +12,8 @@ import yaml
 from support.dagster_project import SECTIONS, Project, failure, new_project
 from tokenloom import DataPipeline
 from tokenloom.assets.building.stages import STAGES
-from tokenloom.assets.dagster.definitions import JOB
 from tokenloom.assets.dagster.names import asset_key
+from tokenloom.assets.dagster.schedules import JOB
 from tokenloom.assets.dagster.store_resource import StoreResource
 from tokenloom.definitions import load_definitions
 from tokenloom.errors import ConfigError
@@ -62,11 +62,14 @@ def test_the_asset_is_downstream_of_the_sequences(project: Project) -> None:
     assert len(specs) == 2 * (len(STAGES) + 1) + 1
     spec = specs[asset_key("mix", "mixture")]
     assert {dep.asset_key for dep in spec.deps} == {asset_key("toy", "sequences"), asset_key("other", "sequences")}
-    job = definitions.resolve_job_def(JOB)
-    sources = {asset_key("toy", "source"), asset_key("other", "source")}
-    assert job.asset_layer.selected_asset_keys == set(specs) - sources
     (schedule,) = list(definitions.schedules or [])
-    assert (getattr(schedule, "cron_schedule", ""), getattr(schedule, "job_name", "")) == ("0 3 * * *", JOB)
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    assert (schedule.cron_schedule, schedule.job_name) == ("0 3 * * *", JOB)
+    with dg.DagsterInstance.ephemeral() as instance:
+        tick = schedule.evaluate_tick(dg.build_schedule_context(instance))
+    (request,) = tick.run_requests or []
+    sources = {asset_key("toy", "source"), asset_key("other", "source")}
+    assert set(request.asset_selection or []) == set(specs) - sources
 
 
 def test_a_run_publishes_what_a_build_publishes(project: Project) -> None:
