@@ -7,6 +7,7 @@ validate` and `dg check defs` fail with its lines.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from pathlib import Path
@@ -47,4 +48,9 @@ def load_definitions(folder: Path, strict: bool | None = None) -> dg.Definitions
     return dg.Definitions.merge(shared, made)
 
 
-defs = load_definitions(pipelines_folder())
+gc.disable()  # it would go through all definitions again and again, and none of them ever becomes garbage
+try:
+    defs = load_definitions(pipelines_folder())
+finally:
+    gc.enable()
+    gc.freeze()

@@ -48,17 +48,18 @@ def _specs(
     config: PipelineConfig, keys: dict[str, dg.AssetKey], upstream: list[dg.AssetKey], embedding: Embedding
 ) -> Iterator[dg.AssetSpec]:
     versions, shared, freshness = code_versions(config), embedding.spec(config), embedding.freshness(config)
+    declared = {section: spec_metadata(config, section) for section in {"dataset", *SECTIONS.values()}}
+    first, after = changed_upstream(), requested_upstream()
     for stage, key in keys.items():
         above = [keys[name] for name in stage_named(stage).upstream]
         yield dg.AssetSpec(
             key,
             deps=above or upstream,
             description=stage_description(stage),
-            metadata=spec_metadata(config, SECTIONS.get(stage, "dataset")),
+            metadata=declared[SECTIONS.get(stage, "dataset")],
             skippable=True,
             code_version=versions[stage],
-            automation_condition=embedding.automation_condition
-            or (requested_upstream() if above else changed_upstream()),
+            automation_condition=embedding.automation_condition or (after if above else first),
             freshness_policy=freshness if stage == STAGES[-1] else None,
             kinds={"arrow"},
             **shared,
