@@ -57,6 +57,7 @@ def _reraise_without_cycle(self: ExceptionWrapper) -> NoReturn:
 ExceptionWrapper.reraise = _reraise_without_cycle
 
 LONG = (
+    "assets/dagster/test_daemon.py",
     "resources/store/test_bucket.py",
     "golden/test_golden.py",
     "loaders/test_torchrun.py",

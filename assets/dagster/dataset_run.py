@@ -51,7 +51,8 @@ class DatasetRun:
             store = self.store.open(self.config.folder)
             build = Build(self.config, store, on_progress=ProgressLog(log.info))
             if selected:
-                self.context.instance.add_run_tags(self.context.run.run_id, {DATASET_TAG: name})
+                if DATASET_TAG not in self.context.run.tags:  # the run of a schedule is named after what it builds
+                    self.context.instance.add_run_tags(self.context.run.run_id, {DATASET_TAG: name})
                 with store.building_alone(name, log.info):
                     for event in self._build(build, selected):
                         yield event

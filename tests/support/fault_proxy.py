@@ -38,6 +38,10 @@ IN_A_ROW = 3
 class FaultProxy:
     """Forwards requests to a server until the `with` block ends.
 
+    Args:
+        host, port: of that server.
+        listen: port of the proxy. Default: a free one.
+
     Attributes:
         kinds, fraction: which faults are injected, and into what fraction of the requests.
         in_a_row: maximum number of faults in a row for the same request.
@@ -45,7 +49,7 @@ class FaultProxy:
         requests: all requests, such as `HEAD /bucket/key`.
     """
 
-    def __init__(self, host: str, port: int):
+    def __init__(self, host: str, port: int, listen: int = 0):
         self.upstream = (host, port)
         self.kinds: Sequence[str] = ()
         self.fraction, self.in_a_row = 0.0, IN_A_ROW
@@ -53,7 +57,7 @@ class FaultProxy:
         self.requests: list[str] = []
         self._random, self._lock = random.Random(0), Lock()
         self._faults: Counter[str] = Counter()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", listen), _Handler)
         self._server.daemon_threads = True
         self._server.proxy = self  # pyright: ignore[reportAttributeAccessIssue]
         self.url = f"http://127.0.0.1:{self._server.server_port}"

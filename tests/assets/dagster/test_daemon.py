@@ -1,0 +1,229 @@
+"""Datasets under a real dagster-daemon: schedules, automation, runs that overlap, outages, a faulty YAML."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+import tokenloom
+from support.dagster_daemon import Daemon, running_daemon
+from support.dagster_project import ROWS, Project, new_project
+from support.fault_proxy import FaultProxy
+from support.free_port import free_port
+from support.object_service import object_service
+from support.postgres_server import postgres_programs, postgres_server
+from support.waiting import until
+from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.names import DATASET_TAG
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="ends the processes of runs with their group")
+needs_postgres = pytest.mark.skipif(postgres_programs() is None, reason="needs PostgreSQL's programs")
+
+WATCHED = ("toy", "other", "mix")
+SCHEDULED = ("one", "two", "three", "four", "both")
+MORE = 20
+"""Number of rows that a test adds."""
+
+AWAY_SECONDS = 20
+"""How long the store is away, at least."""
+
+QUEUED = {
+    "run_coordinator": {
+        "module": "dagster._core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {"dequeue_interval_seconds": 1},
+    },
+    "concurrency": {"pools": {"granularity": "op", "default_limit": 1}},
+}
+
+EVERY_MINUTE = "* * * * *"
+
+
+def append_rows(path: Path, count: int) -> None:
+    """Append rows that no other file has."""
+    with path.open("a", encoding="utf-8") as file:
+        start = file.tell()
+        for number in range(count):
+            row = {"instruction": f"{path.stem} {start} {number}", "input": "", "output": f"{number}"}
+            file.write(json.dumps(row) + "\n")
+
+
+def write_project(folder: Path, tokenizer: Path) -> Project:
+    """Two datasets and a mixture to watch; four datasets, a mixture and a faulty YAML with a schedule."""
+    project = new_project(folder)
+    shared: dict[str, Any] = {
+        "tokenizer": {"name_or_path": str(tokenizer), "max_length": 64},
+        "dagster": {"observe": "0 0 1 1 *"},
+    }
+    project.write("toy", **shared)
+    project.write("other", **shared, dataset={"name": "rows/a.jsonl"})
+    write_mixture(project, "mix", "toy", "other")
+    for name in ("one", "two", "three", "four"):
+        append_rows(project.pipelines / f"{name}.jsonl", ROWS)
+        project.write(name, **shared, dataset={"name": f"{name}.jsonl"}, schedule=EVERY_MINUTE)
+    write_mixture(project, "both", "one", "two", schedule=EVERY_MINUTE)
+    project.write("faulty", **shared, dataset={"nam": "rows"}, schedule=EVERY_MINUTE)
+    return project
+
+
+def write_mixture(project: Project, name: str, *members: str, **sections: Any) -> None:
+    settings = {"mixture": [{"dataset": member} for member in members], **sections}
+    (project.pipelines / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=needs_postgres)])
+def daemon(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path
+) -> Iterator[Daemon]:
+    """The project, with the automation of what it watches switched on. Runs start at once."""
+    project = write_project(tmp_path_factory.mktemp(request.param), tokenizer_folder)
+    with postgres_server() if request.param == "postgres" else nullcontext() as url:
+        settings: dict[str, Any] = {"schedules": {"use_threads": True, "num_workers": len(SCHEDULED)}}
+        if url:
+            settings["storage"] = {"postgres": {"postgres_url": url}}
+        with running_daemon(project, settings, WATCHED) as daemon:
+            daemon.start_automation()
+            yield daemon
+
+
+@pytest.fixture(scope="module")
+def ticking(daemon: Daemon) -> Iterator[ExitStack]:
+    """All schedules are on. Until the stack is closed, the test is building the dataset `one`."""
+    with ExitStack() as building:
+        building.enter_context(daemon.project.store.building_alone("one", print))
+        for name in SCHEDULED:
+            daemon.start_schedule(name)
+        yield building
+
+
+@pytest.fixture(scope="module")
+def scheduled(daemon: Daemon, ticking: ExitStack) -> dict[str, dg.DagsterRun]:
+    """The run that the first tick of each schedule started, when it has finished."""
+    keys = {name: f"{name}/{'mixture' if name == 'both' else STAGES[-1]}" for name in SCHEDULED}
+
+    def started() -> list[list[str]]:
+        return [daemon.runs(key, "dagster/schedule_name", f"{name}_schedule") for name, key in keys.items()]
+
+    runs = {name: found[0] for name, found in zip(keys, until(started, all), strict=True)}
+    for name in SCHEDULED:
+        daemon.stop_schedule(name)
+    for name in ("one", "both"):
+        until(lambda run=runs[name]: daemon.messages(run), lambda said: any(WAITING in message for message in said))
+    ticking.close()
+    return {name: daemon.succeeded(run) for name, run in runs.items()}
+
+
+def automated(daemon: Daemon, asset: str) -> list[str]:
+    """Return the runs of an asset that its automation condition started."""
+    return daemon.runs(asset, "dagster/from_automation_condition", "true")
+
+
+def assert_computed_once(daemon: Daemon, dataset: str, *runs: str) -> None:
+    """Check that one of two runs of a dataset has computed chunks, and that the other has reused all of them."""
+    computed = [sum(daemon.computed(run, dataset).values()) for run in runs]
+    assert min(computed) == 0 < max(computed), computed
+
+
+def stages_of(*datasets: str) -> set[dg.AssetKey]:
+    return {dg.AssetKey([dataset, stage]) for dataset in datasets for stage in STAGES}
+
+
+@pytest.mark.usefixtures("ticking")  # the schedules tick meanwhile
+def test_a_changed_source_is_built_and_its_mixture_follows(daemon: Daemon) -> None:
+    assets = ("toy/raw", "other/raw", "mix/mixture")
+    for run in until(lambda: automated(daemon, "mix/mixture")):
+        daemon.succeeded(run)
+    before = {asset: automated(daemon, asset) for asset in assets}
+    version = daemon.project.store.manifest("mix", "mixture").digest
+    append_rows(daemon.project.pipelines / "rows" / "c.jsonl", MORE)  # `toy` reads the folder, `other` a file of it
+    daemon.succeeded(daemon.launch("toy/source", "other/source"))
+    until(lambda: automated(daemon, "mix/mixture"), lambda runs: len(runs) > len(before["mix/mixture"]))
+    built, unchanged, mixed = (automated(daemon, asset)[len(before[asset]) :] for asset in assets)
+    assert [daemon.succeeded(run).asset_selection for run in built] == [stages_of("toy")]
+    assert [daemon.succeeded(run).asset_selection for run in mixed] == [{dg.AssetKey(["mix", "mixture"])}]
+    assert unchanged == []
+    assert len(tokenloom.open_dataset("toy", "train", daemon.project.root)) == ROWS + MORE
+    assert daemon.project.store.manifest("mix", "mixture").digest != version
+
+
+def test_a_tick_starts_a_run_of_its_dataset(daemon: Daemon, scheduled: dict[str, dg.DagsterRun]) -> None:
+    selected = {name: stages_of(name) for name in SCHEDULED if name != "both"}
+    selected["both"] = stages_of("one", "two") | {dg.AssetKey(["both", "mixture"])}
+    assert {name: run.asset_selection for name, run in scheduled.items()} == selected
+    assert {name: run.tags[DATASET_TAG] for name, run in scheduled.items()} == {name: name for name in SCHEDULED}
+    assert len(tokenloom.open_dataset("one", "train", daemon.project.root)) == ROWS
+
+
+def test_runs_of_a_dataset_wait_for_each_other_and_reuse(daemon: Daemon, scheduled: dict[str, dg.DagsterRun]) -> None:
+    assert_computed_once(daemon, "one", *(scheduled[name].run_id for name in ("one", "both")))
+
+
+def test_a_faulty_yaml_stops_no_schedule(daemon: Daemon, scheduled: dict[str, dg.DagsterRun]) -> None:
+    assert all(run.is_success for run in scheduled.values())
+    faulty = daemon.ask(ASSET, key={"path": ["faulty", STAGES[-1]]})
+    assert not faulty["isExecutable"]
+    assert "faulty.yaml:2: dataset.nam: unknown setting" in faulty["description"]
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A run that started while the store in the bucket was away, and one of the same dataset that was queued then."""
+
+    daemon: Daemon
+    first: str
+    second: str
+
+
+@pytest.fixture(scope="module")
+def outage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outage]:
+    """A daemon that queues runs and lets one run of each pool in at a time, after an outage of its store."""
+    project, port = new_project(tmp_path_factory.mktemp("queued")), free_port()
+    with object_service(project.folder / "cache") as service:
+        environment = {"TOKENLOOM_STORE": service.address(), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        with running_daemon(project, QUEUED, **environment) as daemon:
+            away_until = time.monotonic() + AWAY_SECONDS
+            stages = [key.to_user_string() for key in stages_of("toy")]
+            first = daemon.launch(*stages)
+            until(lambda: daemon.run(first).status is dg.DagsterRunStatus.STARTED)
+            second = daemon.launch(*stages)
+            until(lambda: f"Run {second} is blocked by global concurrency limits" in daemon.log.read_text())
+            until(lambda: [*daemon.events(first)], lambda events: dg.DagsterEventType.STEP_UP_FOR_RETRY in dict(events))
+            until(lambda: time.monotonic() >= away_until)
+            with FaultProxy(*service.proxy.upstream, listen=port):
+                for run in (first, second):
+                    daemon.succeeded(run)
+                yield Outage(daemon, first, second)
+
+
+def test_a_run_survives_an_outage_of_its_store(outage: Outage) -> None:
+    events = [event for event, _ in outage.daemon.events(outage.first)]
+    retried = [dg.DagsterEventType.STEP_UP_FOR_RETRY, dg.DagsterEventType.STEP_RESTARTED]
+    assert [event for event in events if event in retried] == retried
+    assert any("trying again in 5 s (retry 1 of 3)" in message for message in outage.daemon.messages(outage.first))
+
+
+def test_a_pool_lets_one_step_of_a_dataset_in_at_a_time(outage: Outage) -> None:
+    runs = (outage.first, outage.second)
+    events = [(at, run, event) for run in runs for event, at in outage.daemon.events(run)]
+    steps = [(run, event in BEGINS) for _, run, event in sorted(events) if event in (*BEGINS, *ENDS)]
+    assert steps == [(run, begins) for run, _ in steps[::2] for begins in (True, False)]
+    assert_computed_once(outage.daemon, "toy", *runs)
+
+
+BEGINS = (dg.DagsterEventType.STEP_START, dg.DagsterEventType.STEP_RESTARTED)
+ENDS = (dg.DagsterEventType.STEP_UP_FOR_RETRY, dg.DagsterEventType.STEP_SUCCESS)
+WAITING = "another run is building one; waiting for it, to reuse what it computes"
+ASSET = """
+query Asset($key: AssetKeyInput!) {
+  assetNodeOrError(assetKey: $key) { __typename ... on AssetNode { description isExecutable } }
+}"""
