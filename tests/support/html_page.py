@@ -73,13 +73,18 @@ def missing_browser() -> str:
     return f"{' and '.join(lacking)} not found" if lacking else ""
 
 
+OPTIONS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),  # Chromium asks its maker's servers otherwise
+]
+
+
 class Browser:
     """A tab of Chromium, driven by the WebDriver protocol."""
 
     def __init__(self, url: str):
         self._url = url
-        options = {"args": ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]}
-        given = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        given = {"goog:chromeOptions": {"args": OPTIONS}, "goog:loggingPrefs": {"browser": "ALL"}}
         self._url += "/session/" + self._ask("/session", {"capabilities": {"alwaysMatch": given}})["sessionId"]
 
     def open(self, page: Path | str, width: int, height: int = 900) -> None:

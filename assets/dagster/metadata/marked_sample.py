@@ -20,43 +20,50 @@ from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import TOKENIZER
 
 ROWS = 4
-LONGEST_RUN = 900
-"""Most characters of a run that are shown."""
+LONGEST_RUNS = (900, 300, 120, 60, 24)
+"""Most characters of a run that are shown: the first, or where the text must be short, the first one that fits."""
+
+INLINE = 1000
+"""Dagster's page shows a Markdown text at once if it is shorter than this, and else a link to it."""
 
 WIDTH = 110
 """Longest line in characters; the viewer does not wrap code blocks."""
 
 LEGEND = f"{'trained'.join(BRACKETS)}; the rest is masked. Long lines are wrapped."
-_VERSION = 1
+_VERSION = 2
 
 
-def marked_sequences(build: Build, manifest: Manifest, first: pa.Table) -> str:
+def marked_sequences(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]:
     """Return the first sequences, decoded. They are kept in the store, so that a tokenizer is loaded only once.
 
     Args:
         manifest: of the sequences.
         first: the output of its first chunk.
+
+    Returns:
+        `sample`: one that the page shows at once; `more_samples`: several, if they are longer.
     """
     chunk, facts = manifest.chunks[0], build.manifest("tokenizer").facts
     key = digest_json(["marked sequences", _VERSION, chunk.output, chunk.place(0), facts["digest"]])
     action = build.store.find_action(key)
     if action is not None:
-        return build.store.objects.get_verified(action.output)["markdown"][0].as_py()
+        (stored,) = build.store.objects.get_verified(action.output).to_pylist()
+        return stored
     tokenizer = Path(build.store.tokenizer_folder(facts["digest"]), TOKENIZER).read_bytes()
-    text = _markdown(_decoded(Decoder(tokenizer, facts["control"]), chunk, first.slice(0, ROWS)))
+    marked = _samples(_decoded(Decoder(tokenizer, facts["control"]), chunk, first.slice(0, ROWS)))
     counts: dict[str, int] = dict.fromkeys(("rows_in", "rows_out", "rejected", "filtered", "tokens"), 0)
-    build.store.put_action(key, pa.table({"markdown": [text]}), no_rejects(), counts, {}, compressed=True)
-    return text
+    build.store.put_action(key, pa.Table.from_pylist([marked]), no_rejects(), counts, {}, compressed=True)
+    return marked
 
 
-def marked_prompts(manifest: Manifest, first: pa.Table) -> str:
-    """Return the first rendered texts.
+def marked_prompts(manifest: Manifest, first: pa.Table) -> dict[str, str]:
+    """Return the first rendered texts, as `marked_sequences` does.
 
     Args:
         manifest: of the prompts.
         first: the output of its first chunk.
     """
-    return _markdown(_rendered(manifest.chunks[0], first.slice(0, ROWS)))
+    return _samples(_rendered(manifest.chunks[0], first.slice(0, ROWS)))
 
 
 Shown = tuple[str, Sequence[Run]]
@@ -87,19 +94,33 @@ def _rendered(chunk: ManifestChunk, table: pa.Table) -> Iterator[Shown]:
             yield f"{chunk.split}, {chunk.place(table['_row'][number].as_py())}{side}", runs
 
 
-def _markdown(shown: Iterator[Shown]) -> str:
+def _samples(shown: Iterator[Shown]) -> dict[str, str]:
+    texts = [(title, [*runs]) for title, runs in shown]
+    every = _markdown(texts, LONGEST_RUNS[0])
+    if len(every) < INLINE:
+        return {"sample": every}
+    short = (_markdown(texts[:1], longest) for longest in LONGEST_RUNS)
+    return {"sample": next((text for text in short if len(text) < INLINE), every), "more_samples": every}
+
+
+def _markdown(shown: Sequence[Shown], longest: int) -> str:
+    """Return titles and runs as Markdown.
+
+    Args:
+        longest: most characters of a run.
+    """
     parts = [LEGEND]
     for title, runs in shown:
-        text = bracketed(replace(run, text=_shortened(run.text)) for run in runs)
+        text = bracketed(replace(run, text=_shortened(run.text, longest)) for run in runs)
         lines = [wrapped for line in text.split("\n") for wrapped in _wrapped(line)]
         parts.append(_block([title, "", *lines]))
     return "\n\n".join(parts)
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, longest: int) -> str:
     """Return a text without its middle, if it is long."""
-    half = LONGEST_RUN // 2
-    return text if len(text) <= LONGEST_RUN else f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
 
 
 def _wrapped(line: str) -> list[str]:

@@ -48,14 +48,14 @@ def stage_metadata(build: Build, stage: Stage, report: StageReport) -> dict[str,
 def _most_telling(build: Build, manifest: Manifest, first: pa.Table, report: StageReport) -> dict[str, Any]:
     if manifest.stage == "sequences":
         return {
-            "sample": dg.MetadataValue.md(marked_sequences(build, manifest, first)),
+            **_markdown(marked_sequences(build, manifest, first)),
             **_training(report, manifest.facts["max_length"]),
             "warning": unstopped_warning(build.config, report.counters),
         }
     if manifest.stage == "prompts":
         certificate = manifest.notes.get("certificate")
         return {
-            "sample": dg.MetadataValue.md(marked_prompts(manifest, first)),
+            **_markdown(marked_prompts(manifest, first)),
             "certificate": text_table(certificate) if certificate else None,
         }
     if manifest.stage == "schema":
@@ -67,6 +67,10 @@ def _most_telling(build: Build, manifest: Manifest, first: pa.Table, report: Sta
         facts = manifest.facts
         return {"vocab_size": facts["vocab_size"], "control_tokens": ", ".join(facts["control"])[:2000]}
     return {"sample": arrow_table(first.slice(0, SAMPLE_ROWS))}
+
+
+def _markdown(texts: Mapping[str, str]) -> dict[str, Any]:
+    return {name: dg.MetadataValue.md(text) for name, text in texts.items()}
 
 
 def _training(report: StageReport, max_length: int) -> dict[str, Any]:

@@ -127,6 +127,21 @@ def test_samples_are_short_and_plain(project: Project) -> None:
     assert json.loads(json.dumps(row, allow_nan=False)) == row
 
 
+@pytest.mark.parametrize("length", [5, 3000])
+def test_the_page_shows_one_marked_row_at_once(project: Project, length: int) -> None:
+    """Dagster's page shows a Markdown text of less than 1,000 characters, and a link to a longer one."""
+    rows = [{"instruction": "ask " * length, "input": "", "output": f"{row} answers " * length} for row in range(6)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (project.pipelines / "rows" / "a.jsonl").write_text(lines, encoding="utf-8")
+    project.write(tokenizer={**SECTIONS["tokenizer"], "max_length": 16384})
+    metadata = stage_metadata(project.run())
+    for stage in ("prompts", "sequences"):
+        sample = metadata[stage]["sample"]
+        assert len(sample) < 1000 and sample.count("```text") == (4 if length == 5 else 1)
+        assert sample.count("⟦") == sample.count("⟧") >= 2 and "⟦0 answers" in sample
+        assert metadata[stage].get("more_samples", "").count("```text") == (0 if length == 5 else 4)
+
+
 def test_the_schema_asset_shows_columns_and_formats(project: Project) -> None:
     result = project.run()
     columns, formats = (sample_of(result, "schema", label) for label in ("columns", "formats"))
