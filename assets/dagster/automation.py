@@ -24,7 +24,7 @@ def changed_upstream() -> Condition:
     when automation is switched on.
 
     A change counts until it is requested, so that one that comes during a run is not lost. While upstream assets are
-    missing or in progress, it waits.
+    missing, requested or in progress, it waits.
     """
     changed = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
     first = dg.AutomationCondition.initial_evaluation()
@@ -32,6 +32,7 @@ def changed_upstream() -> Condition:
     return (
         (changed | missing).since(dg.AutomationCondition.newly_requested() | (first & ~missing))
         & ~dg.AutomationCondition.any_deps_missing()
+        & ~dg.AutomationCondition.any_deps_match(dg.AutomationCondition.will_be_requested())
         & ~dg.AutomationCondition.any_deps_in_progress()
         & ~dg.AutomationCondition.in_progress()
     ).with_label("the data upstream changed")

@@ -26,11 +26,11 @@ LONGEST_RUNS = (900, 300, 120, 60, 24)
 INLINE = 1000
 """Dagster's page shows a Markdown text at once if it is shorter than this, and else a link to it."""
 
-WIDTH = 110
+WIDTH = 84
 """Longest line in characters; the viewer does not wrap code blocks."""
 
 LEGEND = f"{'trained'.join(BRACKETS)}; the rest is masked. Long lines are wrapped."
-_VERSION = 2
+_VERSION = 3
 
 
 def marked_sequences(build: Build, manifest: Manifest, first: pa.Table) -> dict[str, str]:

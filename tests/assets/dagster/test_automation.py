@@ -76,7 +76,7 @@ def append_row(project: Project) -> None:
 
 
 def test_what_is_missing_is_built_once(automated: Automated) -> None:
-    assert automated.settle() == [{SOURCE}, TOY | {MIXTURE}]
+    assert automated.settle() == [{SOURCE}, TOY, {MIXTURE}]
     assert automated.settle() == []
 
 
