@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from support.dagster_project import WORKSPACE, Project
 from support.free_port import free_port
 from support.waiting import until
 
+AUTOMATED = "dagster/from_automation_condition"
 SENSOR = "often"
 LOCATION = f"""
 import dagster as dg
@@ -55,7 +58,7 @@ class Daemon:
 
     def ask(self, query: str, **variables: Any) -> Any:
         """Return the answer to a query with one field."""
-        answer = execute_query(self.workspace, query, variables)
+        answer: Any = execute_query(self.workspace, query, variables)
         assert "errors" not in answer, answer
         (field,) = answer["data"].values()
         assert field["__typename"] not in ("PythonError", "UnauthorizedError"), field
@@ -63,6 +66,22 @@ class Daemon:
 
     def start_automation(self) -> None:
         self.ask(START_SENSOR, selector={**REPOSITORY, "sensorName": SENSOR})
+
+    def settled(self, *assets: str) -> dict[str, list[str]]:
+        """Wait until automation has nothing more to do, and return the runs that it has started of each asset."""
+
+        asked = time.time()
+
+        def has_settled() -> bool:
+            runs = self.instance.get_run_records(dg.RunsFilter(tags={AUTOMATED: "true"}))
+            sensor = self.ask(SENSOR_TICKS, selector={**REPOSITORY, "sensorName": SENSOR})
+            busy_until = max([asked, *(run.end_time or math.inf for run in runs)])
+            ticks = sensor["sensorState"]["ticks"]  # the last one
+            idle = any(tick["status"] == "SKIPPED" and tick["timestamp"] > busy_until for tick in ticks)
+            return idle and bool(runs)
+
+        until(has_settled)
+        return {asset: self.runs(asset, AUTOMATED, "true") for asset in assets}
 
     def start_schedule(self, dataset: str) -> None:
         self.ask(START_SCHEDULE, selector={**REPOSITORY, "scheduleName": f"{dataset}_schedule"})
@@ -122,6 +141,12 @@ class Daemon:
 
 START_SENSOR = """
 mutation Start($selector: SensorSelector!) { startSensor(sensorSelector: $selector) { __typename } }"""
+SENSOR_TICKS = """
+query Ticks($selector: SensorSelector!) {
+  sensorOrError(sensorSelector: $selector) {
+    __typename ... on Sensor { sensorState { ticks(limit: 1) { status timestamp } } }
+  }
+}"""
 START_SCHEDULE = """
 mutation Start($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) { __typename } }"""
 SCHEDULE = """
