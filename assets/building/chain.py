@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tokenloom.assets.building.changes import ChunkState
-from tokenloom.assets.building.progress import OnProgress, Progress
+from tokenloom.assets.building.progress import Expected, OnProgress, Progress
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work
 from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.errors import DataValidationError, DeadlineError
@@ -127,9 +127,10 @@ class Chain:
             self.engine.apart(link.work.compute) if link.work.holds_lock else link.work.compute for link in self.links
         ]
         rows, reused = Counter[int](), Counter[int]()
-        total = len(chunks) if isinstance(chunks, Sized) else None
+        expected = Expected(chunks, self.links[0].work.source_bytes)
         with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
-            for done in self.engine.map(partial(self._task, computes, covered, writers), chunks):
+            for done in self.engine.map(partial(self._task, computes, covered, writers), expected):
+                total, estimated = expected.total()
                 for index, (link, one) in enumerate(zip(self.links, done, strict=True)):
                     _wait(one.writes, index)
                     link.chunks.append(one.chunk)
@@ -139,7 +140,8 @@ class Chain:
                     link.rejected += one.action.rejected
                     rows[index] += one.action.rows_in
                     reused[index] += one.state == "hit"
-                    self.on_progress(Progress(link.stage.name, len(link.chunks), reused[index], rows[index], total))
+                    counts = len(link.chunks), reused[index], rows[index]
+                    self.on_progress(Progress(link.stage.name, *counts, total, estimated))
                     if link.rejected > self.reject_limit and index + 1 < len(self.links):
                         raise StageFailed(index + 1)
 

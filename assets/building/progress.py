@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+
+from tokenloom.assets.stage.definition import InputChunk
 
 
 @dataclass(frozen=True)
 class Progress:
     """State of a stage after one more chunk: chunks done so far, how many of them were reused, and their rows.
 
-    `total` is the number of chunks that the stage will have, if it is known.
+    `total` is the number of chunks that the stage will have, if it is known; `estimated`: about that many.
     """
 
     stage: str
@@ -19,9 +21,54 @@ class Progress:
     reused: int
     rows: int
     total: int | None = None
+    estimated: bool = False
+
+    @property
+    def done(self) -> str:
+        """The chunks done, and of how many, such as `12 of about 300`."""
+        if self.total is None:
+            return f"{self.chunks:,}"
+        return f"{self.chunks:,} of {'about ' if self.estimated else ''}{self.total:,}"
 
 
 OnProgress = Callable[[Progress], None]
+
+
+ESTIMATE_AFTER = 3.0
+"""Seconds of work after which it is worthwhile to look how large a source is."""
+
+
+class Expected:
+    """Input chunks of a stage, and how many there will be: their number, or for a source that is cut while it is read,
+    an estimate from the bytes that the chunks so far were cut from.
+
+    Args:
+        source_bytes: returns the bytes of the source, if they are known.
+    """
+
+    def __init__(self, chunks: Iterable[InputChunk], source_bytes: Callable[[], int | None]):
+        self._chunks, self._source_bytes = chunks, source_bytes
+        self._started, self._cut, self._bytes = time.monotonic(), 0, 0
+        self._all: int | None = None
+
+    def __iter__(self) -> Iterator[InputChunk]:
+        before: InputChunk | None = None
+        for chunk in self._chunks:
+            self._cut += 1
+            if before is None or chunk.runs != before.runs:  # else another split of the same bytes
+                self._bytes = self._bytes + chunk.size if chunk.size > 0 and self._bytes >= 0 else -1
+            before = chunk
+            yield chunk
+
+    def total(self) -> tuple[int | None, bool]:
+        """Return how many chunks there will be, or None, and whether that is an estimate."""
+        if isinstance(self._chunks, Sized):
+            return len(self._chunks), False
+        if self._bytes <= 0 or time.monotonic() - self._started < ESTIMATE_AFTER:
+            return None, False
+        if self._all is None:
+            self._all = self._source_bytes() or 0
+        return (max(self._cut, round(self._cut * self._all / self._bytes)), True) if self._all else (None, False)
 
 
 class ProgressLog:
@@ -45,8 +92,7 @@ class ProgressLog:
         if now - self._last < self._every:
             return
         self._last = now
-        of = f" of {progress.total:,}" if progress.total is not None else ""
-        parts = [f"{progress.stage}: chunk {progress.chunks:,}{of}", f"{progress.reused:,} reused"]
+        parts = [f"{progress.stage}: chunk {progress.done}", f"{progress.reused:,} reused"]
         seconds, chunks = now - started, progress.chunks - first.chunks
         if seconds > 0 and chunks:
             parts.append(f"{(progress.rows - first.rows) / seconds:,.0f} rows/s")

@@ -57,6 +57,15 @@ class SourceNotes:
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
+def source_bytes(config: PipelineConfig) -> int | None:
+    """Return the bytes of a source's files, which the sizes of its chunks add up to; None if they are not known: remote
+    or compressed files, and tables."""
+    source = locate(config)
+    sizes = [file.local_size for file in source] if isinstance(source, list) else [None]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
 def source_chunks(
     config: PipelineConfig,
     size: ChunkSize | None = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_chunks
+from tokenloom.assets.raw.chunks import FILTER_LACKS, SourceNotes, source_bytes, source_chunks
 from tokenloom.assets.raw.unchanged_files import UnchangedFiles
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.keys import key_parts
@@ -44,7 +44,8 @@ class RawStage(Stage):
         known = KnownFiles(context.store.blobs, reading)
         unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)
-        return Work(chunks, _loaded, notes=lambda: asdict(notes))
+        known_bytes = (lambda: source_bytes(context.config)) if context.limit is None else (lambda: None)
+        return Work(chunks, _loaded, notes=lambda: asdict(notes), source_bytes=known_bytes)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return no facts; refuse filters that read a column or field which no chunk has."""

@@ -136,6 +136,7 @@ class Work:
             any digest.
         holds_lock: whether `compute` is row-by-row Python code, which threads do not speed up. It can be pickled then.
         load: loads what `compute` would load for its first chunk.
+        source_bytes: returns the sum of `size` over all chunks without reading them, or None if it is unknown.
     """
 
     chunks: Iterable[InputChunk]
@@ -145,6 +146,7 @@ class Work:
     notes: Callable[[], dict[str, Any]] = dict
     holds_lock: bool = False
     load: Callable[[], None] = lambda: None
+    source_bytes: Callable[[], int | None] = lambda: None
 
 
 def _not_cached(key: str) -> bool:

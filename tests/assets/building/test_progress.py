@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+
+import pytest
 
 from support.builds import SMALL
 from support.datasets_on_disk import write_dataset
+from tokenloom.assets.building import progress
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress, ProgressLog
 from tokenloom.config import PipelineConfig
@@ -36,6 +40,32 @@ def test_without_a_total_there_is_no_time_left() -> None:
     assert lines == ["raw: chunk 2, 0 reused, 10 rows/s", "raw: chunk 3, 0 reused, 10 rows/s"]
 
 
+@pytest.mark.parametrize("val_split", [0, 0.3])
+def test_the_chunks_of_a_source_are_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, val_split: float
+) -> None:
+    monkeypatch.setattr(progress, "ESTIMATE_AFTER", 0.0)
+    config = PipelineConfig.from_file(
+        write_dataset(tmp_path, 2000, dataset={"name": "small.jsonl", "val_split": val_split})
+    )
+    seen: list[Progress] = []
+    build = Build(config, ArtifactStore(tmp_path / "store"), chunk_size=SMALL, on_progress=seen.append)
+    chunks = build.run("raw").chunks
+    assert chunks > 10
+    assert all(each.estimated and each.total and each.chunks <= each.total for each in seen)
+    assert all(abs((each.total or 0) - chunks) <= chunks / 4 for each in seen[chunks // 2 :])
+    assert (seen[-1].total, seen[-1].done) == (chunks, f"{chunks} of about {chunks}")
+
+
+def test_a_source_of_unknown_size_has_no_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "ESTIMATE_AFTER", 0.0)
+    path = write_dataset(tmp_path, 400, dataset={"name": "small.jsonl.gz"})
+    (tmp_path / "small.jsonl.gz").write_bytes(gzip.compress((tmp_path / "small.jsonl").read_bytes()))
+    seen: list[Progress] = []
+    Build(PipelineConfig.from_file(path), ArtifactStore(tmp_path / "store"), on_progress=seen.append).run("raw")
+    assert {each.total for each in seen} == {None}
+
+
 def test_a_stage_that_reads_another_knows_its_number_of_chunks(tmp_path: Path) -> None:
     config = PipelineConfig.from_file(write_dataset(tmp_path, 400))
     seen: dict[str, set[int | None]] = {}
@@ -43,7 +73,7 @@ def test_a_stage_that_reads_another_knows_its_number_of_chunks(tmp_path: Path) -
         config,
         ArtifactStore(tmp_path / "store"),
         chunk_size=SMALL,
-        on_progress=lambda progress: seen.setdefault(progress.stage, set()).add(progress.total),
+        on_progress=lambda each: seen.setdefault(each.stage, set()).add(each.total),
     )
     reports = {report.name: report for report in build.run_all()}
     assert seen["raw"] == {None}

@@ -59,7 +59,7 @@ class BuildProgress:
             return
         if progress.stage not in self._tasks:
             self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=None, done="")
-        done = f"{progress.chunks:,} chunks, {progress.rows:,} rows, {progress.reused:,} reused"
+        done = f"{progress.done} chunks, {progress.rows:,} rows, {progress.reused:,} reused"
         self._bars.update(self._tasks[progress.stage], done=done)  # pyright: ignore[reportArgumentType]
 
     def stage_done(self, report: StageReport) -> None:
