@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from tokenloom.cli import (
     build,
+    check,
     diff,
     explain,
     export,
@@ -32,7 +33,7 @@ from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_
 from tokenloom.resources.visible import visible
 
 COMMANDS = (
-    inspect, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, templates, schema,
+    inspect, check, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, templates, schema,
 )  # fmt: skip
 
 
