@@ -23,7 +23,8 @@ COMMANDS = """
 import contextlib, io, json
 from tokenloom.cli.main import COMMANDS, main
 data, config = sys.argv[1:]
-arguments = {"inspect": [data], "build": [config], "explain": [config], "preview": [config], "versions": ["quickstart"],
+arguments = {"inspect": [data], "check": [config], "build": [config], "explain": [config],
+             "preview": [config], "versions": ["quickstart"],
              "diff": ["quickstart", "quickstart"], "trace": [config, "--step", "0"],
              "export": ["quickstart", "out", "--to", "parquet"], "verify": [], "gc": [],
              "pin": ["quickstart", "--as", "run"], "templates": [], "schema": []}
