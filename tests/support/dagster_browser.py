@@ -53,7 +53,7 @@ class WebServer:
 
     def finished(self, run: str) -> dict[str, Any]:
         """Wait for a run to finish."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 600
         while True:
             found = self.ask(RUN, run=run)["runOrError"]
             if found["status"] in ("SUCCESS", "FAILURE", "CANCELED"):
@@ -118,7 +118,7 @@ def web_server(project: Project) -> Iterator[WebServer]:
 
 
 def _await(made: WebServer, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600
     while True:
         with contextlib.suppress(urllib.error.URLError, ConnectionError):
             made.ask("{ version }")
@@ -177,7 +177,7 @@ class Pages:
 
     def wait(self, read: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
         """Read until what is read fits, and return it."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 600
         while not fits(found := read()):
             assert time.monotonic() < deadline, f"{found}\n\nThe page shows:\n{self.text()}"
             time.sleep(0.2)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-SECONDS = 120
+SECONDS = 600
 """Maximum number of seconds to wait."""
 
 
