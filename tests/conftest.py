@@ -77,6 +77,9 @@ LONG = (
     "assets/dagster/test_dagster_ui.py",
     "test_install.py",
     "test_examples.py",
+    "trainer/test_resume.py",
+    "trainer/test_ranks.py",
+    "trainer/test_losses.py",
 )
 """Files that take longest, about in this order."""
 

@@ -25,7 +25,7 @@ from tokenloom.cli.main import COMMANDS, main
 data, config = sys.argv[1:]
 arguments = {"inspect": [data], "check": [config], "build": [config], "explain": [config],
              "preview": [config], "versions": ["quickstart"],
-             "diff": ["quickstart", "quickstart"], "trace": [config, "--step", "0"],
+             "diff": ["quickstart", "quickstart"], "trace": [config, "--step", "0"], "train": [config],
              "export": ["quickstart", "out", "--to", "parquet"], "verify": [], "gc": [],
              "pin": ["quickstart", "--as", "run"], "templates": [], "schema": []}
 ended = {}

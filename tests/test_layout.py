@@ -19,7 +19,7 @@ from support.paths import ROOT, TESTS
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["setuptools"]["packages"]
-LINKED = ("assets", "loaders", "resources")
+LINKED = ("assets", "loaders", "resources", "trainer")
 """Folders of the package that are at the repository's root; `tokenloom/` has a link to each."""
 
 SOURCES = [
@@ -29,7 +29,7 @@ SOURCES = [
     if not any(path.is_relative_to(ROOT / "tokenloom" / name) for name in LINKED)
 ]
 
-LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "assets": 4, "pipeline": 5, "cli": 6}
+LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "assets": 4, "trainer": 4, "pipeline": 5, "cli": 6}
 """Imports only go down. All other modules of `tokenloom` are above these."""
 
 TOP = 9

@@ -381,7 +381,7 @@ EXTRAS = {
         *("huggingface_hub", "jinja2", "msgspec", "pandera", "rapidfuzz", "rich", "tokenizers", "transformers"),
     ),
     "s3": ("s3fs",),
-    "train": ("accelerate", "lightning", "trl"),
+    "train": ("accelerate", "lightning", "peft", "pytorch_optimizer", "safetensors", "transformers", "trl"),
     "jax": ("jax",),
     "vision": ("PIL",),
 }

@@ -68,8 +68,8 @@ class FixedBatches:
     drop_last: bool = False
     skips: tuple[Skip, ...] = ()
 
-    def count(self, world_size: int) -> int:
-        """Return the number of steps in an epoch."""
+    def count(self, world_size: int, epoch: int = 0) -> int:
+        """Return the number of steps in an epoch; all epochs have as many."""
         whole, rest = divmod(self.rows, self.batch_size * world_size)
         return whole + (rest > 0 and not self.drop_last)
 
@@ -194,9 +194,9 @@ class TokenBudget:
             self._counts = {epoch: [len(self._cut(epoch, begin)) for begin in begins]}
         return self._counts[epoch]
 
-    def count(self, world_size: int) -> int:
-        """Return the number of steps in the first epoch; later epochs can have a few more or fewer."""
-        return sum(-(-batches // world_size) for batches in self._batches_per_window(0))
+    def count(self, world_size: int, epoch: int = 0) -> int:
+        """Return the number of steps in an epoch; epochs can have a few more or fewer than others."""
+        return sum(-(-batches // world_size) for batches in self._batches_per_window(epoch))
 
     def is_place(self, place: Place) -> bool:
         """Return whether a loader of this plan can be at a place."""

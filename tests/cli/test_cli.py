@@ -75,7 +75,7 @@ def test_build_stops_after_a_stage_and_under_a_limit(tmp_path: Path) -> None:
         (["build", "small.yaml", "--workers", "0"], "must be an integer of at least 1, got '0'"),
         (["preview", "small.yaml", "--row", "9999"], "--row: 9999 is out of range: the dataset has"),
         (["bild", "small.yaml"], "unknown command 'bild'; did you mean build?"),
-        (["train", "small.yaml"], "unknown command 'train'; tokenloom prepares the data, and your training code opens"),
+        (["train", "small.yaml"], "training: missing; it is required: training: {model: HUB_ID}"),
         *(
             (["build", data], f"{data}: is not a YAML file of settings; if it is data, run: tokenloom inspect {data}")
             for data in ("small.jsonl", "list.json", "object.json", "table.csv", "latin.txt", ".")

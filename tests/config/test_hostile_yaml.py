@@ -82,10 +82,11 @@ def test_a_hostile_file_is_refused_within_a_second_with_its_place(tmp_path: Path
 
 def test_merges_and_aliases_within_the_budget_still_load(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    path.write_text("training: {base: &b {lr: 1, day: 2026-01-02}, more: {<<: *b, lr: 2}}\n" + NAMED)
-    training = load_config(path).training or {}
-    assert training["more"]["lr"] == 2
-    assert str(training["more"]["day"]) == "2026-01-02"
+    path.write_text("training: {optimizer_args: {base: &b {lr: 1, day: 2026-01-02}, more: {<<: *b, lr: 2}}}\n" + NAMED)
+    training = load_config(path).training
+    assert training is not None
+    assert training.optimizer_args["more"]["lr"] == 2
+    assert str(training.optimizer_args["more"]["day"]) == "2026-01-02"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no devices or FIFOs")

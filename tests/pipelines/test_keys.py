@@ -63,6 +63,40 @@ SPLIT, SMART, RIGHT = (
     {"length.strategy": name, "tokenizer.max_length": 200} for name in ("split", "smart", "truncate_right")
 )
 
+TRAINING: dict[str, Any] = {
+    "model": "a/b",
+    "output_dir": "run",
+    "batch_size": 2,
+    "token_budget": 64,
+    "gradient_accumulation_steps": 2,
+    "epochs": 2.0,
+    "steps": 3,
+    "learning_rate": 0.1,
+    "optimizer": "lion",
+    "optimizer_args": {"betas": [0.9, 0.95]},
+    "weight_decay": 0.1,
+    "max_grad_norm": 2.0,
+    "scheduler": "cosine",
+    "warmup": 0.1,
+    "loss": "fused_linear_cross_entropy",
+    "z_loss": 0.1,
+    "label_smoothing": 0.1,
+    "precision": "bf16",
+    "attention": "sdpa",
+    "gradient_checkpointing": True,
+    "lora.r": 8,
+    "lora.alpha": 8,
+    "lora.dropout": 0.1,
+    "lora.target_modules": ["q_proj"],
+    "save_steps": 2,
+    "save_total_limit": 2,
+    "eval_steps": 2,
+    "logging_steps": 2,
+    "report_to": ["wandb"],
+    "random_seed": 3,
+}
+"""Settings of training, none of which changes what is built."""
+
 CASES = [
     Case("type", "data_module", NOTHING),
     Case("version", "1.0", NOTHING),
@@ -160,7 +194,10 @@ CASES = [
     Case("dagster.freshness.warn", "12h", NOTHING, base={"dagster.freshness.fail": "24h"}),
     Case("dagster.observe", "0 * * * *", NOTHING),
     Case("keep", "sequences", NOTHING),
-    Case("training", {"lr": 0.1}, NOTHING),
+    *(Case(f"training.{name}", value, NOTHING) for name, value in TRAINING.items()),
+    Case("training.decay", 0.2, NOTHING, base={"training.scheduler": "wsd"}),
+    Case("training.min_lr_ratio", 0.1, NOTHING, base={"training.scheduler": "cosine"}),
+    Case("training.early_stopping_patience", 2, NOTHING, base={"training.eval_steps": 2}),
 ]
 
 

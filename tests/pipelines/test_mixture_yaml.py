@@ -432,7 +432,7 @@ def test_what_only_datasets_have_is_refused(folder: Path) -> None:
 
 
 def test_each_kind_of_yaml_is_told_from_the_other(folder: Path) -> None:
-    path = mix(folder, "a", "b", name="both", training={"lr": 0.1})
+    path = mix(folder, "a", "b", name="both", training={"learning_rate": 0.1})
     assert isinstance(load_config(path), MixtureConfig)
     assert isinstance(load_config(folder / "a.yaml"), PipelineConfig)
     with pytest.raises(

@@ -25,6 +25,7 @@ from tokenloom.cli import (
     schema,
     templates,
     trace,
+    train,
     verify,
     versions,
 )
@@ -33,12 +34,9 @@ from tokenloom.errors import ConfigError, TokenloomError, did_you_mean, missing_
 from tokenloom.resources.visible import visible
 
 COMMANDS = (
-    inspect, check, build, explain, preview, versions, diff, trace, export, verify, pin, remove, gc, templates, schema,
+    inspect, check, build, explain, preview, versions, diff, trace, train, export, verify, pin, remove, gc, templates,
+    schema,
 )  # fmt: skip
-
-
-TRAINING = """; tokenloom prepares the data, and your training code opens it: TokenLoader(open_dataset("NAME"), \
-batch_size=8); see docs/train/train.md"""
 
 
 def run() -> NoReturn:
@@ -72,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     if named is not None and named not in commands.choices:
         hint = did_you_mean(named, commands.choices) or f"; the commands are {', '.join(commands.choices)}"
-        hint = TRAINING if named == "train" else hint
         parser.error(f"unknown command {named!r}{hint}")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -23,6 +23,7 @@ from tokenloom.config.schema import (
     ValidationConfig,
     is_reserved_variable,
 )
+from tokenloom.config.training import LoraConfig, TrainingConfig
 
 __all__ = [
     "DATASET_NAME",
@@ -35,6 +36,7 @@ __all__ = [
     "DriftConfig",
     "FewShotConfig",
     "LengthConfig",
+    "LoraConfig",
     "MixtureConfig",
     "MixtureSource",
     "PipelineConfig",
@@ -44,6 +46,7 @@ __all__ = [
     "SpecialTokensConfig",
     "TokenizerConfig",
     "TrainConfig",
+    "TrainingConfig",
     "ValidationConfig",
     "is_reserved_variable",
 ]

@@ -19,6 +19,7 @@ from tokenloom.config.schema import (
     ValidationConfig,
     first_duplicate,
 )
+from tokenloom.config.training import TrainingConfig
 from tokenloom.config.yaml_file import Origin
 from tokenloom.errors import ConfigError
 
@@ -49,8 +50,8 @@ class PipelineConfig(Declaration):
     keep: Literal["all", "sequences"] = "all"
     """`all`: `tokenloom gc` keeps the outputs of all stages. `sequences`: it can drop those of the stages before
     sequences."""
-    training: dict[str, Any] | None = None
-    """Settings for the trainer, passed through unchecked."""
+    training: TrainingConfig | None = None
+    """How a model is trained on the dataset, by `tokenloom train`."""
 
     @classmethod
     def refuse_other_kind(cls, settings: Mapping[str, Any], origin: Origin | None) -> None:
@@ -73,3 +74,5 @@ class PipelineConfig(Declaration):
             yield "length.stride", f"{length.stride} leaves no room for new tokens in max_length {longest}"
         if (duplicate := first_duplicate(length.give_up)) is not None:
             yield "length.give_up", f"{duplicate} is listed twice"
+        if self.training is not None:
+            yield from self.training.contradictions()

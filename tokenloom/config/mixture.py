@@ -11,6 +11,7 @@ from tokenloom.config.dataset import PipelineConfig
 from tokenloom.config.declaration import Declaration
 from tokenloom.config.faults import setting_fault
 from tokenloom.config.schema import ComputeConfig, DagsterConfig, DataLoaderConfig, MixtureSource, Schedule
+from tokenloom.config.training import TrainingConfig
 from tokenloom.config.yaml_file import Origin
 from tokenloom.errors import ConfigError
 
@@ -28,8 +29,8 @@ class MixtureConfig(Declaration):
     """Cron line on which Dagster rebuilds the datasets and the mixture, e.g. `0 3 * * *`."""
     dagster: DagsterConfig = DagsterConfig()
     """Owners, tags, group and freshness of the assets in Dagster, and what they depend on."""
-    training: dict[str, Any] | None = None
-    """Settings for the trainer, passed through unchecked."""
+    training: TrainingConfig | None = None
+    """How a model is trained on the mixture, by `tokenloom train`."""
 
     misplaced: ClassVar[Mapping[str, str]] = dict.fromkeys(
         PipelineConfig.model_fields, "not a setting of a mixture; set it in the YAMLs of the datasets that it mixes"
@@ -66,3 +67,5 @@ class MixtureConfig(Declaration):
                 yield f"{at}.dataset", f"{source.dataset!r} is the mixture itself"
             if "by" in source.model_fields_set and source.by != self.by:
                 yield f"{at}.by", f"{source.by!r} differs from {self.by!r} in another entry; all weights use one unit"
+        if self.training is not None:
+            yield from self.training.contradictions()

@@ -1,0 +1,75 @@
+"""A killed `tokenloom train` goes on as if nothing had happened: each loss, each learning rate and all weights."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.trained_models import TINY, built
+from support.training_runs import finish, kill_after, losses
+from tokenloom.trainer.state_files import read_state
+
+STEPS = 50
+KILLS = 2
+
+
+@pytest.mark.parametrize("kind", ["dataset", "mixture"])
+def test_the_curve_of_a_killed_run_is_that_of_an_undisturbed_one(
+    tmp_path: Path, tokenizer_folder: Path, kind: str
+) -> None:
+    training = {"model": {**TINY, "attention_dropout": 0.1}, "batch_size": 4, "epochs": 2, "save_steps": 7}
+    training |= {"logging_steps": 1, "learning_rate": 0.01, "scheduler": "wsd", "warmup": 5}
+    shared = {"keep": "all", "dataloader": {"seed": 3}}
+    ragged = built(tmp_path, "ragged", tokenizer_folder, rows=100, **shared)
+    if kind == "mixture":
+        built(tmp_path, "weighted", tokenizer_folder, rows=60)
+        mixed = {"mixture": [{"dataset": "ragged"}, {"dataset": "weighted"}], "dataloader": {"seed": 3}}
+        config, settings = tmp_path / "mix.yaml", mixed
+    else:
+        config, settings = ragged, yaml.safe_load(ragged.read_text())
+
+    def arguments(run: str) -> list[str]:
+        declared = settings | {"name": config.stem, "training": training | {"output_dir": str(tmp_path / run)}}
+        config.write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
+        return ["tokenloom", "train", str(config), "--store", str(tmp_path / "store")]
+
+    finish(arguments("whole"), tmp_path / "whole.txt")
+    whole = losses(tmp_path / "whole" / "log.jsonl")
+    assert len(whole) >= STEPS and whole[-1]["epoch"] == 2
+    draw, log = random.Random(f"{kind}"), tmp_path / "killed" / "log.jsonl"
+    for number in range(KILLS):
+        again = ["--resume"] if number else []
+        at = draw.randrange((number + 1) * len(whole) // 4, (number + 2) * len(whole) // 4)
+        kill_after(at, [*arguments("killed"), *again], log, tmp_path / "killed.txt")
+        built(tmp_path, "ragged", tokenizer_folder, rows=60, seed=number + 7, **shared)  # other rows, built meanwhile
+    finish([*arguments("killed"), "--resume"], tmp_path / "killed.txt")
+    assert losses(log) == whole
+    final = [tmp_path / run / "model" / "model.safetensors" for run in ("whole", "killed")]
+    assert final[0].read_bytes() == final[1].read_bytes()
+    last = f"checkpoint-{len(whole)}"
+    states = [read_state(tmp_path / run / last, "optimizer") for run in ("whole", "killed")]
+    assert repr(states[0]) == repr(states[1])
+
+
+def test_a_run_is_not_started_over_another(
+    tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenloom.cli import main
+
+    training = {"model": TINY, "steps": 2, "batch_size": 4, "output_dir": str(tmp_path / "run")}
+    config = built(tmp_path, "ragged", tokenizer_folder, training=training)
+    arguments = ["train", str(config), "--store", str(tmp_path / "store")]
+    assert main(arguments) == 0
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"checkpoint-2", "log.jsonl", "model", "run.json"}
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+    assert main(arguments) == 2
+    assert "belongs to an earlier run; resume it (--resume)" in capsys.readouterr().err
+    assert main([*arguments, "--resume", "--steps", "4"]) == 0
+    assert (tmp_path / "run" / "checkpoint-4").is_dir()
+    weights = tmp_path / "run" / "checkpoint-4" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert main([*arguments, "--resume", "--steps", "6"]) == 4
+    assert "checkpoint-4 is damaged: model.safetensors" in capsys.readouterr().err

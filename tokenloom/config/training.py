@@ -1,0 +1,128 @@
+"""The section `training:` of a YAML: how a model is trained on the dataset or mixture that the YAML declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from tokenloom.config.schema import Count, Names, Positive, Section
+from tokenloom.errors import ConfigError, did_you_mean
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads `5e-5`, which has no dot, as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(ge=0.0, allow_inf_nan=False)]
+Rate = Annotated[float, BeforeValidator(_number), Field(gt=0.0, allow_inf_nan=False)]
+Fraction = Annotated[float, BeforeValidator(_number), Field(ge=0.0, lt=1.0)]
+
+
+class LoraConfig(Section):
+    """Low-rank adapters, trained instead of the model's own weights. Needs peft."""
+
+    r: Positive = 16
+    """Rank of the adapters."""
+    alpha: Positive = 32
+    """Scale of the adapters: their output is multiplied by `alpha / r`."""
+    dropout: Fraction = 0.0
+    """Dropout before the adapters."""
+    target_modules: Literal["all-linear"] | Names = "all-linear"
+    """Modules that get adapters: names such as `q_proj`, or all linear layers but the output layer."""
+
+
+class TrainingConfig(Section):
+    """How a model is trained. Immutable; unknown settings are refused with the nearest name.
+
+    Raises:
+        ConfigError: a setting is unknown.
+    """
+
+    model: str | dict[str, Any] | None = None
+    """A hub id or a folder, whose weights are trained further; or the settings of a new model, such as
+    `{model_type: llama, hidden_size: 64}`. Vocabulary and length default to the dataset's."""
+    output_dir: str | None = None
+    """Folder of the run: checkpoints, log and model. Default: `runs/` and the dataset's name."""
+    batch_size: Positive | None = None
+    """Rows per rank and batch. Default: `dataloader.batch_size`."""
+    token_budget: Positive | None = None
+    """Padded tokens per rank and batch; replaces `batch_size`. Default: `dataloader.token_budget`."""
+    gradient_accumulation_steps: Positive = 1
+    """Batches per optimizer step."""
+    epochs: Rate = 1.0
+    """Passes over the dataset."""
+    steps: Positive | None = None
+    """Optimizer steps; replaces `epochs`."""
+    learning_rate: Rate = 5e-5
+    """Learning rate after the warm-up."""
+    optimizer: Literal["adamw", "adafactor", "muon", "lion", "sophia"] = "adamw"
+    """The optimizer. `muon` trains matrices, and everything else with AdamW. `lion`, `muon` and `sophia` need
+    pytorch-optimizer."""
+    optimizer_args: dict[str, Any] = Field(default_factory=dict)
+    """More arguments of the optimizer, such as `{betas: [0.9, 0.95]}`."""
+    weight_decay: Number = 0.0
+    """Weight decay; not applied to biases and norms."""
+    max_grad_norm: Number = 1.0
+    """Gradients are scaled down to this norm; 0: they are not."""
+    scheduler: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    """How the learning rate falls after the warm-up. `wsd`: constant, then a final decay."""
+    warmup: Number = 0.0
+    """Steps in which the learning rate rises from 0; below 1, a fraction of all steps."""
+    decay: Number = 0.1
+    """`wsd`: steps of the final decay; below 1, a fraction of all steps."""
+    min_lr_ratio: Fraction = 0.0
+    """`cosine` and `wsd`: the last learning rate, as a fraction of `learning_rate`."""
+    loss: Literal["cross_entropy", "fused_linear_cross_entropy"] = "cross_entropy"
+    """The loss. `fused_linear_cross_entropy` has the same values and never holds the logits of a whole batch."""
+    z_loss: Number = 0.0
+    """Weight of the squared log-partition function, which keeps logits small; 1e-4 is usual."""
+    label_smoothing: Fraction = 0.0
+    """Fraction of each target that is spread over the vocabulary."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the model's computations. Weights and optimizer are in fp32."""
+    attention: str | None = None
+    """Attention of transformers, such as `sdpa`, `eager` or `flash_attention_2`. Default: the model's."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters. null: train all weights."""
+    save_steps: Positive = 500
+    """Steps between checkpoints. The last step is always saved."""
+    save_total_limit: Positive | None = None
+    """Checkpoints to keep. null: all."""
+    eval_steps: Positive | None = None
+    """Steps between evaluations on the split `validation`. null: no evaluation."""
+    early_stopping_patience: Positive | None = None
+    """Stop after this many evaluations in a row without a lower loss. null: train to the end."""
+    logging_steps: Positive = 10
+    """Steps between progress lines. The log has a line for every step."""
+    report_to: Names = ()
+    """Integrations of transformers that get metrics, such as `tensorboard` or `wandb`."""
+    random_seed: Count = 42
+    """Seed of new weights and of dropout. The order of rows has `dataloader.seed`."""
+
+    def __new__(cls, **settings: Any) -> TrainingConfig:  # called without settings when a YAML is checked
+        for name in settings:
+            if name not in cls.model_fields:
+                raise ConfigError.at(name, f"{name}: unknown setting{did_you_mean(name, cls.model_fields)}")
+        return super().__new__(cls)
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Yield settings that conflict with others or have no effect, and why."""
+        given = self.model_fields_set
+        if self.min_lr_ratio and self.scheduler not in ("cosine", "wsd"):
+            yield "training.min_lr_ratio", f"has no effect with scheduler: {self.scheduler}; set cosine or wsd"
+        if "decay" in given and self.scheduler != "wsd":
+            yield "training.decay", f"has no effect with scheduler: {self.scheduler}; set scheduler: wsd"
+        if self.early_stopping_patience and not self.eval_steps:
+            yield "training.early_stopping_patience", "needs evaluations; set eval_steps"
+        if self.steps and "epochs" in given:
+            yield "training.epochs", "has no effect with steps; set one of them"
+        if self.batch_size and self.token_budget:
+            yield "training.batch_size", "has no effect with token_budget; set one of them"

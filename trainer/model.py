@@ -1,0 +1,67 @@
+"""The model that a config names: downloaded, from a folder, or new; with adapters if the config has `lora`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tokenloom.config.training import TrainingConfig
+from tokenloom.errors import ConfigError, did_you_mean, missing_package
+from tokenloom.loaders import MixedDataset, TokenDataset
+
+
+def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) -> PreTrainedModel:
+    """Return the model of a config, in float32, with room for the dataset's vocabulary.
+
+    Raises:
+        ConfigError: there is no model, or it has no such setting.
+        ModuleNotFoundError: `lora` is set and peft is not installed.
+    """
+    attention = {"attn_implementation": config.attention} if config.attention else {}
+    if config.model is None:
+        raise ConfigError.at(
+            "training.model", "training.model: missing; set a hub id, a folder, or {model_type: llama}"
+        )
+    model: Any
+    if isinstance(config.model, str):
+        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32, **attention)
+        if model.get_input_embeddings().num_embeddings < dataset.vocab_size:
+            model.resize_token_embeddings(dataset.vocab_size)
+    else:
+        model = AutoModelForCausalLM.from_config(_new(config.model, dataset), dtype=torch.float32, **attention)
+    return _with_adapters(model, config) if config.lora else model
+
+
+def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
+    """Return the transformers config of a new model."""
+    kind = settings.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        hint = did_you_mean(str(kind), CONFIG_MAPPING) if kind else ", such as {model_type: llama}"
+        raise ConfigError.at("training.model", f"training.model.model_type: not a model of transformers{hint}")
+    ours: dict[str, Any] = {"vocab_size": dataset.vocab_size, "max_position_embeddings": dataset.max_length}
+    tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    known = AutoConfig.for_model(kind).to_dict().keys() | {"model_type"}
+    for name in settings:
+        if name not in known:
+            message = f"training.model.{name}: not a setting of {kind}{did_you_mean(name, known)}"
+            raise ConfigError.at("training.model", message)
+    return AutoConfig.for_model(**(tokens | ours | settings))
+
+
+def _with_adapters(model: PreTrainedModel, config: TrainingConfig) -> Any:
+    try:
+        import peft  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise missing_package(error.name or "peft", "training.lora") from None
+    lora = config.lora
+    assert lora is not None
+    modules = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    return peft.get_peft_model(
+        model,
+        peft.LoraConfig(
+            r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
+        ),
+    )

@@ -1,0 +1,137 @@
+"""A run: from the config of a dataset or mixture to checkpoints and a trained model."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import AutoTokenizer, TrainerState, set_seed
+from transformers.utils.logging import disable_progress_bar
+
+from tokenloom.config import MixtureConfig, PipelineConfig, TrainingConfig
+from tokenloom.errors import ConfigError
+from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
+from tokenloom.resources.store import ArtifactStore
+from tokenloom.trainer.checkpoints import last_checkpoint
+from tokenloom.trainer.model import build_model
+from tokenloom.trainer.state_files import partial_of, publish
+from tokenloom.trainer.token_trainer import TokenTrainer
+
+RECORD = "run.json"
+
+
+def train(
+    config: PipelineConfig | MixtureConfig, store: str | None = None, resume: bool = False, steps: int | None = None
+) -> TokenTrainer:
+    """Train the model of a config's `training:` on its dataset or mixture, and return the trainer.
+
+    A new run pins the latest version in the store; a resumed one opens that version, whatever was built since. The
+    trained model is in `<output_dir>/model`. Under torchrun, called on every rank.
+
+    Args:
+        store: the store's address, as in `open_dataset`.
+        resume: continue after the last checkpoint, if there is one.
+        steps: replaces `training.steps`.
+
+    Raises:
+        ConfigError: the config has no `training:`, or the folder has checkpoints of another run.
+        DatasetNotFoundError: the dataset is not built, or has no split `validation` to evaluate on.
+        StoreError: the last checkpoint is damaged.
+    """
+    training = config.training
+    if training is None:
+        raise config.fault("training", "missing; it is required: training: {model: HUB_ID}")
+    if isinstance(config, PipelineConfig) and config.dataset.streaming:
+        raise config.fault("dataset.streaming", "streamed rows cannot be trained on; set it to false")
+    if steps:
+        training = training.model_copy(update={"steps": steps})
+    disable_progress_bar()
+    ranks = PartialState(cpu=not torch.accelerator.is_available())
+    folder = Path(training.output_dir or f"runs/{config.dataset_name}")
+    checkpoint = last_checkpoint(folder)
+    if checkpoint and not resume:
+        message = f"{checkpoint} belongs to an earlier run; resume it (--resume), or set another training.output_dir"
+        raise ConfigError.at("training.output_dir", message)
+    if ranks.is_main_process:
+        _record(config, folder, store, resume)
+    ranks.wait_for_everyone()
+    pin = json.loads((folder / RECORD).read_text(encoding="utf-8"))["pin"]
+    set_seed(training.random_seed)
+    dataset = _opened(config, "train", store, pin)
+    validation = _opened(config, "validation", store, pin) if training.eval_steps else None
+    trainer = TokenTrainer(
+        build_model(training, dataset),
+        training,
+        _loader(config, training, dataset),
+        _loader(config, training, validation) if validation else None,
+        folder,
+        processing_class=AutoTokenizer.from_pretrained(dataset.tokenizer_path),
+    )
+    if checkpoint is None or _step(checkpoint) < trainer.args.max_steps:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        _save_model(trainer, folder / "model")
+    return trainer
+
+
+def _record(config: PipelineConfig | MixtureConfig, folder: Path, store: str | None, resume: bool) -> None:
+    """Write the name of the run's pin, unless the run exists and is resumed. Releases the pin that it replaces."""
+    path, name = folder / RECORD, config.dataset_name
+    if path.exists():
+        if resume:
+            return
+        pins, old = ArtifactStore(store).pins, json.loads(path.read_text(encoding="utf-8"))["pin"]
+        if pins.find(name, old) is not None:
+            pins.remove(name, old)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{RECORD}.partial")
+    partial.write_text(json.dumps({"dataset": name, "pin": f"train-{secrets.token_hex(6)}"}), encoding="utf-8")
+    partial.replace(path)
+
+
+def _opened(
+    config: PipelineConfig | MixtureConfig, split: str, store: str | None, pin: str
+) -> TokenDataset | MixedDataset:
+    if isinstance(config, MixtureConfig):
+        dataset = open_mixture(config.dataset_name, split, store, pin=pin)
+        kinds = {each.kind for each in dataset.datasets.values()}
+    else:
+        dataset = open_dataset(config.dataset_name, split, store, pin=pin)
+        kinds = {dataset.kind}
+    if kinds != {"sequence"}:
+        raise config.fault("training", f"a {min(kinds)} is not trained by `tokenloom train`; see docs/train/trl.md")
+    return dataset
+
+
+def _loader(
+    config: PipelineConfig | MixtureConfig, training: TrainingConfig, dataset: TokenDataset | MixedDataset
+) -> TokenLoader:
+    """Return the loader of a split. Rows are padded to the longest of a batch, unless the YAML sets another padding."""
+    settings, padding, side = config.dataloader, "longest", "right"
+    if isinstance(config, PipelineConfig):
+        side = config.tokenizer.padding_side
+        if "padding" in config.tokenizer.model_fields_set:
+            padding = config.tokenizer.padding
+    budget = training.token_budget or (None if training.batch_size else settings.token_budget)
+    is_train = isinstance(dataset, MixedDataset) or dataset.split == "train"
+    options: dict[str, Any] = {"shuffle": settings.shuffle if is_train else "none", "drop_last": settings.drop_last}
+    names = ("seed", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
+    options |= {name: getattr(settings, name) for name in names}
+    size = training.batch_size or settings.batch_size
+    return TokenLoader(dataset, size, padding=padding, padding_side=side, token_budget=budget, **options)
+
+
+def _step(checkpoint: Path) -> int:
+    return TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
+
+
+def _save_model(trainer: TokenTrainer, path: Path) -> None:
+    """Write model and tokenizer, for `from_pretrained`."""
+    partial = partial_of(path)
+    trainer.save_model(str(partial))
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        publish(partial, path)
