@@ -94,6 +94,7 @@ settings.load_profile("soak" if SOAK else "fixed")
 def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-xdist run files in the order of collection; by default, it runs files with few tests last."""
     config.option.loadscopereorder = False
+    _reset_signals()  # for the processes that fixtures of modules start
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -107,6 +108,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def signals() -> None:
     """Let the processes that a test starts end at SIGINT and SIGTERM, also if the suite runs in the background or a
     library used in an earlier test ignores or blocks them."""
+    _reset_signals()
+
+
+def _reset_signals() -> None:
     interrupts = (signal.SIGINT, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts)
     for number, handler in zip(interrupts, (signal.default_int_handler, signal.SIG_DFL), strict=True):

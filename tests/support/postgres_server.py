@@ -58,4 +58,4 @@ def postgres_server() -> Iterator[str]:
             yield f"postgresql+psycopg2://{USER}@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)  # disconnects clients
-            server.wait(60)
+            server.wait(600)
