@@ -51,12 +51,12 @@ class Embedding:
         """Return the spec that the project puts in place of one.
 
         Raises:
-            DagsterInvalidDefinitionError: it has another key.
+            DagsterInvariantViolationError: it has another key. A mistake of the project, of no YAML.
         """
         changed = self.get_asset_spec(spec)
         if changed.key != spec.key:
             old, new = spec.key.to_user_string(), changed.key.to_user_string()
-            raise dg.DagsterInvalidDefinitionError(
+            raise dg.DagsterInvariantViolationError(
                 f"get_asset_spec changes the key {old} to {new}; set key_prefix to change keys"
             )
         return changed

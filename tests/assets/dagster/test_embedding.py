@@ -220,5 +220,5 @@ def test_a_subclass_cannot_change_keys() -> None:
     def renamed(spec: dg.AssetSpec) -> dg.AssetSpec:
         return spec.replace_attributes(key=["other", *spec.key.path])
 
-    with pytest.raises(dg.DagsterInvalidDefinitionError, match="set key_prefix"):
+    with pytest.raises(dg.DagsterInvariantViolationError, match="set key_prefix"):
         declared_definitions(DeclaredFolder({Path("toy.yaml"): in_yaml()}, {}), Embedding(get_asset_spec=renamed))
