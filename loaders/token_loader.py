@@ -248,21 +248,22 @@ class TokenLoader(DataLoader[Any]):
             raise ValueError("a loader with a token_budget cannot skip steps")
         self.plan = self.plan.without(begin, end, self.world_size)
 
-    def trace(self, step: int, rank: int | None = None) -> list[TracedRow]:
+    def trace(self, step: int | Place, rank: int | None = None) -> list[TracedRow]:
         """Return where the rows of a batch come from, without reading other batches.
 
         Padding rows are omitted. If everything from the step to the end of its epoch is skipped, the list is empty.
 
         Args:
-            step: counted from 0 across epochs, as if nothing were skipped.
+            step: counted from 0 across epochs, as if nothing were skipped; or the place before the batch.
             rank: default: this rank.
 
         Raises:
             ValueError: `step` or `rank` is out of range.
         """
         rank = self.rank if rank is None else integer("rank", rank, 0, self.world_size - 1)
-        place = self.plan.place_of(integer("step", step, 0, LARGEST_COUNT), self.world_size)
-        batch = next(self.plan.steps(place, rank, self.world_size), None)
+        if not isinstance(step, Place):
+            step = self.plan.place_of(integer("step", step, 0, LARGEST_COUNT), self.world_size)
+        batch = next(self.plan.steps(step, rank, self.world_size), None)
         return [self._data.trace(row) for row in batch.rows.tolist() if row != FILLER] if batch else []
 
     def state_dict(self) -> dict[str, Any]:

@@ -71,7 +71,10 @@ def test_every_command_runs_or_names_the_extra(folder: Path) -> None:
         assert "Traceback" not in printed, (name, printed)
         if code == 1:
             (line,) = (line for line in printed.splitlines() if not line.startswith("store: "))
-            assert line.endswith(f", which is not installed; run: {TRAIN if name == 'train' else PIPELINE}"), (name, printed)
+            assert line.endswith(f", which is not installed; run: {TRAIN if name == 'train' else PIPELINE}"), (
+                name,
+                printed,
+            )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The loss: cross-entropy summed over the trained tokens, from logits or, in chunks, from the last hidden states.
+"""The loss: cross-entropy of each trained token, from logits or, in chunks, from the last hidden states.
 
-A batch's loss is a sum. The trainer divides the sums of a step by the total weight of its trained tokens.
+A batch's loss is the sum. The trainer divides the sums of a step by the total weight of its trained tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCALES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "l
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Cross-entropy with label smoothing and z-loss, summed.
+    """Cross-entropy with label smoothing and z-loss.
 
     The loss of a token is `(1 - s) * -log p[target] + s * mean(-log p) + z * log(Z)**2`, with the partition function Z
     (the z-loss of PaLM, https://arxiv.org/abs/2204.02311).
@@ -42,7 +42,7 @@ class CrossEntropy:
     def of_logits(
         self, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the summed loss, float32 scalar.
+        """Return the loss of each token, times its weight, float32 [tokens].
 
         Args:
             logits: [tokens, vocabulary].
@@ -53,7 +53,7 @@ class CrossEntropy:
         losses = cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
         if self.z_loss:
             losses = losses + self.z_loss * logits.logsumexp(-1).square()
-        return (losses if weights is None else losses * weights).sum()
+        return losses if weights is None else losses * weights
 
     def of_hidden(
         self,
@@ -64,7 +64,8 @@ class CrossEntropy:
     ) -> torch.Tensor:
         """Return what `of_logits` returns for `head(hidden)`, with the logits of `CHUNK` tokens in memory at a time.
 
-        On CUDA, Liger's kernel computes it if liger_kernel is installed and tokens have no weights.
+        On CUDA, Liger's kernel computes it if liger_kernel is installed and tokens have no weights; it returns the sum
+        alone, [1].
 
         Args:
             hidden: [tokens, width].
@@ -72,18 +73,17 @@ class CrossEntropy:
         """
         if weights is None and hidden.is_cuda and (kernel := _liger()) is not None:
             options = {"reduction": "sum", "lse_square_scale": self.z_loss, "label_smoothing": self.label_smoothing}
-            return kernel(**options)(head.weight, hidden, targets, head.bias)
+            return kernel(**options)(head.weight, hidden, targets, head.bias)[None]
 
         def of_chunk(start: int) -> torch.Tensor:
             part = slice(start, start + CHUNK)
             logits = nn.functional.linear(hidden[part], head.weight, head.bias)
             return self.of_logits(logits, targets[part], None if weights is None else weights[part])
 
-        total = hidden.new_zeros((), dtype=torch.float32)
+        parts: list[Any] = [hidden.new_zeros(0, dtype=torch.float32)]
         for start in range(0, len(hidden), CHUNK):
-            part: Any = checkpoint(of_chunk, start, use_reentrant=False, preserve_rng_state=False)
-            total = total + part
-        return total
+            parts.append(checkpoint(of_chunk, start, use_reentrant=False, preserve_rng_state=False))
+        return torch.cat(parts)
 
 
 def trained_tokens(
@@ -116,6 +116,9 @@ class FusedHead:
     While `targets` are set, the output layer passes the hidden states through, and the model's loss function computes
     the loss from them, inside the model's `forward`, as wrappers for several ranks need it.
 
+    Attributes:
+        losses: the loss of each token of the last batch, as `CrossEntropy.of_hidden` returns it, detached.
+
     Raises:
         ConfigError: the model has no linear output layer, or changes the logits after it.
     """
@@ -129,6 +132,7 @@ class FusedHead:
             message = f"training.loss: the model {reason}, so its loss cannot be fused; set loss: cross_entropy"
             raise ConfigError.at("training.loss", message)
         self._loss, self._head, self._targets = loss, head, None
+        self.losses = torch.zeros(0)
         self._compute = head.forward
         head.forward = self._hidden_or_logits  # pyright: ignore[reportAttributeAccessIssue]
         model.loss_function = self._sum
@@ -147,7 +151,9 @@ class FusedHead:
     def _sum(self, logits: torch.Tensor, **_: Any) -> torch.Tensor:
         assert self._targets is not None
         where, targets, weights = self._targets
-        return self._loss.of_hidden(logits[where], self._head, targets, weights)
+        losses = self._loss.of_hidden(logits[where], self._head, targets, weights)
+        self.losses = losses.detach()
+        return losses.sum()
 
 
 def _liger() -> Any:

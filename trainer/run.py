@@ -67,10 +67,11 @@ def train(
         build_model(training, dataset),
         training,
         _loader(config, training, dataset),
-        _loader(config, training, validation) if validation else None,
+        {name: _loader(config, training, each) for name, each in _by_name(validation).items()},
         folder,
         processing_class=AutoTokenizer.from_pretrained(dataset.tokenizer_path),
     )
+    trainer.args.eval_on_start = bool(training.eval_steps) and checkpoint is None
     if checkpoint is None or _step(checkpoint) < trainer.args.max_steps:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         _save_model(trainer, folder / "model")
@@ -104,6 +105,12 @@ def _opened(
     if kinds != {"sequence"}:
         raise config.fault("training", f"a {min(kinds)} is not trained by `tokenloom train`; see docs/train/trl.md")
     return dataset
+
+
+def _by_name(dataset: TokenDataset | MixedDataset | None) -> dict[str, TokenDataset]:
+    if dataset is None:
+        return {}
+    return dataset.datasets if isinstance(dataset, MixedDataset) else {dataset.name: dataset}
 
 
 def _loader(

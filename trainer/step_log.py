@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -11,14 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
+
+from tokenloom.loaders.order.batch_plan import Place
+from tokenloom.trainer.json_lines import append_log, cut_log
+from tokenloom.trainer.spikes import SpikeTrace
+from tokenloom.trainer.throughput import flops_per_token, peak_flops
 
 
 class StepLog(TrainerCallback):
     """Writes `log.jsonl` and prints progress, on the first rank.
 
-    A line has `step`, `epoch`, `loss` (of the step, on all ranks) and `learning_rate`;
-    evaluations have lines of their own. A resumed run first removes the lines of the steps that it repeats.
+    A line has `step`, `epoch`, `loss` (of the step, on all ranks) and `learning_rate`. Every `logging_steps`, another
+    line has `tokens_per_second` (of all ranks) and, where the device's peak is known, `mfu`. Evaluations have lines of
+    their own. A resumed run first removes the lines of the steps that it repeats.
 
     Args:
         trainer: the trainer.
@@ -27,31 +32,41 @@ class StepLog(TrainerCallback):
 
     def __init__(self, trainer: Any, path: Path):
         self._trainer, self._path = trainer, path
-        self._loss: torch.Tensor | None = None
+        config = trainer.config
+        self._spikes = SpikeTrace(trainer.train_loader, path.with_name("spikes.jsonl"), config.spike_threshold)
+        self._peak = peak_flops(config.peak_tflops)
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
-        self._rate, self._tokens = 0.0, 0
+        self._places: list[Sequence[Place | None]] = []
+        self._rows: list[list[torch.Tensor | None]] = []
+        self._rate, self._tokens, self._flops = 0.0, 0, 0.0
         self._begun, self._first = 0.0, 0
+        self._loss: torch.Tensor | None = None
 
-    def start_step(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Begin a step of so many batches of this rank."""
+    def start_step(self, batches: Sequence[Mapping[str, torch.Tensor]], places: Sequence[Place | None]) -> None:
+        """Begin a step of some batches of this rank, each with the loader's place before it."""
         self._loss = None
+        self._places.append(places)
+        self._rows.append([])
         for batch in batches:
-            mask = batch.get("attention_mask")  # packed rows have none, and hardly any padding
-            self._tokens += batch["input_ids"].numel() if mask is None else int(mask.sum())
+            ids, mask = batch["input_ids"], batch.get("attention_mask")  # packed rows have none, and hardly any padding
+            self._tokens += ids.numel() if mask is None else int(mask.sum())
+            if self._peak:
+                self._flops += ids.numel() * flops_per_token(self._trainer.model, ids.shape[1])
 
-    def add_loss(self, loss: torch.Tensor) -> None:
-        """Add the loss of one batch to the step's."""
+    def add_loss(self, loss: torch.Tensor, rows: torch.Tensor | None) -> None:
+        """Add the loss of one batch to the step's, and the mean losses of its rows, [rows], if they are known."""
         self._loss = loss if self._loss is None else self._loss + loss
+        self._rows[-1].append(rows)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._begun, self._first, self._tokens = time.monotonic(), state.global_step, 0
-        if state.is_world_process_zero:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            kept = [line for line in read_log(self._path) if line["step"] <= state.global_step]
-            partial = self._path.with_name(f".{self._path.name}.partial")
-            partial.write_text("".join(f"{json.dumps(line)}\n" for line in kept), encoding="utf-8")
-            partial.replace(self._path)
+        self._begun, self._first = time.monotonic(), state.global_step
+        self._tokens, self._flops = 0, 0.0
+        kept = cut_log(self._path, state.global_step) if state.is_world_process_zero else []
+        losses = [[line["loss"] for line in kept if "loss" in line]]
+        if self._trainer.accelerator.num_processes > 1:
+            broadcast_object_list(losses)
+        self._spikes.start(losses[0], state.global_step, state.is_world_process_zero)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self._rate = float(optimizer.param_groups[0]["lr"])
@@ -63,12 +78,14 @@ class StepLog(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         lines = self.flush()
+        if not state.is_world_process_zero:
+            return
         evaluated = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
-        if evaluated and state.is_world_process_zero:
-            self._write([{"step": state.global_step, **evaluated}])
+        if evaluated:
+            append_log(self._path, [{"step": state.global_step, **evaluated}])
             print(f"step {state.global_step:>6}  {_numbers(evaluated)}", flush=True)
-        if lines and state.is_world_process_zero:
-            self._print(lines[-1], state.max_steps)
+        if lines:
+            self._report(lines[-1], state.max_steps)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.flush()
@@ -81,29 +98,28 @@ class StepLog(TrainerCallback):
         if self._trainer.accelerator.num_processes > 1:
             losses = self._trainer.accelerator.reduce(losses, "mean")
         lines = [{**step, "loss": loss} for step, loss in zip(self._steps, losses.tolist(), strict=True)]
-        self._steps, self._losses = [], []
-        if self._trainer.is_world_process_zero():
-            self._write(lines)
+        writes = self._trainer.is_world_process_zero()
+        if writes:
+            append_log(self._path, lines)
+        for line, places, rows in zip(lines, self._places, self._rows, strict=True):
+            message = self._spikes.check(line["step"], line["loss"], places, rows, writes)
+            if message:
+                print(f"step {line['step']:>6}  {message}", flush=True)
+        self._steps, self._losses, self._places, self._rows = [], [], [], []
         return lines
 
-    def _write(self, lines: list[dict[str, Any]]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{json.dumps(line)}\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _print(self, line: Mapping[str, Any], steps: int) -> None:
-        seconds, done = time.monotonic() - self._begun, line["step"] - self._first
-        rate = self._tokens * self._trainer.accelerator.num_processes / max(seconds, 1e-9)
+    def _report(self, line: Mapping[str, Any], steps: int) -> None:
+        """Print a line of progress, and log the rate."""
+        seconds, done = max(time.monotonic() - self._begun, 1e-9), line["step"] - self._first
+        ranks = self._trainer.accelerator.num_processes
+        rates = {"tokens_per_second": round(self._tokens * ranks / seconds, 1)}
+        if self._peak:
+            rates["mfu"] = round(self._flops / seconds / self._peak, 4)
+        append_log(self._path, [{"step": line["step"], **rates}])
         left = timedelta(seconds=round(seconds / max(done, 1) * (steps - line["step"])))
+        rate = f"{rates['tokens_per_second']:,.0f} tokens/s" + (f"  MFU {rates['mfu']:.1%}" if self._peak else "")
         text = f"epoch {line['epoch']:.2f}  loss {line['loss']:.4f}  lr {line['learning_rate']:.2e}"
-        print(f"step {line['step']:>6}/{steps}  {text}  {rate:,.0f} tokens/s  {left} left", flush=True)
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a log, oldest first."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+        print(f"step {line['step']:>6}/{steps}  {text}  {rate}  {left} left", flush=True)
 
 
 def _numbers(values: Mapping[str, float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,15 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traini
 
 from tokenloom.config.training import TrainingConfig
 from tokenloom.loaders import TokenLoader, model_inputs
+from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.trainer.arguments import training_arguments
 from tokenloom.trainer.checkpoints import Checkpoints
+from tokenloom.trainer.json_lines import append_log, cut_log
 from tokenloom.trainer.losses import CrossEntropy, FusedHead, total_weight, trained_tokens
 from tokenloom.trainer.optimizers import build_optimizer
+from tokenloom.trainer.samples import generated_samples
+from tokenloom.trainer.spikes import mean_by_row
 from tokenloom.trainer.step_log import StepLog
 
 
@@ -34,7 +38,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         model: a causal language model of transformers, or a module that takes `input_ids` and returns logits.
         config: the settings; their equivalents in `TrainingArguments` are in docs/train/trainer.md.
         train_loader: this rank's training batches.
-        eval_loader: this rank's batches for evaluation, not shuffled.
+        eval_loader: this rank's batches for evaluation, not shuffled; or such loaders by the name of their dataset.
         output_dir: folder of the run; default: `config.output_dir`, else `runs/` and the dataset's name.
         args: replaces the arguments that the config translates to.
         kwargs: other arguments of Trainer.
@@ -50,7 +54,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         model: nn.Module,
         config: TrainingConfig,
         train_loader: TokenLoader,
-        eval_loader: TokenLoader | None = None,
+        eval_loader: TokenLoader | Mapping[str, TokenLoader] | None = None,
         output_dir: Path | str | None = None,
         args: TrainingArguments | None = None,
         **kwargs: Any,
@@ -58,7 +62,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         folder = Path(output_dir or config.output_dir or "runs")
         arguments = args or training_arguments(config, train_loader, folder)
         self.config, self.eval_loader = config, eval_loader
-        super().__init__(model, arguments, train_loader=train_loader, eval_dataset=eval_loader, **kwargs)
+        super().__init__(model, arguments, train_loader=train_loader, eval_dataset=eval_loader or None, **kwargs)  # pyright: ignore[reportArgumentType]
         self.remove_callback(PrinterCallback)
         if config.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(config.early_stopping_patience))
@@ -68,6 +72,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
         self._fused = FusedHead(base, self._loss) if config.loss == "fused_linear_cross_entropy" else None
         self._last: dict[str, Any] = {}
+        self._row_losses: torch.Tensor | None = None
 
     def get_train_dataloader(self) -> Any:
         return _Batches(self)
@@ -81,11 +86,12 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
         """Return the batches of a step, and the weight of their trained tokens on all ranks, float32."""
-        batches = list(islice(epoch_iterator, num_batches))
+        taken: list[tuple[Place | None, dict[str, Any]]] = list(islice(epoch_iterator, num_batches))
+        batches = [batch for _, batch in taken]
         total: Any = sum((total_weight(batch) for batch in batches), torch.zeros((), dtype=torch.float64))
         if self.accelerator.num_processes > 1:
             total = self.accelerator.reduce(total.to(device), "sum")
-        self.step_log.start_step(batches)
+        self.step_log.start_step(batches, [place for place, _ in taken])
         return batches, total.to(device, torch.float32)
 
     def compute_loss(
@@ -106,15 +112,19 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.step_log.add_loss(loss)
+        self.step_log.add_loss(loss, self._row_losses)
         return loss
 
     def _loss_sum(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         labels, weights, given = _split(inputs)
+        where, targets, weighted = trained_tokens(labels, weights)
         if self._fused is not None:
-            return self._fused(model, given, labels, weights)
-        where, targets, weights = trained_tokens(labels, weights)
-        return self._loss.of_logits(_logits(model(**given))[where], targets, weights)
+            total = self._fused(model, given, labels, weights)
+            self._row_losses = mean_by_row(self._fused.losses, where)
+            return total
+        losses = self._loss.of_logits(_logits(model(**given))[where], targets, weighted)
+        self._row_losses = mean_by_row(losses.detach(), where)
+        return losses.sum()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -147,48 +157,79 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     ) -> dict[str, float]:
         """Return loss (cross-entropy per trained token, over all ranks) and perplexity on `eval_loader`.
 
+        With several loaders, `loss/<name>` and `perplexity/<name>` are those of each, and `loss` that of all tokens.
+        Answers to the first rows are written to `samples.jsonl`.
+
         Args:
-            eval_dataset: another loader to evaluate on.
+            eval_dataset: replaces `eval_loader`.
         """
+        given: Any = eval_dataset or self.eval_loader
+        loaders: dict[str, TokenLoader] = dict(given) if isinstance(given, Mapping) else {"": given}
+        self.model_wrapped.eval()
+        sums = torch.stack([self._sum_and_weight(loader) for loader in loaders.values()])
+        sums = self.accelerator.reduce(sums, "sum")
+        parts = dict(zip(loaders, sums.tolist(), strict=True)) if len(loaders) > 1 else {}  # pyright: ignore[reportAttributeAccessIssue]
+        loss, weight = sums.sum(0).tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        metrics = {**_perplexity(loss, weight), "trained_tokens": weight}
+        for name, part in parts.items():
+            metrics |= {f"{metric}/{name}": value for metric, value in _perplexity(*part).items()}
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(dict(metrics))
+        self._write_samples(loaders)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _sum_and_weight(self, loader: TokenLoader) -> torch.Tensor:
+        """Return the summed cross-entropy of this rank's batches and the weight of their tokens, float64 [2]."""
         model: Any = self.model_wrapped
-        loader: Any = eval_dataset or self.eval_loader
-        plain = CrossEntropy()
-        sums: Any = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        model.eval()
+        plain, sums = CrossEntropy(), torch.zeros(2, dtype=torch.float64, device=self.args.device)
         for batch in loader:
             inputs: Any = self._prepare_inputs(self.model_inputs(batch))
             labels, weights, given = _split(inputs)
             where, targets, weights = trained_tokens(labels, weights)
             with torch.no_grad(), self.accelerator.autocast():
-                loss = plain.of_logits(_logits(model(**given))[where], targets, weights)
-            sums += torch.stack([loss.double(), total_weight(inputs).to(loss.device)])
-        sums = self.accelerator.reduce(sums, "sum")
-        loss, weight = sums.tolist()
-        mean = loss / weight if weight else math.nan
-        metrics = {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "trained_tokens": weight}
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+                losses = plain.of_logits(_logits(model(**given))[where], targets, weights)
+            sums += torch.stack([losses.sum(dtype=torch.float64), total_weight(inputs).to(losses.device)])
+        return sums
+
+    def _write_samples(self, loaders: Mapping[str, TokenLoader]) -> None:
+        """Write `samples.jsonl` on the first rank: answers before, during and after the training."""
+        model: Any = self.accelerator.unwrap_model(self.model)  # pyright: ignore[reportArgumentType]
+        can = hasattr(model, "generate") and self.processing_class is not None and not self._is_sharded()
+        if not (can and self.config.eval_samples and self.is_world_process_zero()):
+            return
+        datasets: Any = {loader.dataset.dataset.name: loader.dataset.dataset for loader in loaders.values()}  # pyright: ignore[reportAttributeAccessIssue]
+        path, step = Path(str(self.args.output_dir)) / "samples.jsonl", self.state.global_step
+        cut_log(path, step - 1)
+        with self.accelerator.autocast():
+            lines = [*generated_samples(model, self.processing_class, datasets, self.config.eval_samples)]
+        append_log(path, [{"step": step, **line} for line in lines])
 
 
 class _Batches:
-    """The model's inputs in all batches of a run. Batches without loss complete the last step of the last epoch."""
+    """The model's inputs in all batches of a run, each with the loader's place before it. Batches without loss, which
+    have no place, complete the last step of the last epoch."""
 
     def __init__(self, trainer: TokenTrainer):
         self._trainer = trainer
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[Place | None, dict[str, Any]]]:
         trainer, loader, config = self._trainer, self._trainer.train_loader, self._trainer.config
         endless = config.steps is not None or config.epochs % 1 > 0
         inputs, empty = None, 0  # consecutive epochs without a batch; a resumed epoch can have none left
         while empty < 2 and (endless or loader.place.epoch < config.epochs):
-            empty += 1
+            empty, before = empty + 1, loader.place
             for batch in loader:
                 empty, inputs = 0, trainer.model_inputs(batch)
-                yield inputs
+                yield before, inputs
+                before = loader.place
         while inputs is not None:
-            yield {**inputs, "labels": torch.full_like(inputs["labels"], -100)}
+            yield None, {**inputs, "labels": torch.full_like(inputs["labels"], -100)}
+
+
+def _perplexity(loss: float, weight: float) -> dict[str, float]:
+    mean = loss / weight if weight else math.nan
+    return {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
 
 
 def _split(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:

@@ -15,8 +15,8 @@ from support.trained_models import SHAPES, built, summed_loss, tiny_model, train
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, losses
+from tokenloom.trainer.json_lines import read_log
 from tokenloom.trainer.losses import trained_tokens
-from tokenloom.trainer.step_log import read_log
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_fused_values_are_those_of_logits(weighted: bool, monkeypatch: pytest.Mo
         value = (
             loss.of_hidden(hidden, head, targets, weights) if fused else loss.of_logits(head(hidden), targets, weights)
         )
-        value.backward()
+        value.sum().backward()
         found.append((value.detach(), hidden.grad, head.weight.grad.clone(), head.bias.grad.clone()))  # pyright: ignore[reportOptionalMemberAccess]
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)

@@ -98,10 +98,18 @@ class TrainingConfig(Section):
     """Checkpoints to keep. null: all."""
     eval_steps: Positive | None = None
     """Steps between evaluations on the split `validation`. null: no evaluation."""
+    eval_samples: Count = 2
+    """Rows of the split `validation` whose answers are generated at each evaluation."""
     early_stopping_patience: Positive | None = None
     """Stop after this many evaluations in a row without a lower loss. null: train to the end."""
     logging_steps: Positive = 10
     """Steps between progress lines. The log has a line for every step."""
+    spike_threshold: Number = 6.0
+    """A step is a loss spike if its loss is this many standard deviations above that of the steps before; the raw rows
+    of its batches are written to `spikes.jsonl`. 0: no spikes are looked for."""
+    peak_tflops: Rate | None = None
+    """Peak of one device in 10^12 FLOPs per second, for the model FLOPs utilization. Default: known for NVIDIA's A100,
+    H100, H200, L40S and B200."""
     report_to: Names = ()
     """Integrations of transformers that get metrics, such as `tensorboard` or `wandb`."""
     random_seed: Count = 42
@@ -122,6 +130,8 @@ class TrainingConfig(Section):
             yield "training.decay", f"has no effect with scheduler: {self.scheduler}; set scheduler: wsd"
         if self.early_stopping_patience and not self.eval_steps:
             yield "training.early_stopping_patience", "needs evaluations; set eval_steps"
+        if "eval_samples" in given and not self.eval_steps:
+            yield "training.eval_samples", "needs evaluations; set eval_steps"
         if self.steps and "epochs" in given:
             yield "training.epochs", "has no effect with steps; set one of them"
         if self.batch_size and self.token_budget:
