@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from tokenloom.config.training import LoraConfig, TrainingConfig
     from tokenloom.trainer.checkpoint_manager import CheckpointManager
     from tokenloom.trainer.losses import CrossEntropy
+    from tokenloom.trainer.preference import PreferenceTrainer
     from tokenloom.trainer.run import train
     from tokenloom.trainer.token_trainer import TokenTrainer
 
-__all__ = ["CheckpointManager", "CrossEntropy", "LoraConfig", "TokenTrainer", "TrainingConfig", "train"]
+__all__ = ["CheckpointManager", "CrossEntropy", "LoraConfig", "PreferenceTrainer", "TokenTrainer", "TrainingConfig", "train"]
 
 _HOMES = {
     "CheckpointManager": "tokenloom.trainer.checkpoint_manager",
     "CrossEntropy": "tokenloom.trainer.losses",
     "LoraConfig": "tokenloom.config.training",
+    "PreferenceTrainer": "tokenloom.trainer.preference",
     "TokenTrainer": "tokenloom.trainer.token_trainer",
     "TrainingConfig": "tokenloom.config.training",
     "train": "tokenloom.trainer.run",

@@ -5,6 +5,7 @@ A batch's loss is the sum. The trainer divides the sums of a step by the total w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,7 @@ def trained_tokens(
     return where, labels[after], None if weights is None else weights[after]
 
 
-def total_weight(batch: dict[str, Any]) -> torch.Tensor:
+def total_weight(batch: Mapping[str, Any]) -> torch.Tensor:
     """Return the weight of all trained tokens of a batch, float64 scalar: their number, if they have no weights."""
     weights = batch.get("loss_weights")
     trained = batch["labels"][:, 1:] != IGNORED

@@ -18,10 +18,14 @@ from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_data
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.trainer.checkpoints import last_checkpoint
 from tokenloom.trainer.model import build_model
+from tokenloom.trainer.preference import PreferenceTrainer
 from tokenloom.trainer.state_files import partial_of, publish
 from tokenloom.trainer.token_trainer import TokenTrainer
 
 RECORD = "run.json"
+
+LOSSES = {"sequence": TokenTrainer.losses, "pair": ("dpo",), "labelled sequence": ("kto",)}
+"""Losses by the kind of a dataset's rows."""
 
 
 def train(
@@ -63,7 +67,8 @@ def train(
     set_seed(training.random_seed)
     dataset = _opened(config, "train", store, pin)
     validation = _opened(config, "validation", store, pin) if training.eval_steps else None
-    trainer = TokenTrainer(
+    kind = PreferenceTrainer if training.loss in PreferenceTrainer.losses else TokenTrainer
+    trainer = kind(
         build_model(training, dataset),
         training,
         _loader(config, training, dataset),
@@ -102,8 +107,11 @@ def _opened(
     else:
         dataset = open_dataset(config.dataset_name, split, store, pin=pin)
         kinds = {dataset.kind}
-    if kinds != {"sequence"}:
-        raise config.fault("training", f"a {min(kinds)} is not trained by `tokenloom train`; see docs/train/trl.md")
+    assert config.training is not None
+    loss, fitting = config.training.loss, LOSSES.get(min(kinds), ())
+    if loss not in fitting:
+        remedy = f"set {' or '.join(fitting)}" if fitting else "see docs/train/trl.md"
+        raise config.fault("training.loss", f"{loss} does not train on a {min(kinds)}; {remedy}")
     return dataset
 
 

@@ -50,7 +50,8 @@ def generated_samples(
 
 def _first_answer(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens before the first trained one, and the trained ones after them, of a row's first document."""
-    ids, trained = np.asarray(row["input_ids"]), np.asarray(row["labels"]) != -100
+    side = "chosen_" if "chosen_labels" in row else ""
+    ids, trained = np.asarray(row[f"{side}input_ids"]), np.asarray(row[f"{side}labels"]) != -100
     if "position_ids" in row:
         starts = np.flatnonzero(np.asarray(row["position_ids"]) == 0)
         end = starts[1] if len(starts) > 1 else len(ids)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainingArguments
 
 from tokenloom.config.training import TrainingConfig
+from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenLoader, model_inputs
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin
@@ -47,6 +48,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         ConfigError: the model's loss cannot be fused, or the optimizer has no such argument.
     """
 
+    losses = ("cross_entropy", "fused_linear_cross_entropy")
     loss_is_scaled_for_ga = True  # or Trainer would divide the loss by the number of accumulated batches
 
     def __init__(
@@ -59,6 +61,9 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         args: TrainingArguments | None = None,
         **kwargs: Any,
     ):
+        if config.loss not in self.losses:
+            message = f"training.loss: {type(self).__name__} computes {' and '.join(self.losses)}, not {config.loss}"
+            raise ConfigError.at("training.loss", message)
         folder = Path(output_dir or config.output_dir or "runs")
         arguments = args or training_arguments(config, train_loader, folder)
         self.config, self.eval_loader = config, eval_loader
@@ -82,13 +87,17 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         weights = {name: batch[name] for name in ("loss_weights",) if name in batch}
         return model_inputs({name: value for name, value in batch.items() if name not in weights}) | weights
 
+    def weight_of(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return what the loss of a batch counts: the weight of its trained tokens, float64 scalar."""
+        return total_weight(inputs)
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
         """Return the batches of a step, and the weight of their trained tokens on all ranks, float32."""
         taken: list[tuple[Place | None, dict[str, Any]]] = list(islice(epoch_iterator, num_batches))
         batches = [batch for _, batch in taken]
-        total: Any = sum((total_weight(batch) for batch in batches), torch.zeros((), dtype=torch.float64))
+        total: Any = sum((self.weight_of(batch) for batch in batches), torch.zeros((), dtype=torch.float64))
         if self.accelerator.num_processes > 1:
             total = self.accelerator.reduce(total.to(device), "sum")
         self.step_log.start_step(batches, [place for place, _ in taken])
@@ -102,7 +111,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Return this batch's part of the step's loss, times the number of ranks, over which gradients are averaged."""
-        total = total_weight(inputs) if num_items_in_batch is None else num_items_in_batch
+        total = self.weight_of(inputs) if num_items_in_batch is None else num_items_in_batch
         total = torch.as_tensor(total, device=inputs["labels"].device)
         self._last = inputs
         loss = self._loss_sum(model, inputs) * self.accelerator.num_processes / torch.where(total > 0, total, 1.0)
@@ -157,7 +166,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     ) -> dict[str, float]:
         """Return loss (cross-entropy per trained token, over all ranks) and perplexity on `eval_loader`.
 
-        With several loaders, `loss/<name>` and `perplexity/<name>` are those of each, and `loss` that of all tokens.
+        With several loaders, `loss` is that of all tokens, and `loss/<name>` and `perplexity/<name>` are those of each.
         Answers to the first rows are written to `samples.jsonl`.
 
         Args:
@@ -166,31 +175,40 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         given: Any = eval_dataset or self.eval_loader
         loaders: dict[str, TokenLoader] = dict(given) if isinstance(given, Mapping) else {"": given}
         self.model_wrapped.eval()
-        sums = torch.stack([self._sum_and_weight(loader) for loader in loaders.values()])
-        sums = self.accelerator.reduce(sums, "sum")
-        parts = dict(zip(loaders, sums.tolist(), strict=True)) if len(loaders) > 1 else {}  # pyright: ignore[reportAttributeAccessIssue]
-        loss, weight = sums.sum(0).tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        metrics = {**_perplexity(loss, weight), "trained_tokens": weight}
-        for name, part in parts.items():
-            metrics |= {f"{metric}/{name}": value for metric, value in _perplexity(*part).items()}
+        sums = torch.stack([self._sums(loader) for loader in loaders.values()])
+        sums: Any = self.accelerator.reduce(sums, "sum")
+        metrics = self._metrics(sums.sum(0).tolist())
+        for name, part in zip(loaders, sums.tolist(), strict=True) if len(loaders) > 1 else ():
+            metrics |= {f"{metric}/{name}": value for metric, value in self._metrics(part).items()}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(dict(metrics))
         self._write_samples(loaders)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _sum_and_weight(self, loader: TokenLoader) -> torch.Tensor:
-        """Return the summed cross-entropy of this rank's batches and the weight of their tokens, float64 [2]."""
-        model: Any = self.model_wrapped
-        plain, sums = CrossEntropy(), torch.zeros(2, dtype=torch.float64, device=self.args.device)
+    def _sums(self, loader: TokenLoader) -> torch.Tensor:
+        """Return the sums over this rank's batches that metrics are computed from, float64."""
+        total: Any = None
         for batch in loader:
             inputs: Any = self._prepare_inputs(self.model_inputs(batch))
-            labels, weights, given = _split(inputs)
-            where, targets, weights = trained_tokens(labels, weights)
             with torch.no_grad(), self.accelerator.autocast():
-                losses = plain.of_logits(_logits(model(**given))[where], targets, weights)
-            sums += torch.stack([losses.sum(dtype=torch.float64), total_weight(inputs).to(losses.device)])
-        return sums
+                sums = self._evaluated(inputs)
+            total = sums if total is None else total + sums
+        return total
+
+    def _evaluated(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the summed cross-entropy of a batch and the weight of its tokens, float64 [2]."""
+        model: Any = self.model_wrapped
+        labels, weights, given = _split(inputs)
+        where, targets, weights = trained_tokens(labels, weights)
+        losses = CrossEntropy().of_logits(_logits(model(**given))[where], targets, weights)
+        return torch.stack([losses.sum(dtype=torch.float64), total_weight(inputs).to(losses.device)])
+
+    def _metrics(self, sums: list[float]) -> dict[str, float]:
+        """Return the metrics of sums over batches."""
+        loss, weight = sums
+        mean = loss / weight if weight else math.nan
+        return {"loss": mean, "perplexity": math.exp(min(mean, 700.0)), "trained_tokens": weight}
 
     def _write_samples(self, loaders: Mapping[str, TokenLoader]) -> None:
         """Write `samples.jsonl` on the first rank: answers before, during and after the training."""
@@ -225,11 +243,6 @@ class _Batches:
                 before = loader.place
         while inputs is not None:
             yield None, {**inputs, "labels": torch.full_like(inputs["labels"], -100)}
-
-
-def _perplexity(loss: float, weight: float) -> dict[str, float]:
-    mean = loss / weight if weight else math.nan
-    return {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
 
 
 def _split(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, Any]]:

@@ -92,6 +92,8 @@ TRAINING: dict[str, Any] = {
     "save_total_limit": 2,
     "eval_steps": 2,
     "logging_steps": 2,
+    "spike_threshold": 3.0,
+    "peak_tflops": 100.0,
     "report_to": ["wandb"],
     "random_seed": 3,
 }
@@ -198,6 +200,8 @@ CASES = [
     Case("training.decay", 0.2, NOTHING, base={"training.scheduler": "wsd"}),
     Case("training.min_lr_ratio", 0.1, NOTHING, base={"training.scheduler": "cosine"}),
     Case("training.early_stopping_patience", 2, NOTHING, base={"training.eval_steps": 2}),
+    Case("training.eval_samples", 1, NOTHING, base={"training.eval_steps": 2}),
+    Case("training.beta", 0.2, NOTHING, base={"training.loss": "dpo"}),
 ]
 
 

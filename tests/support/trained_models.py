@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 from torch.nn.functional import log_softmax
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 
 from support.loaded_rows import settings, write_rows
 from tokenloom import DataPipeline
@@ -53,6 +53,16 @@ def built(folder: Path, shape: str, tokenizer_folder: Path, rows: int = 29, seed
     path.write_text(yaml.safe_dump(config | sections, sort_keys=False), encoding="utf-8")
     DataPipeline.from_config(path, folder / "store").unwrap().build().unwrap()
     return path
+
+
+class Gradients(TrainerCallback):
+    """The gradients of each step, before the optimizer uses them."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.steps.append({name: value.grad.clone() for name, value in model.named_parameters()})
 
 
 def tiny_model(dataset: Any, seed: int = 0) -> LlamaForCausalLM:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback
 
-from support.trained_models import SHAPES, built, summed_loss, tiny_model, trainer_on
+from support.trained_models import SHAPES, Gradients, built, summed_loss, tiny_model, trainer_on
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, losses
@@ -25,16 +23,6 @@ def datasets(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -
     for shape in SHAPES:
         built(folder, shape, tokenizer_folder)
     return {shape: open_dataset(shape, store=folder / "store") for shape in SHAPES}
-
-
-class Gradients(TrainerCallback):
-    """The gradients of each step, before the optimizer uses them."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, torch.Tensor]] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.steps.append({name: value.grad.clone() for name, value in model.named_parameters()})
 
 
 @pytest.mark.parametrize("settings", [{}, {"z_loss": 0.01, "label_smoothing": 0.1}], ids=["plain", "z and smoothing"])

@@ -78,12 +78,15 @@ class TrainingConfig(Section):
     """`wsd`: steps of the final decay; below 1, a fraction of all steps."""
     min_lr_ratio: Fraction = 0.0
     """`cosine` and `wsd`: the last learning rate, as a fraction of `learning_rate`."""
-    loss: Literal["cross_entropy", "fused_linear_cross_entropy"] = "cross_entropy"
-    """The loss. `fused_linear_cross_entropy` has the same values and never holds the logits of a whole batch."""
+    loss: Literal["cross_entropy", "fused_linear_cross_entropy", "dpo", "kto"] = "cross_entropy"
+    """The loss. `fused_linear_cross_entropy` has the same values and never holds the logits of a whole batch. `dpo`
+    trains on preference pairs, `kto` on rated answers."""
+    beta: Rate = 0.1
+    """`dpo` and `kto`: how close the model stays to the one that it starts from."""
     z_loss: Number = 0.0
     """Weight of the squared log-partition function, which keeps logits small; 1e-4 is usual."""
     label_smoothing: Fraction = 0.0
-    """Fraction of each target that is spread over the vocabulary."""
+    """Fraction of each target that is spread over the vocabulary. `dpo`: fraction of pairs taken to be swapped."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the model's computations. Weights and optimizer are in fp32."""
     attention: str | None = None
@@ -128,6 +131,18 @@ class TrainingConfig(Section):
             yield "training.min_lr_ratio", f"has no effect with scheduler: {self.scheduler}; set cosine or wsd"
         if "decay" in given and self.scheduler != "wsd":
             yield "training.decay", f"has no effect with scheduler: {self.scheduler}; set scheduler: wsd"
+        preference = self.loss in ("dpo", "kto")
+        if "beta" in given and not preference:
+            yield "training.beta", f"has no effect with loss: {self.loss}; set dpo or kto"
+        if self.z_loss and preference:
+            yield "training.z_loss", f"has no effect with loss: {self.loss}"
+        if self.label_smoothing and self.loss == "kto":
+            yield "training.label_smoothing", "has no effect with loss: kto"
+        if self.loss == "kto" and (self.batch_size == 1 or self.token_budget):
+            yield (
+                "training.loss",
+                "kto compares rows of a batch; set a batch_size of at least 2",
+            )
         if self.early_stopping_patience and not self.eval_steps:
             yield "training.early_stopping_patience", "needs evaluations; set eval_steps"
         if "eval_samples" in given and not self.eval_steps:
