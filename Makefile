@@ -34,8 +34,8 @@ $(PIPELINE): pyproject.toml constraints.txt
 	@echo "== Installing PyTorch into .venv (1 to 10 minutes; its CUDA build is a download of several GB)"
 	@$(PYTHON) -m venv .venv
 	$(call install,.venv,--constraint constraints.txt torch==2.13.0)
-	@echo "== Installing tokenloom with Dagster and the libraries that read and tokenize text (1 to 2 minutes)"
-	$(call install,.venv,--constraint constraints.txt --editable '.[pipeline]')
+	@echo "== Installing tokenloom with Dagster and the libraries that read, tokenize and train (1 to 3 minutes)"
+	$(call install,.venv,--constraint constraints.txt --editable '.[pipeline,train]')
 	@touch $@
 
 $(DEVELOPMENT): $(PIPELINE)
@@ -43,19 +43,21 @@ $(DEVELOPMENT): $(PIPELINE)
 	$(call install,.venv,--constraint constraints.txt --editable '.[dev]')
 	@touch $@
 
-demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, preview it, and train 30 steps on it
+demo: $(PIPELINE) .dagster/dagster.yaml  ## build the quickstart with Dagster, preview it, and train a small model on it
 	@echo "== Building tokenloom/pipelines/quickstart.yaml with Dagster (about 20 seconds)"
 	@DAGSTER_HOME=$(CURDIR)/.dagster TOKENLOOM_STORE=$(DEMO_STORE) \
 	  $(BIN)/dagster asset materialize -m tokenloom.definitions --select group:quickstart > .dagster/demo.log 2>&1 || { tail -n 40 .dagster/demo.log; exit 1; }
 	@sed -nE 's/.* - (ASSET_MATERIALIZATION|STEP_SUCCESS) - (.*)/   \2/p' .dagster/demo.log
 	@echo "== Three rows, with the trained tokens marked"
 	@$(BIN)/tokenloom preview tokenloom/pipelines/quickstart.yaml --store $(DEMO_STORE) --row 3 5 12
-	@echo "== Training a tiny model for 30 steps"
-	@$(BIN)/python examples/train.py quickstart --store $(DEMO_STORE) --steps 30
+	@echo "== Training a small model for 200 steps (about a minute), with its answer to a question before and after"
+	@rm -rf .dagster/model
+	@HF_HUB_OFFLINE=1 $(BIN)/tokenloom train examples/train_quickstart.yaml --store $(DEMO_STORE)
 	@echo "== Next"
 	@echo "   make ui                 see the assets, checks and schedules in Dagster's UI"
 	@echo "   docs/prepare/prepare.md declare your own dataset"
 	@echo "   docs/train/train.md     load it in training code"
+	@echo "   docs/train/trainer.md   train models with tokenloom"
 
 .dagster/dagster.yaml: dagster.yaml
 	@mkdir -p .dagster

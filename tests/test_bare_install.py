@@ -15,7 +15,7 @@ from support.paths import QUICKSTART, ROOT
 from tokenloom import DataPipeline
 from tokenloom.errors import EXTRAS
 
-PIPELINE, TRAIN, S3, JAX = (f"pip install 'tokenloom[{extra}]'" for extra in ("pipeline", "train", "s3", "jax"))
+PIPELINE, S3, JAX = (f"pip install 'tokenloom[{extra}]'" for extra in ("pipeline", "s3", "jax"))
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({sorted(sum(EXTRAS.values(), ()))!r}))\n"
 """The start of a program that finds no package of an extra."""
 
@@ -71,10 +71,7 @@ def test_every_command_runs_or_names_the_extra(folder: Path) -> None:
         assert "Traceback" not in printed, (name, printed)
         if code == 1:
             (line,) = (line for line in printed.splitlines() if not line.startswith("store: "))
-            assert line.endswith(f", which is not installed; run: {TRAIN if name == 'train' else PIPELINE}"), (
-                name,
-                printed,
-            )
+            assert line.endswith(f", which is not installed; run: {PIPELINE}"), (name, printed)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ SOURCES = [
     if not any(path.is_relative_to(ROOT / "tokenloom" / name) for name in LINKED)
 ]
 
-LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "assets": 4, "trainer": 4, "pipeline": 5, "cli": 6}
+LAYERS = {"errors": 0, "config": 1, "resources": 2, "loaders": 3, "trainer": 4, "assets": 5, "pipeline": 6, "cli": 7}
 """Imports only go down. All other modules of `tokenloom` are above these."""
 
 TOP = 9

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from tokenloom.trainer.run import train
     from tokenloom.trainer.token_trainer import TokenTrainer
 
-__all__ = ["CheckpointManager", "CrossEntropy", "LoraConfig", "PreferenceTrainer", "TokenTrainer", "TrainingConfig", "train"]
+__all__ = [
+    "CheckpointManager",
+    "CrossEntropy",
+    "LoraConfig",
+    "PreferenceTrainer",
+    "TokenTrainer",
+    "TrainingConfig",
+    "train",
+]
 
 _HOMES = {
     "CheckpointManager": "tokenloom.trainer.checkpoint_manager",

@@ -81,10 +81,11 @@ class CrossEntropy:
             logits = nn.functional.linear(hidden[part], head.weight, head.bias)
             return self.of_logits(logits, targets[part], None if weights is None else weights[part])
 
-        parts: list[Any] = [hidden.new_zeros(0, dtype=torch.float32)]
-        for start in range(0, len(hidden), CHUNK):
-            parts.append(checkpoint(of_chunk, start, use_reentrant=False, preserve_rng_state=False))
-        return torch.cat(parts)
+        parts: list[Any] = [
+            checkpoint(of_chunk, start, use_reentrant=False, preserve_rng_state=False)
+            for start in range(0, len(hidden), CHUNK)
+        ]
+        return torch.cat([hidden.new_zeros(0, dtype=torch.float32), *parts])
 
 
 def trained_tokens(

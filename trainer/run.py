@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import AutoTokenizer, TrainerState, set_seed
+from transformers import AutoTokenizer, TrainerCallback, TrainerState, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from tokenloom.config import MixtureConfig, PipelineConfig, TrainingConfig
+from tokenloom.config.training import decisive_settings
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import MixedDataset, TokenDataset, TokenLoader, open_dataset, open_mixture
+from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.trainer.checkpoints import last_checkpoint
 from tokenloom.trainer.model import build_model
@@ -22,14 +27,22 @@ from tokenloom.trainer.preference import PreferenceTrainer
 from tokenloom.trainer.state_files import partial_of, publish
 from tokenloom.trainer.token_trainer import TokenTrainer
 
+_say = partial(print, flush=True)
+
 RECORD = "run.json"
+_MISSING = "missing; it is required: training: {model: HUB_ID}"
 
 LOSSES = {"sequence": TokenTrainer.losses, "pair": ("dpo",), "labelled sequence": ("kto",)}
 """Losses by the kind of a dataset's rows."""
 
 
 def train(
-    config: PipelineConfig | MixtureConfig, store: str | None = None, resume: bool = False, steps: int | None = None
+    config: PipelineConfig | MixtureConfig,
+    store: str | None = None,
+    resume: bool = False,
+    steps: int | None = None,
+    report: Callable[[str], None] = _say,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> TokenTrainer:
     """Train the model of a config's `training:` on its dataset or mixture, and return the trainer.
 
@@ -40,6 +53,8 @@ def train(
         store: the store's address, as in `open_dataset`.
         resume: continue after the last checkpoint, if there is one.
         steps: replaces `training.steps`.
+        report: is given lines of progress, on the first rank.
+        callbacks: called at the hooks of transformers' `TrainerCallback`.
 
     Raises:
         ConfigError: the config has no `training:`, or the folder has checkpoints of another run.
@@ -48,14 +63,14 @@ def train(
     """
     training = config.training
     if training is None:
-        raise config.fault("training", "missing; it is required: training: {model: HUB_ID}")
+        raise config.fault("training", _MISSING)
     if isinstance(config, PipelineConfig) and config.dataset.streaming:
         raise config.fault("dataset.streaming", "streamed rows cannot be trained on; set it to false")
     if steps:
         training = training.model_copy(update={"steps": steps})
     disable_progress_bar()
     ranks = PartialState(cpu=not torch.accelerator.is_available())
-    folder = Path(training.output_dir or f"runs/{config.dataset_name}")
+    folder = _folder(config)
     checkpoint = last_checkpoint(folder)
     if checkpoint and not resume:
         message = f"{checkpoint} belongs to an earlier run; resume it (--resume), or set another training.output_dir"
@@ -75,12 +90,72 @@ def train(
         {name: _loader(config, training, each) for name, each in _by_name(validation).items()},
         folder,
         processing_class=AutoTokenizer.from_pretrained(dataset.tokenizer_path),
+        callbacks=[*callbacks],
     )
+    trainer.step_log.report = report
     trainer.args.eval_on_start = bool(training.eval_steps) and checkpoint is None
     if checkpoint is None or _step(checkpoint) < trainer.args.max_steps:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         _save_model(trainer, folder / "model")
     return trainer
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """A finished run in a folder of its own.
+
+    Args:
+        folder: log, checkpoints and `model`.
+        key: digest of the data and the settings that decide about the model.
+        data: digest of the data.
+    """
+
+    folder: Path
+    key: str
+    data: str
+
+
+def train_once(
+    config: PipelineConfig | MixtureConfig, store: str | None = None, report: Callable[[str], None] = print
+) -> ModelRun:
+    """Train as `train` does, unless a model of the same data and settings exists.
+
+    Each model has a folder of its own, `<output_dir>/<start of its key>`. A run that ended early goes on.
+
+    Args:
+        report: is given what is found, and lines of progress.
+
+    Raises:
+        ConfigError, DatasetNotFoundError, StoreError: as for `train`.
+    """
+    training = config.training
+    if training is None:
+        raise config.fault("training", _MISSING)
+    splits = ("train", "validation") if training.eval_steps else ("train",)
+    data = digest_json([_opened(config, split, store, None).digest for split in splits])
+    key = digest_json([data, decisive_settings(training, config.dataloader), _files_of(training.model)])
+    folder = _folder(config) / key[:12]
+    if (folder / "model").is_dir():
+        report(f"the model of this data and these settings exists: {folder}")
+        return ModelRun(folder, key, data)
+    found = last_checkpoint(folder)
+    report(f"training goes on after {found}" if found else f"training in {folder}")
+    settings = training.model_copy(update={"output_dir": str(folder)})
+    train(config.model_copy(update={"training": settings}), store, resume=True, report=report)
+    return ModelRun(folder, key, data)
+
+
+def _folder(config: PipelineConfig | MixtureConfig) -> Path:
+    assert config.training is not None
+    return Path(config.training.output_dir or f"runs/{config.dataset_name}")
+
+
+def _files_of(model: object) -> list[tuple[str, int, int]]:
+    """Return names, sizes and times of the files of a model in a folder."""
+    if not isinstance(model, str) or not Path(model).is_dir():
+        return []
+    files = sorted(path for path in Path(model).iterdir() if path.is_file())
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _record(config: PipelineConfig | MixtureConfig, folder: Path, store: str | None, resume: bool) -> None:
@@ -99,7 +174,7 @@ def _record(config: PipelineConfig | MixtureConfig, folder: Path, store: str | N
 
 
 def _opened(
-    config: PipelineConfig | MixtureConfig, split: str, store: str | None, pin: str
+    config: PipelineConfig | MixtureConfig, split: str, store: str | None, pin: str | None
 ) -> TokenDataset | MixedDataset:
     if isinstance(config, MixtureConfig):
         dataset = open_mixture(config.dataset_name, split, store, pin=pin)

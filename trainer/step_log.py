@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ class StepLog(TrainerCallback):
     Args:
         trainer: the trainer.
         path: the file.
+
+    Attributes:
+        report: is given the lines of progress; default: they are printed.
     """
 
     def __init__(self, trainer: Any, path: Path):
         self._trainer, self._path = trainer, path
+        self.report: Callable[[str], None] = partial(print, flush=True)
         config = trainer.config
         self._spikes = SpikeTrace(trainer.train_loader, path.with_name("spikes.jsonl"), config.spike_threshold)
         self._peak = peak_flops(config.peak_tflops)
@@ -83,7 +88,7 @@ class StepLog(TrainerCallback):
         evaluated = {name: value for name, value in (logs or {}).items() if name.startswith("eval_")}
         if evaluated:
             append_log(self._path, [{"step": state.global_step, **evaluated}])
-            print(f"step {state.global_step:>6}  {_numbers(evaluated)}", flush=True)
+            self.report(f"step {state.global_step:>6}  {_numbers(evaluated)}")
         if lines:
             self._report(lines[-1], state.max_steps)
 
@@ -104,7 +109,7 @@ class StepLog(TrainerCallback):
         for line, places, rows in zip(lines, self._places, self._rows, strict=True):
             message = self._spikes.check(line["step"], line["loss"], places, rows, writes)
             if message:
-                print(f"step {line['step']:>6}  {message}", flush=True)
+                self.report(f"step {line['step']:>6}  {message}")
         self._steps, self._losses, self._places, self._rows = [], [], [], []
         return lines
 
@@ -119,7 +124,7 @@ class StepLog(TrainerCallback):
         left = timedelta(seconds=round(seconds / max(done, 1) * (steps - line["step"])))
         rate = f"{rates['tokens_per_second']:,.0f} tokens/s" + (f"  MFU {rates['mfu']:.1%}" if self._peak else "")
         text = f"epoch {line['epoch']:.2f}  loss {line['loss']:.4f}  lr {line['learning_rate']:.2e}"
-        print(f"step {line['step']:>6}/{steps}  {text}  {rate}  {left} left", flush=True)
+        self.report(f"step {line['step']:>6}/{steps}  {text}  {rate}  {left} left")
 
 
 def _numbers(values: Mapping[str, float]) -> str:

@@ -26,6 +26,9 @@ from tokenloom.trainer.samples import generated_samples
 from tokenloom.trainer.spikes import mean_by_row
 from tokenloom.trainer.step_log import StepLog
 
+SHOWN = 60
+"""Characters of a prompt and of an answer that progress shows."""
+
 
 class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     """Trainer on the batches of a `TokenLoader`.
@@ -174,7 +177,8 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         """
         given: Any = eval_dataset or self.eval_loader
         loaders: dict[str, TokenLoader] = dict(given) if isinstance(given, Mapping) else {"": given}
-        self.model_wrapped.eval()
+        model: Any = self.model_wrapped
+        model.eval()
         sums = torch.stack([self._sums(loader) for loader in loaders.values()])
         sums: Any = self.accelerator.reduce(sums, "sum")
         metrics = self._metrics(sums.sum(0).tolist())
@@ -222,6 +226,8 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         with self.accelerator.autocast():
             lines = [*generated_samples(model, self.processing_class, datasets, self.config.eval_samples)]
         append_log(path, [{"step": step, **line} for line in lines])
+        for line in lines[:1]:
+            self.step_log.report(f"step {step:>6}  {line['prompt'][-SHOWN:]!r} → {line['generated'][:SHOWN]!r}")
 
 
 class _Batches:

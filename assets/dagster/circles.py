@@ -10,7 +10,7 @@ import dagster as dg
 
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.embedding import Embedding
-from tokenloom.assets.dagster.names import SOURCE
+from tokenloom.assets.dagster.names import MODEL, SOURCE
 from tokenloom.config import MixtureConfig
 from tokenloom.config.load import Config
 from tokenloom.errors import ConfigError
@@ -41,6 +41,8 @@ def _made(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:
     """Yield the keys of the assets of a dataset or mixture."""
     for stage in [MIXTURE] if isinstance(config, MixtureConfig) else [SOURCE, *STAGES]:
         yield embedding.key(config.dataset_name, stage)
+    if config.training is not None:
+        yield embedding.key(config.dataset_name, MODEL)
 
 
 def _read(config: Config, embedding: Embedding) -> Iterator[dg.AssetKey]:

@@ -18,6 +18,7 @@ from tokenloom.assets.dagster.dataset_asset import dataset_asset
 from tokenloom.assets.dagster.embedding import Embedding, keys_of, parts_of
 from tokenloom.assets.dagster.faulty_asset import faulty_asset
 from tokenloom.assets.dagster.mixture_asset import mixture_asset
+from tokenloom.assets.dagster.model_asset import model_asset
 from tokenloom.assets.dagster.names import SOURCE
 from tokenloom.assets.dagster.schedules import check_cron, schedule
 from tokenloom.assets.dagster.source import source_asset
@@ -128,6 +129,8 @@ def _definitions(config: Config, members: Sequence[Member], embedding: Embedding
 
 
 def _assets(config: Config, embedding: Embedding) -> Iterator[dg.AssetsDefinition]:
+    if config.training is not None:
+        yield model_asset(config, embedding)
     if isinstance(config, MixtureConfig):
         yield mixture_asset(config, embedding)
     elif upstream := embedding.upstream(config):

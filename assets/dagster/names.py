@@ -11,6 +11,9 @@ from tokenloom.assets.building.declared_folder import plain_name
 SOURCE = "source"
 """The last part of the key of a dataset's source."""
 
+MODEL = "model"
+"""The last part of the key of the model that is trained on a dataset or mixture."""
+
 DATASET_TAG = "tokenloom/dataset"
 """The tag of runs that names their dataset."""
 

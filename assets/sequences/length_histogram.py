@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.resources.png import DARK, GREEN, GREY, png
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, list_parts
 
@@ -67,17 +66,11 @@ def histogram_png(before: Histogram, after: Histogram, width: int = 304, height:
     """Return a PNG with two rows of bars, grey and green, each with a line at max_length; sizes in pixels."""
     picture = np.zeros((2 * height + 4, width), np.uint8)
     step = width // len(before.counts)
-    for row, (found, colour) in enumerate(((before, 2), (after, 3))):
+    for row, (found, colour) in enumerate(((before, GREY), (after, GREEN))):
         top, most = row * (height + 4), max(found.counts) or 1
-        picture[top : top + height, step * (len(found.bounds) - 2) - 1] = 1
+        picture[top : top + height, step * (len(found.bounds) - 2) - 1] = DARK
         for place, count in enumerate(found.counts):
             tall = -(-(height - 2) * count // most)
             picture[top + height - tall : top + height, place * step + 1 : (place + 1) * step - 1] = colour
-        picture[top + height - 1, : step * len(found.counts)] = 1
-    lines = np.pad(picture, ((0, 0), (1, 0))).tobytes()  # each line starts with its PNG filter type, 0
-    palette = bytes.fromhex("ffffff 6b7280 9ca3af 10b981")
-    header = struct.pack(">IIBBBBB", width, len(picture), 8, 3, 0, 0, 0)
-    blocks = ((b"IHDR", header), (b"PLTE", palette), (b"tRNS", b"\0"), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in blocks
-    )
+        picture[top + height - 1, : step * len(found.counts)] = DARK
+    return png(picture)

@@ -113,7 +113,7 @@ def test_a_step_is_that_of_a_plain_loop(
     loss: str, smoothing: float, accumulated: int, configs: dict[str, Path], tmp_path: Path
 ) -> None:
     dataset, seen = opened(configs, loss), Gradients()
-    more = {"label_smoothing": smoothing} if smoothing else {}
+    more: dict[str, Any] = {"label_smoothing": smoothing} if smoothing else {}
     made = trainer(dataset, tmp_path, loss, gradient_accumulation_steps=accumulated, **more)
     made.add_callback(seen)
     made.train()
@@ -145,7 +145,7 @@ def test_losses_and_gradients_are_those_of_trl(loss: str, configs: dict[str, Pat
     batch = next(iter(TokenLoader(dataset, batch_size=4, seed=0, padding="longest")))
     ours = trainer(dataset, tmp_path / "ours", loss)
     inputs = ours.model_inputs(batch)
-    value = ours.compute_loss(ours.model, inputs)
+    value = ours.compute_loss(ours.model, inputs)  # pyright: ignore[reportArgumentType]
     value.backward()
 
     model, reference = pair_of_models(dataset)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tokenloom.cli.options import add_command, add_config, add_store, open_store, positive_integer
+from tokenloom.cli.build import build_target
+from tokenloom.cli.options import add_command, add_compute, add_config, add_store, open_store, positive_integer
 
 
 def add_parser(commands: Any) -> None:
@@ -17,19 +18,21 @@ def add_parser(commands: Any) -> None:
     text = "number of optimizer steps (default: training.steps, else training.epochs)"
     parser.add_argument("--steps", metavar="N", type=positive_integer, help=text)
     add_store(parser)
+    add_compute(parser)
+    parser.set_defaults(limit=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the data, and train."""
+    from rich.console import Console
+
     from tokenloom.config.load import load_config
     from tokenloom.trainer import train
 
     config = load_config(args.config)
     store = open_store(args, config.folder).address
     if config.training is not None and not args.resume:
-        from tokenloom.pipeline import DataPipeline
-
-        DataPipeline.from_config(config, store).unwrap().build().unwrap()
+        build_target(args, config, Console(stderr=True))
     trainer = train(config, store, args.resume, args.steps)
     print(
         f"step {trainer.state.global_step or trainer.args.max_steps} of {trainer.args.max_steps}: "

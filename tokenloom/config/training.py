@@ -151,3 +151,16 @@ class TrainingConfig(Section):
             yield "training.epochs", "has no effect with steps; set one of them"
         if self.batch_size and self.token_budget:
             yield "training.batch_size", "has no effect with token_budget; set one of them"
+
+
+_WITHOUT_EFFECT = {
+    *("output_dir", "save_steps", "save_total_limit", "logging_steps", "report_to"),
+    *("eval_samples", "spike_threshold", "peak_tflops"),
+}
+_ORDER = {"batch_size", "token_budget", "shuffle", "drop_last", "seed"}
+
+
+def decisive_settings(training: TrainingConfig, dataloader: Section) -> dict[str, Any]:
+    """Return the settings that decide, together with the data, what the weights of a model become."""
+    trained = training.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    return {"training": trained, "dataloader": dataloader.model_dump(mode="json", include=_ORDER)}
