@@ -4,6 +4,9 @@ BIN := .venv/bin
 PIPELINE := .venv/.pipeline
 DEVELOPMENT := .venv/.development
 LOWEST := .venv-lowest/.installed
+# What pip installs. In variables: a comma in $(call …) would end its argument.
+DEMO := .[pipeline,train]
+EVERY := .[jax,pipeline,s3,train,vision]
 LOWEST_TESTS := tests/golden tests/config $(addprefix tests/assets/,raw schema columns prompts tokenizer sequences) \
   $(addprefix tests/loaders/,collation datasets on_the_fly order reading)
 JOBS ?= 2
@@ -35,7 +38,7 @@ $(PIPELINE): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	$(call install,.venv,--constraint constraints.txt torch==2.13.0)
 	@echo "== Installing tokenloom with Dagster and the libraries that read, tokenize and train (1 to 3 minutes)"
-	$(call install,.venv,--constraint constraints.txt --editable '.[pipeline,train]')
+	$(call install,.venv,--constraint constraints.txt --editable '$(DEMO)')
 	@touch $@
 
 $(DEVELOPMENT): $(PIPELINE)
@@ -115,7 +118,7 @@ $(LOWEST): pyproject.toml constraints-lowest.txt
 	@$(PYTHON) -m venv .venv-lowest
 	@echo "== Installing the lowest versions into .venv-lowest (3 to 15 minutes)"
 	$(call install,.venv-lowest,--constraint constraints-lowest.txt torch)
-	$(call install,.venv-lowest,--constraint constraints-lowest.txt --editable '.[jax,pipeline,s3,train,vision]' \
+	$(call install,.venv-lowest,--constraint constraints-lowest.txt --editable '$(EVERY)' \
 	  pytest pytest-xdist hypothesis 'moto[server]' zstandard)
 	@touch $@
 
