@@ -210,6 +210,8 @@ def _loader(
     options: dict[str, Any] = {"shuffle": settings.shuffle if is_train else "none", "drop_last": settings.drop_last}
     names = ("seed", "num_workers", "pin_memory", "prefetch_factor", "persistent_workers")
     options |= {name: getattr(settings, name) for name in names}
+    if not settings.num_workers and "prefetch_factor" not in settings.model_fields_set:
+        options["prefetch_factor"] = 2  # a background thread gathers batches while the model computes
     size = training.batch_size or settings.batch_size
     return TokenLoader(dataset, size, padding=padding, padding_side=side, token_budget=budget, **options)
 
