@@ -66,6 +66,7 @@ def training_arguments(config: TrainingConfig, loader: TokenLoader, output_dir: 
         bf16=config.precision == "bf16",
         fp16=config.precision == "fp16",
         save_strategy="steps",
+        save_only_model=config.strategy == "fsdp",  # or Trainer refuses to save; `Checkpoints` saves everything
         save_steps=config.save_steps,
         save_total_limit=config.save_total_limit,
         logging_steps=config.logging_steps,

@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
@@ -36,7 +40,7 @@ class Checkpoints(Trainer):
     random states of each rank, and Trainer's state with the loader's position. A checkpoint is written under another
     name, sealed with the digests of its files, synced and renamed.
 
-    With FSDP and DeepSpeed, model and optimizer are saved in their own formats.
+    Of a model that Accelerate has wrapped (its FSDP, DeepSpeed), model and optimizer are saved in their own formats.
     """
 
     step_log: Any
@@ -79,36 +83,49 @@ class Checkpoints(Trainer):
         if self.args.should_save:
             pickled.unlink(missing_ok=True)
 
-    def _is_sharded(self) -> bool:
+    def _is_wrapped(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self._is_sharded():
+        if self._is_wrapped():
             super()._save_optimizer_and_scheduler(output_dir)
             super()._save_scaler(output_dir)
-        elif self.args.should_save:
+        else:
             scaler = self.accelerator.scaler
             states = {
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.lr_scheduler.state_dict(),
                 "scaler": scaler and scaler.state_dict(),
             }
-            write_state(Path(output_dir), OPTIMIZER, states)
+            write_state(Path(output_dir), OPTIMIZER, states, self.args.should_save)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or self._is_sharded():
+        if checkpoint is None or self._is_wrapped():
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        states = read_state(Path(checkpoint), OPTIMIZER)
+        states = read_state(Path(checkpoint), OPTIMIZER, mesh_of(self.model))
         self.optimizer.load_state_dict(states["optimizer"])
         self.lr_scheduler.load_state_dict(states["scheduler"])
         if states["scaler"] and self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(states["scaler"])
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if mesh_of(self.model) is None:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        for file in sorted(Path(resume_from_checkpoint).glob("model*.safetensors")):
+            set_model_state_dict(self.model, load_file(file), options=options)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         name = f"{RANDOM}-{self.args.process_index}"
         if checkpoint is not None and (Path(checkpoint) / f"{name}.json").exists():  # else: another number of ranks
             _set_random_states(read_state(Path(checkpoint), name))
+
+
+def mesh_of(model: Any) -> DeviceMesh | None:
+    """Return the ranks over which a model's parameters are sharded, or None if they are not."""
+    return next((each.device_mesh for each in model.parameters() if isinstance(each, DTensor)), None)
 
 
 def _random_states() -> dict[str, Any]:

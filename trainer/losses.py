@@ -129,7 +129,7 @@ class FusedHead:
         head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
         settings = getattr(model, "config", None)
         scaled = [name for name in _SCALES_LOGITS if getattr(settings, name, None) not in (None, 0, 1)]
-        if type(head) is not nn.Linear or scaled:
+        if getattr(type(head), "forward", None) is not nn.Linear.forward or scaled:
             reason = f"sets {scaled[0]}" if scaled else "has no linear output layer"
             message = f"training.loss: the model {reason}, so its loss cannot be fused; set loss: cross_entropy"
             raise ConfigError.at("training.loss", message)

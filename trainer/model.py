@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed import DistributedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tokenloom.config.training import TrainingConfig
@@ -32,7 +34,20 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
             model.resize_token_embeddings(dataset.vocab_size)
     else:
         model = AutoModelForCausalLM.from_config(_new(config.model, dataset), dtype=torch.float32, **attention)
+    ranks = PartialState().num_processes
+    if config.strategy == "fsdp" and ranks > 1:
+        model = _sharded(model, ranks)
     return _with_adapters(model, config) if config.lora else model
+
+
+def _sharded(model: Any, ranks: int) -> Any:
+    """Shard a model over all ranks, as transformers' plan for it says."""
+    try:
+        settings, _, mesh = model.prepare_distribute_model(DistributedConfig(fsdp_size=ranks))
+        return model.maybe_distribute_model(model, settings, mesh)
+    except ValueError:
+        message = f"training.strategy: transformers has no plan to shard a {type(model).__name__}; set strategy: ddp"
+        raise ConfigError.at("training.strategy", message) from None
 
 
 def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import digest_parts
@@ -25,25 +27,43 @@ from tokenloom.resources.digest import digest_parts
 SEAL = "sealed.json"
 
 
-def write_state(folder: Path, name: str, state: Any) -> None:
-    """Write a state, such as the `state_dict` of an optimizer, to two files.
+def write_state(folder: Path, name: str, state: Any, write: bool = True) -> None:
+    """Write a state, such as the `state_dict` of an optimizer, to two files. Sharded tensors are written whole: if it
+    has any, all ranks call this.
+
+    Args:
+        write: whether this rank writes.
 
     Raises:
         TypeError: it contains something other than tensors, arrays, mappings, lists, tuples, numbers, text and None.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {} if write else _Dropped()
     tree = _packed(state, (), tensors, {})
-    save_file(tensors, folder / f"{name}.safetensors", {"format": "pt"})
-    (folder / f"{name}.json").write_text(json.dumps(tree), encoding="utf-8")
+    if write:
+        save_file(tensors, folder / f"{name}.safetensors", {"format": "pt"})
+        (folder / f"{name}.json").write_text(json.dumps(tree), encoding="utf-8")
 
 
-def read_state(folder: Path, name: str) -> Any:
-    """Return a state that `write_state` wrote; tensors are on the CPU."""
+def read_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> Any:
+    """Return a state that `write_state` wrote; tensors are on the CPU.
+
+    Args:
+        mesh: the ranks over which tensors that were sharded are sharded again; None: they stay whole.
+    """
     tensors = load_file(folder / f"{name}.safetensors")
-    return _unpacked(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")), tensors)
+    return _unpacked(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")), tensors, mesh)
+
+
+class _Dropped(dict[str, torch.Tensor]):
+    """Tensors of a rank that does not write."""
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None: ...
 
 
 def _packed(value: Any, at: tuple[str, ...], tensors: dict[str, torch.Tensor], seen: dict[Any, str]) -> Any:
+    if isinstance(value, DTensor):
+        dimensions = [getattr(placement, "dim", None) for placement in value.placements]
+        return {"sharded": [dimensions, _packed(value.full_tensor(), at, tensors, {})["tensor"]]}
     if isinstance(value, torch.Tensor):
         # tied weights are one tensor
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else object()
@@ -63,9 +83,9 @@ def _packed(value: Any, at: tuple[str, ...], tensors: dict[str, torch.Tensor], s
     raise TypeError(f"{'.'.join(at)}: a checkpoint cannot contain {type(value).__name__}")
 
 
-def _unpacked(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _unpacked(value: Any, tensors: dict[str, torch.Tensor], mesh: DeviceMesh | None) -> Any:
     if isinstance(value, list):
-        return [_unpacked(inner, tensors) for inner in value]
+        return [_unpacked(inner, tensors, mesh) for inner in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -73,9 +93,13 @@ def _unpacked(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return tensors[content]
     if kind == "array":
         return tensors[content].numpy()
+    if kind == "sharded":
+        dimensions, key = content
+        placements = [Replicate() if dimension is None else Shard(dimension) for dimension in dimensions]
+        return tensors[key] if mesh is None else distribute_tensor(tensors[key], mesh, placements, src_data_rank=None)
     if kind == "tuple":
-        return tuple(_unpacked(inner, tensors) for inner in content)
-    return {key: _unpacked(inner, tensors) for key, inner in content}
+        return tuple(_unpacked(inner, tensors, mesh) for inner in content)
+    return {key: _unpacked(inner, tensors, mesh) for key, inner in content}
 
 
 @contextmanager

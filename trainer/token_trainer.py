@@ -18,7 +18,7 @@ from tokenloom.loaders import TokenLoader, model_inputs
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.trainer.arguments import training_arguments
-from tokenloom.trainer.checkpoints import Checkpoints
+from tokenloom.trainer.checkpoints import Checkpoints, mesh_of
 from tokenloom.trainer.json_lines import append_log, cut_log
 from tokenloom.trainer.losses import CrossEntropy, FusedHead, total_weight, trained_tokens
 from tokenloom.trainer.optimizers import build_optimizer
@@ -217,14 +217,17 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
     def _write_samples(self, loaders: Mapping[str, TokenLoader]) -> None:
         """Write `samples.jsonl` on the first rank: answers before, during and after the training."""
         model: Any = self.accelerator.unwrap_model(self.model)  # pyright: ignore[reportArgumentType]
-        can = hasattr(model, "generate") and self.processing_class is not None and not self._is_sharded()
-        if not (can and self.config.eval_samples and self.is_world_process_zero()):
+        can = hasattr(model, "generate") and self.processing_class is not None and not self._is_wrapped()
+        writes, is_sharded = self.is_world_process_zero(), mesh_of(model) is not None
+        if not (can and self.config.eval_samples and (writes or is_sharded)):  # all ranks compute a sharded model
             return
         datasets: Any = {loader.dataset.dataset.name: loader.dataset.dataset for loader in loaders.values()}  # pyright: ignore[reportAttributeAccessIssue]
         path, step = Path(str(self.args.output_dir)) / "samples.jsonl", self.state.global_step
-        cut_log(path, step - 1)
         with self.accelerator.autocast():
             lines = [*generated_samples(model, self.processing_class, datasets, self.config.eval_samples)]
+        if not writes:
+            return
+        cut_log(path, step - 1)
         append_log(path, [{"step": step, **line} for line in lines])
         for line in lines[:1]:
             self.step_log.report(f"step {step:>6}  {line['prompt'][-SHOWN:]!r} → {line['generated'][:SHOWN]!r}")

@@ -15,7 +15,8 @@ from tokenloom.trainer.json_lines import read_log
 def start(arguments: list[str], printed: Path, ranks: int = 1) -> subprocess.Popen[bytes]:
     """Start `python -m ARGUMENTS`, on some ranks."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | paths | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with printed.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *torchrun, *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment

@@ -93,6 +93,9 @@ class TrainingConfig(Section):
     """Attention of transformers, such as `sdpa`, `eager` or `flash_attention_2`. Default: the model's."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """What several ranks hold. `ddp`: each has the whole model. `fsdp`: weights, gradients and the optimizer's state
+    are sharded over them (FSDP2)."""
     lora: LoraConfig | None = None
     """Train low-rank adapters. null: train all weights."""
     save_steps: Positive = 500
