@@ -22,32 +22,33 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
         ConfigError: there is no model, or it has no such setting.
         ModuleNotFoundError: `lora` is set and peft is not installed.
     """
-    attention = {"attn_implementation": config.attention} if config.attention else {}
     if config.model is None:
         raise ConfigError.at(
             "training.model", "training.model: missing; set a hub id, a folder, or {model_type: llama}"
         )
+    options: dict[str, Any] = {"dtype": torch.float32}
+    if config.attention:
+        options["attn_implementation"] = config.attention
+    ranks = PartialState().num_processes if config.strategy == "fsdp" else 1
+    sharded = options | {"distributed_config": DistributedConfig(fsdp_size=ranks)} if ranks > 1 else options
     model: Any
-    if isinstance(config.model, str):
-        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32, **attention)
-        if model.get_input_embeddings().num_embeddings < dataset.vocab_size:
-            model.resize_token_embeddings(dataset.vocab_size)
-    else:
-        model = AutoModelForCausalLM.from_config(_new(config.model, dataset), dtype=torch.float32, **attention)
-    ranks = PartialState().num_processes
-    if config.strategy == "fsdp" and ranks > 1:
-        model = _sharded(model, ranks)
-    return _with_adapters(model, config) if config.lora else model
-
-
-def _sharded(model: Any, ranks: int) -> Any:
-    """Shard a model over all ranks, as transformers' plan for it says."""
     try:
-        settings, _, mesh = model.prepare_distribute_model(DistributedConfig(fsdp_size=ranks))
-        return model.maybe_distribute_model(model, settings, mesh)
-    except ValueError:
-        message = f"training.strategy: transformers has no plan to shard a {type(model).__name__}; set strategy: ddp"
+        if isinstance(config.model, str):
+            fits = AutoConfig.from_pretrained(config.model).get_text_config().vocab_size >= dataset.vocab_size
+            model = AutoModelForCausalLM.from_pretrained(config.model, **(sharded if fits else options))
+            if not fits:
+                model.resize_token_embeddings(dataset.vocab_size)
+        else:
+            model = AutoModelForCausalLM.from_config(_new(config.model, dataset), **options)
+        if ranks > 1 and not model.is_distributed_loading_by_transformers:
+            weights = model.state_dict()
+            model = type(model).from_pretrained(None, config=model.config, state_dict=weights, **sharded)
+    except ValueError as error:
+        if ranks == 1:
+            raise
+        message = f"training.strategy: this model cannot be sharded: {error}; set strategy: ddp"
         raise ConfigError.at("training.strategy", message) from None
+    return _with_adapters(model, config) if config.lora else model
 
 
 def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
@@ -58,7 +59,8 @@ def _new(settings: dict[str, Any], dataset: TokenDataset | MixedDataset) -> Any:
         raise ConfigError.at("training.model", f"training.model.model_type: not a model of transformers{hint}")
     ours: dict[str, Any] = {"vocab_size": dataset.vocab_size, "max_position_embeddings": dataset.max_length}
     tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    known = AutoConfig.for_model(kind).to_dict().keys() | {"model_type"}
+    default = AutoConfig.for_model(kind)
+    known = default.to_dict().keys() | default.attribute_map.keys() | {"model_type"}
     for name in settings:
         if name not in known:
             message = f"training.model.{name}: not a setting of {kind}{did_you_mean(name, known)}"

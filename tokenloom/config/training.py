@@ -141,6 +141,10 @@ class TrainingConfig(Section):
             yield "training.z_loss", f"has no effect with loss: {self.loss}"
         if self.label_smoothing and self.loss == "kto":
             yield "training.label_smoothing", "has no effect with loss: kto"
+        if self.strategy == "fsdp" and self.optimizer in ("adafactor", "sophia"):
+            yield "training.optimizer", f"{self.optimizer} cannot be sharded; set adamw, lion or muon, or strategy: ddp"
+        if self.strategy == "fsdp" and preference and not self.lora:
+            yield "training.strategy", f"fsdp cannot shard the reference of {self.loss}; set lora, or strategy: ddp"
         if self.loss == "kto" and (self.batch_size == 1 or self.token_budget):
             yield (
                 "training.loss",
