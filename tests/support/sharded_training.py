@@ -1,12 +1,13 @@
-"""`torchrun -m support.sharded_training CONFIG STORE OUTPUT [resume]`: trains, and writes how each rank held the model.
+"""`torchrun -m support.sharded_training CONFIG STORE RUN STEP`: trains to the end, then once more from a checkpoint.
 
-The file `OUTPUT-<rank>.json` has the class and the placements of each parameter and of each state of the optimizer, and
-the shapes of this rank's part and of the whole.
+`RUN-<rank>.json` has the class and placements of each parameter and of each state of the optimizer, and the shapes of
+this rank's part and of the whole. `RUN-before` has the run's folder as it was before it was resumed.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,26 @@ def described(value: Any) -> dict[str, Any]:
     }
 
 
-def main(config: str, store: str, output: str, resume: str = "") -> None:
-    trainer: Any = train(load_config(config), store, resume=bool(resume))
-    layers = [module for module in trainer.model.modules() if isinstance(module, FSDPModule)]
-    states = [
-        {name: described(value) for name, value in state.items() if value.ndim}
-        for state in trainer.optimizer.state.values()
-    ]
-    found = {
-        "wrapped": [type(module).__name__ for module in layers],
-        "parameters": {name: described(value) for name, value in trainer.model.named_parameters()},
-        "optimizer": states,
+def main(config: str, store: str, run: str, step: str) -> None:
+    trainer: Any = train(load_config(config), store)
+    held = {
+        "wrapped": [type(module).__name__ for module in trainer.model.modules() if isinstance(module, FSDPModule)],
+        "parameters": [described(value) for value in trainer.model.parameters()],
+        "optimizer": [
+            described(value)
+            for state in trainer.optimizer.state.values()
+            for value in state.values()
+            if getattr(value, "ndim", 0)
+        ],
     }
-    Path(f"{output}-{trainer.args.process_index}.json").write_text(json.dumps(found))
+    Path(f"{run}-{trainer.args.process_index}.json").write_text(json.dumps(held))
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        shutil.copytree(run, f"{run}-before")
+        for folder in (f"checkpoint-{step}", "model"):
+            shutil.rmtree(Path(run) / folder)
+    trainer.accelerator.wait_for_everyone()
+    train(load_config(config), store, resume=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from support.trained_models import TINY, built
 from support.training_runs import finish, kill_after, losses
+from tokenloom.config.load import load_config
+from tokenloom.errors import StoreError
+from tokenloom.trainer import train
 from tokenloom.trainer.state_files import read_state
 
 STEPS = 50
@@ -52,6 +59,52 @@ def test_the_curve_of_a_killed_run_is_that_of_an_undisturbed_one(
     last = f"checkpoint-{len(whole)}"
     states = [read_state(tmp_path / run / last, "optimizer") for run in ("whole", "killed")]
     assert repr(states[0]) == repr(states[1])
+
+
+WIDTHS = {name: value for name, value in TINY.items() if name != "model_type"} | {"num_key_value_heads": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "experts": {"model": {"model_type": "mixtral", "num_local_experts": 4, **WIDTHS}},
+    "grouped experts": {
+        "model": {
+            "model_type": "deepseek_v3",
+            **dict.fromkeys(("n_routed_experts", "qk_rope_head_dim", "qk_nope_head_dim"), 4),
+            **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "v_head_dim", "moe_intermediate_size"), 8),
+            **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+            "num_experts_per_tok": 2, **WIDTHS,
+        }
+    },
+    "tied": {"model": {**TINY, "tie_word_embeddings": True}},
+    "adapters": {"model": TINY, "lora": {"r": 2}},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_of_each_kind_resume(tmp_path: Path, tokenizer_folder: Path, kind: str) -> None:
+    training = {"batch_size": 4, "steps": 4, "save_steps": 2, "learning_rate": 0.01, **MODELS[kind]}
+    config = built(tmp_path, "ragged", tokenizer_folder, training={**training, "output_dir": str(tmp_path / "run")})
+    store, run = str(tmp_path / "store"), tmp_path / "run"
+    states = []
+    for resume in (False, True):
+        trainer = train(load_config(config), store, resume=resume)
+        assert trainer.model is not None
+        states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+        if not resume:
+            whole = losses(run / "log.jsonl")
+            shutil.rmtree(run / "checkpoint-4")
+    assert losses(run / "log.jsonl") == whole
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_a_checkpoint_without_a_weight_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
+    training = {"model": TINY, "batch_size": 4, "steps": 2, "output_dir": str(tmp_path / "run")}
+    config = built(tmp_path, "ragged", tokenizer_folder, training=training)
+    trainer = train(load_config(config), str(tmp_path / "store"))
+    file = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.norm.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(StoreError, match=r"checkpoint-2 has no model\.norm\.weight"):
+        trainer.train(resume_from_checkpoint=str(file.parent))
 
 
 def test_a_run_is_not_started_over_another(
