@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.trainer.json_lines import append_log, cut_log
 from tokenloom.trainer.spikes import SpikeTrace
-from tokenloom.trainer.throughput import flops_per_token, peak_flops
+from tokenloom.trainer.throughput import model_flops, peak_flops
 
 
 class StepLog(TrainerCallback):
@@ -40,6 +40,7 @@ class StepLog(TrainerCallback):
         config = trainer.config
         self._spikes = SpikeTrace(trainer.train_loader, path.with_name("spikes.jsonl"), config.spike_threshold)
         self._peak = peak_flops(config.peak_tflops)
+        self._per_token, self._per_position = model_flops(trainer.model) if self._peak else (0.0, 0.0)
         self._steps: list[dict[str, Any]] = []
         self._losses: list[torch.Tensor] = []
         self._places: list[Sequence[Place | None]] = []
@@ -56,8 +57,7 @@ class StepLog(TrainerCallback):
         for batch in batches:
             ids, mask = batch["input_ids"], batch.get("attention_mask")  # packed rows have none, and hardly any padding
             self._tokens += ids.numel() if mask is None else int(mask.sum())
-            if self._peak:
-                self._flops += ids.numel() * flops_per_token(self._trainer.model, ids.shape[1])
+            self._flops += ids.numel() * (self._per_token + self._per_position * ids.shape[1])
 
     def add_loss(self, loss: torch.Tensor, rows: torch.Tensor | None) -> None:
         """Add the loss of one batch to the step's, and the mean losses of its rows, [rows], if they are known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 PEAK_TFLOPS = {"A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "L40S": 362, "B200": 2250}
 """Dense bf16 peak of devices, from NVIDIA's data sheets."""
@@ -22,14 +23,26 @@ def peak_flops(tflops: float | None) -> float | None:
     return None if tflops is None else tflops * 1e12
 
 
-def flops_per_token(model: Any, length: int) -> float:
-    """Return the FLOPs of training on one token of rows of a length, as PaLM's appendix B counts them
-    (https://arxiv.org/abs/2204.02311): 6 per weight that is not an embedding, and 12 per layer, width and position.
+def model_flops(model: Any) -> tuple[float, float]:
+    """Return the FLOPs of training on one token, and those on one token for each position of its row, as PaLM's
+    appendix B counts them (https://arxiv.org/abs/2204.02311): 6 per weight, and 12 per layer and width of attention.
+
+    A frozen weight has 4. Embeddings have none, unless they are the output layer too; of stacked experts, those have
+    some to which a token is routed.
     """
-    if not hasattr(model, "num_parameters"):
-        return 0.0
     config = getattr(model, "config", None)
-    layers, width = (getattr(config, name, 0) for name in ("num_hidden_layers", "hidden_size"))
-    head: Any = model.get_output_embeddings() if getattr(config, "tie_word_embeddings", False) else None
-    tied = head.weight.numel() if head is not None else 0  # it computes, though it is an embedding
-    return 6.0 * (model.num_parameters(exclude_embeddings=True) + tied) + 12.0 * layers * width * length
+    if config is None:
+        return 0.0, 0.0
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings -= {getattr(model.get_output_embeddings(), "weight", None)}
+    routed = getattr(config, "num_experts_per_tok", None)
+    flops = 0.0
+    for weight in model.parameters():
+        if weight not in embeddings:
+            share = routed / len(weight) if routed and weight.ndim == 3 else 1.0
+            flops += (6.0 if weight.requires_grad else 4.0) * share * weight.numel()
+    layers, width, heads = (
+        getattr(config, name, 0) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    head_width = getattr(config, "head_dim", None)
+    return flops, 12.0 * layers * (heads * head_width if head_width else width)

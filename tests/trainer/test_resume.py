@@ -70,7 +70,8 @@ MODELS: dict[str, dict[str, Any]] = {
             **dict.fromkeys(("n_routed_experts", "qk_rope_head_dim", "qk_nope_head_dim"), 4),
             **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "v_head_dim", "moe_intermediate_size"), 8),
             **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
-            "num_experts_per_tok": 2, **WIDTHS,
+            "num_experts_per_tok": 2,
+            **WIDTHS,
         }
     },
     "tied": {"model": {**TINY, "tie_word_embeddings": True}},
