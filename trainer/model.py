@@ -19,7 +19,7 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
     """Return the model of a config, in float32, with room for the dataset's vocabulary.
 
     Raises:
-        ConfigError: there is no model, or it has no such setting.
+        ConfigError: there is no model, it has no such setting, or transformers cannot shard it.
         ModuleNotFoundError: `lora` is set and peft is not installed.
     """
     if config.model is None:
@@ -30,9 +30,9 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
     if config.attention:
         options["attn_implementation"] = config.attention
     ranks = PartialState().num_processes if config.strategy == "fsdp" else 1
-    sharded = options | {"distributed_config": DistributedConfig(fsdp_size=ranks)} if ranks > 1 else options
     model: Any
     try:
+        sharded = options | {"distributed_config": DistributedConfig(fsdp_size=ranks)} if ranks > 1 else options
         if isinstance(config.model, str):
             fits = AutoConfig.from_pretrained(config.model).get_text_config().vocab_size >= dataset.vocab_size
             model = AutoModelForCausalLM.from_pretrained(config.model, **(sharded if fits else options))
@@ -43,7 +43,7 @@ def build_model(config: TrainingConfig, dataset: TokenDataset | MixedDataset) ->
         if ranks > 1 and not model.is_distributed_loading_by_transformers:
             weights = model.state_dict()
             model = type(model).from_pretrained(None, config=model.config, state_dict=weights, **sharded)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         if ranks == 1:
             raise
         message = f"training.strategy: this model cannot be sharded: {error}; set strategy: ddp"

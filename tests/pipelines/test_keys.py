@@ -84,6 +84,7 @@ TRAINING: dict[str, Any] = {
     "precision": "bf16",
     "attention": "sdpa",
     "gradient_checkpointing": True,
+    "strategy": "fsdp",
     "lora.r": 8,
     "lora.alpha": 8,
     "lora.dropout": 0.1,

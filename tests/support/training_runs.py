@@ -23,10 +23,10 @@ def start(arguments: list[str], printed: Path, ranks: int = 1) -> subprocess.Pop
         )
 
 
-def finish(arguments: list[str], printed: Path, ranks: int = 1) -> None:
+def finish(arguments: list[str], printed: Path, ranks: int = 1, seconds: int = 300) -> None:
     """Run `python -m ARGUMENTS` to the end."""
     run = start(arguments, printed, ranks)
-    assert run.wait(300) == 0, printed.read_text()
+    assert run.wait(seconds) == 0, printed.read_text()
 
 
 def kill_after(lines: int, arguments: list[str], log: Path, printed: Path) -> None:

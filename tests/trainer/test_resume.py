@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -17,10 +18,13 @@ from support.training_runs import finish, kill_after, losses
 from tokenloom.config.load import load_config
 from tokenloom.errors import StoreError
 from tokenloom.trainer import train
+from tokenloom.trainer.json_lines import read_log
 from tokenloom.trainer.state_files import read_state
 
 STEPS = 50
 KILLS = 2
+REAL_STEPS = 300
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("kind", ["dataset", "mixture"])
@@ -59,6 +63,43 @@ def test_the_curve_of_a_killed_run_is_that_of_an_undisturbed_one(
     last = f"checkpoint-{len(whole)}"
     states = [read_state(tmp_path / run / last, "optimizer") for run in ("whole", "killed")]
     assert repr(states[0]) == repr(states[1])
+
+
+@pytest.mark.skipif(os.environ.get("TOKENLOOM_SOAK") != "1", reason="trains for minutes; run by `make soak`")
+@pytest.mark.parametrize("name", ["quickstart", "alpaca"])
+def test_the_curve_of_a_killed_run_on_real_rows(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
+    settings = yaml.safe_load((EXAMPLES / "train_quickstart.yaml").read_text())
+    if name == "quickstart":
+        settings["dataset"]["name"] = str((EXAMPLES / settings["dataset"]["name"]).resolve())
+    else:
+        alpaca = request.getfixturevalue("real_data") / "instruct" / "alpaca_data.json"
+        settings["dataset"] = {"name": str(alpaca), "val_split": 0.02}
+        settings["tokenizer"] = {"train": {"vocab_size": 8000}, "max_length": 512, "special_tokens": {"eos": "</s>"}}
+        del settings["prompt_template"]
+    settings["training"] |= {"steps": REAL_STEPS, "save_steps": 20, "logging_steps": 1}
+    config, store = tmp_path / f"{name}.yaml", tmp_path / "store"
+
+    def arguments(run: str) -> list[str]:
+        settings["training"]["output_dir"] = str(tmp_path / run)
+        config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        return ["tokenloom", "train", str(config), "--store", str(store)]
+
+    finish(arguments("whole"), tmp_path / "whole.txt", seconds=1800)
+    draw, log = random.Random(name), tmp_path / "killed" / "log.jsonl"
+    for number in range(3):
+        at = draw.randrange(number * REAL_STEPS // 3 + 5, (number + 1) * REAL_STEPS // 3)
+        kill_after(at, [*arguments("killed"), *(["--resume"] if number else [])], log, tmp_path / "killed.txt")
+    finish([*arguments("killed"), "--resume"], tmp_path / "killed.txt", seconds=1800)
+    found = [
+        [line for line in read_log(tmp_path / run / "log.jsonl") if "tokens_per_second" not in line]
+        for run in ("whole", "killed")
+    ]
+    assert found[0] == found[1]
+    evaluated = [line["eval_loss"] for line in found[0] if "eval_loss" in line]
+    assert len(evaluated) == REAL_STEPS // 100 + 1 and evaluated == sorted(evaluated, reverse=True)
+    final = [tmp_path / run / "model" / "model.safetensors" for run in ("whole", "killed")]
+    assert final[0].read_bytes() == final[1].read_bytes()
+    print(f"{name}: validation loss {evaluated}")
 
 
 WIDTHS = {name: value for name, value in TINY.items() if name != "model_type"} | {"num_key_value_heads": 2}
