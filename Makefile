@@ -89,6 +89,7 @@ bench: $(DEVELOPMENT)  ## run all benchmarks
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/collation.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/resume.py
 

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from timing import median_seconds
 
+from tokenloom.assets.sequences.stage import STAGE
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
-from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk, Run
 from tokenloom.resources.tables.ragged import list_array
 
 LENGTH, CHUNK = 2048, 1024
@@ -67,10 +68,12 @@ def write(folder: Path, chunks: int) -> int:
             }
         )
         key = f"{number:064x}"
-        action = store.put_action(key, table, table.slice(0, 0), counts, {}, compressed=False, blocks=True)
-        place = {"split": "train", "source": "random", "offset": 0, "unit": "row"}
+        lengths = STAGE.lengths(table)
+        action = store.put_action(key, table, table.slice(0, 0), counts, {}, False, True, lengths)
+        place = {"split": "train", "runs": (Run("random", offset=0),), "unit": "row"}
         written.append(ManifestChunk(**place, input=key, key=key, **action.outcome()))
     facts = {"pad_token_id": 0, "vocab_size": 50_000, "max_length": LENGTH, "packed": False}
+    facts |= {"tokenizer": "", "kind": "sequence"}
     store.put_manifest(Manifest("random", "sequences", tuple(written), facts, {"weighted_chunks": 0}))
     return chunks * CHUNK * LENGTH
 

@@ -137,6 +137,20 @@ def test_models_of_each_kind_resume(tmp_path: Path, tokenizer_folder: Path, kind
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path, tokenizer_folder: Path) -> None:
+    training = {"model": TINY, "batch_size": 4, "steps": 4, "eval_steps": 2, "logging_steps": 1}
+    training |= {"spike_threshold": 0, "output_dir": str(tmp_path / "run")}
+    dataset = {"name": "ragged.jsonl", "val_split": 0.2}
+    config = built(tmp_path, "ragged", tokenizer_folder, dataset=dataset, training=training)
+    logs = []
+    for resume in (False, True):
+        train(load_config(config), str(tmp_path / "store"), resume=resume)
+        lines = [read_log(tmp_path / "run" / f"{name}.jsonl") for name in ("log", "samples")]
+        logs.append([line for line in (*lines[0], *lines[1]) if "tokens_per_second" not in line])
+        shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    assert logs[0] == logs[1] and len(logs[0]) > 7
+
+
 def test_a_checkpoint_without_a_weight_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     training = {"model": TINY, "batch_size": 4, "steps": 2, "output_dir": str(tmp_path / "run")}
     config = built(tmp_path, "ragged", tokenizer_folder, training=training)

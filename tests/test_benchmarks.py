@@ -1,0 +1,38 @@
+"""Each benchmark runs; their sizes here are too small to measure anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+SMALL = {
+    "build.py": "--rows 400 --runs 1",
+    "collation.py": "--rows 400 --runs 1",
+    "incremental.py": "--rows 400",
+    "order.py": "--batches 50 --runs 1",
+    "packing.py": "--rows 400 --runs 1",
+    "prompts.py": "--rows 400 --runs 1 thinking.jinja",
+    "raw.py": "--rows 400 --edits 2",
+    "reading.py": "--tokens 3000000 --runs 1",
+    "resume.py": "--rows 20000 --runs 1",
+    "step.py": "--tokens 3000000 --runs 1 --steps 5 --milliseconds 1",
+    "tokens.py": "--rows 400 --runs 1",
+    "training.py": "--tokens 3000000 --runs 1 --steps 5 --milliseconds 1",
+}
+"""Arguments; `loading.py` runs peers, which the development environment does not have."""
+
+
+@pytest.mark.skipif(not SOAK, reason="runs for minutes; run by `make soak`")
+@pytest.mark.parametrize("script", SMALL)
+def test_a_benchmark_runs(script: str, tmp_path: Path, real_data: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parent), "TOKENLOOM_REAL_DATA": str(real_data)}
+    command = [sys.executable, str(FOLDER / script), *SMALL[script].split()]
+    ran = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout
