@@ -112,6 +112,22 @@ def total_weight(batch: Mapping[str, Any]) -> torch.Tensor:
     return (trained if weights is None else weights[:, 1:] * trained).sum(dtype=torch.float64)
 
 
+def router_weight(model: Any, loss: str) -> float:
+    """Return the weight of the loss that balances a model's experts: 0 unless its config has `output_router_logits`.
+
+    Raises:
+        ConfigError: the model has such a loss, and `loss` is not cross_entropy.
+    """
+    if not getattr(getattr(model, "config", None), "output_router_logits", False):
+        return 0.0
+    if loss != "cross_entropy":
+        message = f"training.loss: with {loss}, a model cannot balance its experts; set loss: cross_entropy, or the"
+        raise ConfigError.at("training.loss", f"{message} model's output_router_logits: false")
+    return float(
+        next(getattr(model, name) for name in ("router_aux_loss_coef", "aux_loss_coef") if hasattr(model, name))
+    )
+
+
 class FusedHead:
     """Lets a transformers model return the loss without computing the logits of the whole batch.
 

@@ -20,7 +20,7 @@ from tokenloom.loaders.trainer import TokenLoaderMixin
 from tokenloom.trainer.arguments import training_arguments
 from tokenloom.trainer.checkpoints import Checkpoints, mesh_of
 from tokenloom.trainer.json_lines import append_log, cut_log
-from tokenloom.trainer.losses import CrossEntropy, FusedHead, total_weight, trained_tokens
+from tokenloom.trainer.losses import CrossEntropy, FusedHead, router_weight, total_weight, trained_tokens
 from tokenloom.trainer.optimizers import build_optimizer
 from tokenloom.trainer.samples import generated_samples
 from tokenloom.trainer.spikes import mean_by_row
@@ -78,6 +78,7 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
         self.add_callback(self.step_log)
         self._loss = CrossEntropy(config.z_loss, config.label_smoothing)
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
+        self._router = router_weight(base, config.loss)
         self._fused = FusedHead(base, self._loss) if config.loss == "fused_linear_cross_entropy" else None
         self._last: dict[str, Any] = {}
         self._row_losses: torch.Tensor | None = None
@@ -134,9 +135,12 @@ class TokenTrainer(Checkpoints, TokenLoaderMixin, Trainer):
             total = self._fused(model, given, labels, weights)
             self._row_losses = mean_by_row(self._fused.losses, where)
             return total
-        losses = self._loss.of_logits(_logits(model(**given))[where], targets, weighted)
+        output = model(**given)
+        losses = self._loss.of_logits(_logits(output)[where], targets, weighted)
         self._row_losses = mean_by_row(losses.detach(), where)
-        return losses.sum()
+        if not self._router:
+            return losses.sum()
+        return losses.sum() + self._router * output.aux_loss * self.weight_of(inputs).float()
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from support.trained_models import SHAPES, Gradients, built, summed_loss, tiny_model, trainer_on
+from support.trained_models import SHAPES, TINY, Gradients, built, summed_loss, tiny_model, trainer_on
 from tokenloom.errors import ConfigError
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, losses
@@ -57,6 +58,35 @@ def test_a_step_is_that_of_a_plain_loop(
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
     assert packed == (shape == "packed")
+
+
+def expert_model(dataset: TokenDataset) -> MixtralForCausalLM:
+    torch.manual_seed(0)
+    widths = {name: value for name, value in TINY.items() if name != "model_type"}
+    more = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.5, "num_key_value_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=dataset.vocab_size, **widths, **more))
+
+
+def test_the_loss_that_balances_experts_is_added(datasets: dict[str, TokenDataset], tmp_path: Path) -> None:
+    dataset, seen = datasets["weighted"], Gradients()
+    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0, "learning_rate": 1e-30, "steps": 1}
+    trainer = trainer_on(dataset, tmp_path, expert_model(dataset), batch_size=2, **options)
+    trainer.add_callback(seen)
+    trainer.train()
+    model, batches = expert_model(dataset), islice(TokenLoader(dataset, batch_size=2, seed=0, padding="longest"), 2)
+    total, balance, weight = torch.zeros(()), torch.zeros(()), 0.0
+    for batch in batches:
+        loss, count = summed_loss(model, [batch])
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        total, weight = total + loss, weight + count
+        balance = balance + model(**inputs).aux_loss * count
+    expected = total / weight + 0.5 * balance / weight
+    expected.backward()
+    assert read_log(tmp_path / "log.jsonl")[0]["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(seen.steps[0][name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    with pytest.raises(ConfigError, match="cannot balance its experts; set loss: cross_entropy"):
+        trainer_on(dataset, tmp_path / "fused", expert_model(dataset), loss="fused_linear_cross_entropy")
 
 
 def test_rows_without_trained_tokens_have_no_loss(datasets: dict[str, TokenDataset], tmp_path: Path) -> None:
