@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tokenloom.config.training import TrainingConfig
