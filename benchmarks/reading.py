@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -68,8 +69,8 @@ def write(folder: Path, chunks: int) -> int:
             }
         )
         key = f"{number:064x}"
-        lengths = STAGE.lengths(table)
-        action = store.put_action(key, table, table.slice(0, 0), counts, {}, False, True, lengths)
+        how: dict[str, Any] = {"compressed": False, "blocks": True, "lengths": STAGE.lengths(table)}
+        action = store.put_action(key, table, table.slice(0, 0), counts, {}, **how)
         place = {"split": "train", "runs": (Run("random", offset=0),), "unit": "row"}
         written.append(ManifestChunk(**place, input=key, key=key, **action.outcome()))
     facts = {"pad_token_id": 0, "vocab_size": 50_000, "max_length": LENGTH, "packed": False}

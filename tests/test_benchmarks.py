@@ -30,7 +30,7 @@ SMALL = {
 
 @pytest.mark.skipif(not SOAK, reason="runs for minutes; run by `make soak`")
 @pytest.mark.parametrize("script", SMALL)
-def test_a_benchmark_runs(script: str, tmp_path: Path, real_data: Path) -> None:
+def test_a_benchmark_runs(script: str, real_data: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parent), "TOKENLOOM_REAL_DATA": str(real_data)}
     command = [sys.executable, str(FOLDER / script), *SMALL[script].split()]
     ran = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=600)

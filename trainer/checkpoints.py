@@ -91,7 +91,7 @@ class Checkpoints(Trainer):
         if self._is_wrapped():
             super()._save_optimizer_and_scheduler(output_dir)
             super()._save_scaler(output_dir)
-        else:
+        elif self.args.should_save or mesh_of(self.model) is not None:  # all ranks gather what is sharded
             scaler = self.accelerator.scaler
             states = {
                 "optimizer": self.optimizer.state_dict(),

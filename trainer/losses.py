@@ -116,16 +116,17 @@ def router_weight(model: Any, loss: str) -> float:
     """Return the weight of the loss that balances a model's experts: 0 unless its config has `output_router_logits`.
 
     Raises:
-        ConfigError: the model has such a loss, and `loss` is not cross_entropy.
+        ConfigError: the model has such a loss, and `loss` is not cross_entropy, or its weight is not known.
     """
     if not getattr(getattr(model, "config", None), "output_router_logits", False):
         return 0.0
-    if loss != "cross_entropy":
-        message = f"training.loss: with {loss}, a model cannot balance its experts; set loss: cross_entropy, or the"
-        raise ConfigError.at("training.loss", f"{message} model's output_router_logits: false")
-    return float(
-        next(getattr(model, name) for name in ("router_aux_loss_coef", "aux_loss_coef") if hasattr(model, name))
-    )
+    weight = getattr(model, "router_aux_loss_coef", getattr(model, "aux_loss_coef", None))
+    if loss != "cross_entropy" or weight is None:
+        reason = f"with {loss}, " if weight is not None else "without router_aux_loss_coef, "
+        remedy = "set loss: cross_entropy, or " if weight is not None else "set "
+        message = f"training.loss: {reason}a model cannot balance its experts; {remedy}its output_router_logits: false"
+        raise ConfigError.at("training.loss", message)
+    return float(weight)
 
 
 class FusedHead:

@@ -37,9 +37,9 @@ def write_state(folder: Path, name: str, state: Any, write: bool = True) -> None
     Raises:
         TypeError: it contains something other than tensors, arrays, mappings, lists, tuples, numbers, text and None.
     """
-    tensors: dict[str, torch.Tensor] = {} if write else _Dropped()
+    tensors: dict[str, torch.Tensor] | None = {} if write else None
     tree = _packed(state, (), tensors, {})
-    if write:
+    if tensors is not None:
         save_file(tensors, folder / f"{name}.safetensors", {"format": "pt"})
         (folder / f"{name}.json").write_text(json.dumps(tree), encoding="utf-8")
 
@@ -54,13 +54,8 @@ def read_state(folder: Path, name: str, mesh: DeviceMesh | None = None) -> Any:
     return _unpacked(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")), tensors, mesh)
 
 
-class _Dropped(dict[str, torch.Tensor]):
-    """Tensors of a rank that does not write."""
-
-    def __setitem__(self, key: str, value: torch.Tensor) -> None: ...
-
-
-def _packed(value: Any, at: tuple[str, ...], tensors: dict[str, torch.Tensor], seen: dict[Any, str]) -> Any:
+def _packed(value: Any, at: tuple[str, ...], tensors: dict[str, torch.Tensor] | None, seen: dict[Any, str]) -> Any:
+    """Return the tree of a state, and add its tensors to `tensors`, if they are wanted."""
     if isinstance(value, DTensor):
         dimensions = [getattr(placement, "dim", None) for placement in value.placements]
         return {"sharded": [dimensions, _packed(value.full_tensor(), at, tensors, {})["tensor"]]}
@@ -69,7 +64,8 @@ def _packed(value: Any, at: tuple[str, ...], tensors: dict[str, torch.Tensor], s
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else object()
         if same not in seen:
             seen[same] = ".".join(at) or "value"
-            tensors[seen[same]] = value.detach().to("cpu", copy=True).contiguous()
+            if tensors is not None:
+                tensors[seen[same]] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": seen[same]}
     if isinstance(value, np.ndarray):
         return {"array": _packed(torch.from_numpy(value.copy()), at, tensors, seen)["tensor"]}

@@ -67,7 +67,7 @@ class StepLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begun, self._first = time.monotonic(), state.global_step
         self._tokens, self._flops = 0, 0.0
-        last = state.global_step or -1  # a run that starts anew evaluates at step 0 again
+        last = state.global_step or -1  # without a checkpoint, the evaluation at step 0 is repeated too
         kept = cut_log(self._path, last) if state.is_world_process_zero else []
         losses = [[line["loss"] for line in kept if "loss" in line]]
         if self._trainer.accelerator.num_processes > 1:

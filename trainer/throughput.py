@@ -27,12 +27,12 @@ def model_flops(model: Any) -> tuple[float, float]:
     """Return the FLOPs of training on one token, and those on one token for each position of its row, as PaLM's
     appendix B counts them (https://arxiv.org/abs/2204.02311): 6 per weight, and 12 per layer and width of attention.
 
-    A frozen weight has 4. Embeddings have none, unless they are the output layer too; of stacked experts, those have
-    some to which a token is routed.
+    A frozen weight has 4. Embeddings have none, unless they are the output layer too. Stacked experts count by the
+    share of them that a token is routed to. Of a model that is not one of transformers, nothing is known: 0.
     """
-    config = getattr(model, "config", None)
-    if config is None:
+    if not hasattr(model, "get_output_embeddings"):
         return 0.0, 0.0
+    config = model.config
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     embeddings -= {getattr(model.get_output_embeddings(), "weight", None)}
     routed = getattr(config, "num_experts_per_tok", None)

@@ -11,6 +11,7 @@ from torch import nn
 
 from support.trained_models import built, tiny_model, trainer_on
 from tokenloom.config import TrainingConfig
+from tokenloom.config.load import load_config
 from tokenloom.loaders import TokenDataset, TokenLoader, open_dataset
 from tokenloom.trainer import CrossEntropy, TokenTrainer, train
 from tokenloom.trainer.json_lines import read_log
@@ -33,7 +34,7 @@ def test_bf16_has_the_losses_of_fp32(dataset: TokenDataset, tmp_path: Path) -> N
     for precision in ("fp32", "bf16"):
         trainer = trainer_on(dataset, tmp_path / precision, tiny_model(dataset), steps=12, precision=precision)
         trainer.train()
-        assert next(tiny.dtype for tiny in trainer.optimizer.param_groups[0]["params"]) == torch.float32  # pyright: ignore[reportOptionalMemberAccess]
+        assert trainer.model is not None and next(trainer.model.parameters()).dtype == torch.float32
         found.append(losses(trainer))
     assert found[0] == pytest.approx(found[1], rel=0.02) and found[0] != found[1]
 
@@ -74,8 +75,6 @@ def test_batches_that_are_on_the_device_train_the_same(dataset: TokenDataset, tm
 
 
 def test_the_utilization_of_a_large_model_is_logged(tmp_path: Path, tokenizer_folder: Path) -> None:
-    from tokenloom.config.load import load_config
-
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     training = {"model": {"model_type": "llama", **sizes}, "precision": "bf16", "batch_size": 256, "steps": 20}
     training |= {"logging_steps": 10, "peak_tflops": 1000.0, "output_dir": str(tmp_path / "run")}

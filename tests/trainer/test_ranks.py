@@ -31,7 +31,7 @@ def test_two_ranks_have_the_losses_of_one_that_accumulates(tmp_path: Path, token
     assert len(set(found[1])) == 6, json.dumps(found)
 
 
-TIED = {"model": {**TINY, "tie_word_embeddings": True}, "loss": "fused_linear_cross_entropy"}
+TIED = {"model": {**TINY, "tie_word_embeddings": True}, "loss": "fused_linear_cross_entropy", "optimizer": "muon"}
 
 
 @pytest.mark.parametrize(

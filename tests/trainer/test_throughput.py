@@ -49,6 +49,12 @@ def test_flops_are_those_of_torchs_counter(kind: str) -> None:
     assert per_token + per_position * length == pytest.approx(expected, rel=0.02)
 
 
+def test_nothing_is_known_of_another_model() -> None:
+    model: Any = torch.nn.Linear(2, 2)
+    model.config = {"n_layer": 2}
+    assert model_flops(model) == (0.0, 0.0)
+
+
 def test_utilization_is_the_share_of_the_peak(tmp_path: Path, tokenizer_folder: Path) -> None:
     training = {"model": TINY, "batch_size": 4, "steps": 8, "logging_steps": 8, "peak_tflops": 0.25}
     config = built(tmp_path, "packed", tokenizer_folder, training=training | {"output_dir": str(tmp_path / "run")})
