@@ -23,7 +23,7 @@ from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.errors import DataValidationError, DeadlineError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.manifest import source_place
+from tokenloom.resources.store.manifest_chunks import source_place
 
 
 class DroppedInputError(Exception):
@@ -169,7 +169,7 @@ class Chain:
             except Exception as error:
                 raise StageFailed(index) from error
             place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
-            output = ManifestChunk(**place, input=chunk.digest, key=link.parts.key(chunk.digest), **action.outcome())
+            output = ManifestChunk(**place, input=chunk.digest, key=link.parts.key(chunk.digest), **vars(action))
             done.append(_Done(output, action, state, time.perf_counter() - started, writes))
             chunk = self._passed_on(link, output, table)
         return done
