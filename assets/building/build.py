@@ -25,6 +25,7 @@ from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.restore import restore, restore_inputs
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.sequences.grouped_lengths import put_lengths
 from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.probe import probe_digest
@@ -40,7 +41,7 @@ from tokenloom.errors import (
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
-from tokenloom.resources.store.manifest import SIDECARS
+from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.untrusted_table import check_schema
@@ -418,6 +419,8 @@ class Build:
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
         manifest = replace(manifest, facts=stage.facts(link.context, manifest))
+        if name == STAGES[-1]:
+            manifest.notes[LENGTHS] = put_lengths(self.store, self.engine, manifest)
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
             lost = f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}"
