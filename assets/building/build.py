@@ -39,6 +39,7 @@ from tokenloom.errors import (
 )
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
 from tokenloom.resources.store.manifest import SIDECARS
 from tokenloom.resources.store.read_lock import ReadLock
@@ -58,7 +59,7 @@ class Build:
     Args:
         config: the dataset's declaration.
         store: where outputs are stored.
-        engine: computes chunks; default: as many workers as `compute.workers` of the config.
+        engine: computes chunks; default: what `compute` of the config sets.
         limit: read only the first `limit` rows of each split, and publish the dataset as `<name>@<limit>`.
         chunk_size: sizes of raw chunks.
         on_progress: called after every chunk.
@@ -74,7 +75,7 @@ class Build:
         on_progress: OnProgress | None = None,
     ):
         self.config, self.store, self.limit = config, store, limit
-        self.engine = engine or ComputeEngine(config.compute.workers)
+        self.engine = engine or open_engine(config.compute)
         self.chunk_size = chunk_size or ChunkSize()
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress: OnProgress = on_progress or (lambda progress: None)
@@ -493,7 +494,7 @@ class Build:
     def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
         """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
         keys = [parts.key(chunk.digest) for chunk in chunks]
-        actions = zip(keys, self.engine.map(lambda key: self.find_action(stage, key), keys), strict=True)
+        actions = zip(keys, self.engine.here.map(lambda key: self.find_action(stage, key), keys), strict=True)
         covered = {key: action for key, action in actions if action is not None}
         missed = (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in covered)
         restore_inputs(self._context(), self.engine, missed, self._on_progress)
