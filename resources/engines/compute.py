@@ -6,18 +6,42 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
 from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
 
+if TYPE_CHECKING:
+    from tokenloom.resources.store import ArtifactStore
+
 RELEASE_EVERY = 8
 """Number of items after which unused memory is returned to the operating system."""
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Ready(Generic[U]):
+    """An item of `map` whose result is known, so that nothing runs for it."""
+
+    result: U
+
+
+@dataclass
+class Retries:
+    """Items that had to be computed again, because a machine or a store was away.
+
+    Args:
+        count: how often since the engine was made.
+        last: which item it was the last time, and why.
+    """
+
+    count: int = 0
+    last: str = ""
 
 
 class ComputeEngine:
@@ -29,9 +53,23 @@ class ComputeEngine:
             of workers.
     """
 
+    in_process: ClassVar[bool] = True
+    """Whether functions run in this process, so that what they share with it needs no copies."""
+
     def __init__(self, workers: int | Literal["auto"] = "auto"):
-        self.workers = cpu_count() if workers == "auto" else workers
+        self._workers: int | Literal["auto"] = workers
+        self.retries = Retries()
         self._apart: list[WorkerProcesses] = []
+
+    @property
+    def workers(self) -> int:
+        """Number of chunks computed in parallel."""
+        return cpu_count() if self._workers == "auto" else self._workers
+
+    @property
+    def here(self) -> ComputeEngine:
+        """The engine for short work that waits for the store, in threads of this process."""
+        return self
 
     def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:
         """Return `function` wrapped to run in worker processes until the next `map` ends, for work that holds the GIL.
@@ -44,27 +82,42 @@ class ComputeEngine:
         self._apart.append(WorkerProcesses(function, self.workers))
         return self._apart[-1]
 
-    def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-        """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight."""
+    def map(
+        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: ArtifactStore | None = None
+    ) -> Iterator[U]:
+        """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight.
+
+        Args:
+            store: where the function reads and writes. An engine that uses several machines checks that all reach it.
+        """
         if self.workers == 1:
-            yield from map(function, items)
+            for item in items:
+                yield item.result if isinstance(item, Ready) else function(item)
             return
         with ThreadPoolExecutor(self.workers, thread_name_prefix="tokenloom") as pool:
-            pending: deque[Future[U]] = deque()
+            pending: deque[Future[U] | Ready[U]] = deque()
+            submitted = 0
             try:
                 for count, item in enumerate(items, 1):
-                    pending.append(pool.submit(function, item))
+                    pending.append(item if isinstance(item, Ready) else pool.submit(function, item))
+                    submitted += not isinstance(item, Ready)
                     if not count % RELEASE_EVERY:
-                        _release_memory()
-                    if len(pending) >= 2 * self.workers:
-                        yield pending.popleft().result()
+                        release_memory()
+                    while pending and (submitted >= 2 * self.workers or isinstance(pending[0], Ready)):
+                        submitted -= not isinstance(pending[0], Ready)
+                        yield _result(pending.popleft())
                 while pending:
-                    yield pending.popleft().result()
+                    yield _result(pending.popleft())
             finally:
-                for future in pending:
-                    future.cancel()
+                for waiting in pending:
+                    if isinstance(waiting, Future):
+                        waiting.cancel()
                 while self._apart:
                     self._apart.pop().close()
+
+
+def _result(pending: Future[U] | Ready[U]) -> U:
+    return pending.result if isinstance(pending, Ready) else pending.result()
 
 
 def keep_memory_low() -> None:
@@ -76,7 +129,7 @@ def keep_memory_low() -> None:
         pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _release_memory() -> None:
+def release_memory() -> None:
     """Return unused memory to the operating system: Arrow's, and all of the C library's if it supports that."""
     pa.default_memory_pool().release_unused()
     pa.system_memory_pool().release_unused()
