@@ -45,6 +45,7 @@ class FaultProxy:
     Attributes:
         kinds, fraction: which faults are injected, and into what fraction of the requests.
         in_a_row: maximum number of faults in a row for the same request.
+        delay: seconds before each request is forwarded. Requests of several connections wait at the same time.
         injected: number of injected faults of each kind.
         requests: all requests, such as `HEAD /bucket/key`.
     """
@@ -53,6 +54,7 @@ class FaultProxy:
         self.upstream = (host, port)
         self.kinds: Sequence[str] = ()
         self.fraction, self.in_a_row = 0.0, IN_A_ROW
+        self.delay = 0.0
         self.injected: Counter[str] = Counter()
         self.requests: list[str] = []
         self._random, self._lock = random.Random(0), Lock()
@@ -106,6 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert "Transfer-Encoding" not in self.headers
         size = int(self.headers.get("Content-Length", 0))
         fault = proxy.fault(f"{self.command} {self.path}")
+        time.sleep(proxy.delay)
         if fault == "drop":
             self._cut()
             return
