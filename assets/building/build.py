@@ -78,7 +78,6 @@ class Build:
         self.chunk_size = chunk_size or ChunkSize()
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress: OnProgress = on_progress or (lambda progress: None)
-        self._seen: dict[str, Action] = {}
         self._manifests: dict[str, Manifest] = {}
         self._published: dict[str, str] = {}
         self._held: tuple[str, ReadLock | None] | None = None
@@ -143,7 +142,7 @@ class Build:
         """Yield the output chunks of a stage, as input for the next."""
         manifest, upstream = self.manifest(stage), stage_named(stage)
         for chunk in manifest.chunks:
-            load = partial(load_output, self.store, upstream, manifest.facts, chunk, self._validated)
+            load = partial(load_output, self.store, upstream, manifest.facts, chunk, chunk.output in self._validated)
             yield as_input(upstream, chunk, load)
 
     def restore(self, manifest: Manifest, digests: Collection[str]) -> None:
@@ -184,7 +183,6 @@ class Build:
     def _with_damaged(self, names: Sequence[str], digest: str) -> list[str]:
         """Return the stages to run once a damaged object was removed, and forget what was found so far."""
         self._chain, self._reports = [], {}
-        self._seen.clear()
         voided = void_damaged(self.store, self.engine, self.name, digest)
         self._notices.append(voided.notice)
         return [name for name in STAGES if name in (voided.stage, *names)]
@@ -305,11 +303,13 @@ class Build:
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
-        context = replace(self._context(), last_facts=last_facts, is_cached=lambda key: self._is_cached(stage, key))
+        known: dict[str, Action] = {}
+        context = replace(self._context(), last_facts=last_facts, is_cached=partial(self._is_cached, stage, known))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
         empty = Manifest(self.name, name, ())
-        return Link(stage, context, work, parts, previous, stage.facts(context, empty) if stage.facts_ahead else None)
+        facts = stage.facts(context, empty) if stage.facts_ahead else None
+        return Link(stage, context, work, parts, previous, facts, self._is_droppable(stage), known)
 
     def _run(self, links: Sequence[Link]) -> None:
         """Run a chain and publish the manifest of each of its stages, in order. If one fails, those before it are
@@ -334,7 +334,7 @@ class Build:
             before = [link for link in computed if _place(link) < _place(links[failed.index])]
             if failed.index or before:
                 self._run([*before, *self._again(names[: failed.index])])
-            raise (failed.__cause__ or failed) from None
+            raise (failed.error or failed) from None
         seconds, spent = time.perf_counter() - started, sum(link.seconds for link in links) or 1.0
         for link in sorted([*computed, *links], key=_place):
             share = link.seconds if link.manifest else seconds * link.seconds / spent
@@ -351,7 +351,7 @@ class Build:
         try:
             self._compute([link])
         except StageFailed as failed:
-            raise (failed.__cause__ or failed) from None
+            raise (failed.error or failed) from None
 
     def _again(self, names: Sequence[str]) -> list[Link]:
         """Prepare a chain's stages again."""
@@ -366,14 +366,14 @@ class Build:
         if not links:
             return
         head = links[0]
-        inputs, covered, most = head.work.chunks, {}, math.inf
+        inputs, most = head.work.chunks, math.inf
         if head.stage.upstream:
             inputs = list(inputs)
-            covered = self._covered(head.stage, head.parts, inputs)
+            head.known = {**head.known, **self._covered(head.stage, head.parts, inputs)}
         if head.stage.upstream and not head.stands_alone:
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.upstream[0]).total("rows_out")
         called = (self._on_progress, most, _ignore if head.stands_alone else self._on_output)
-        Chain(links, self.store, self.engine, self._find, self._validated, *called).run(inputs, covered)
+        Chain(links, self.store, self.engine, self._validated, *called).run(inputs)
 
     def _published_report(self, link: Link, seconds: float) -> StageReport:
         """Publish a stage's manifest and return its report.
@@ -458,11 +458,11 @@ class Build:
             chunk_size=self.chunk_size,
         )
 
-    def _is_cached(self, stage: Stage, key: str) -> bool:
-        """Whether an action covers a chunk of a stage; the action is remembered for `_find`."""
-        if (action := self.find_action(stage, key)) is not None:
-            self._seen[key] = action
-        return action is not None
+    def _is_cached(self, stage: Stage, known: dict[str, Action], key: str) -> bool:
+        """Whether an action covers a chunk of a stage; the action is added to `known`."""
+        if key not in known and (action := self.find_action(stage, key)) is not None:
+            known[key] = action
+        return key in known
 
     def _is_droppable(self, stage: Stage) -> bool:
         """Whether `gc` is allowed to drop the stage's outputs."""
@@ -498,10 +498,6 @@ class Build:
         missed = (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in covered)
         restore_inputs(self._context(), self.engine, missed, self._on_progress)
         return covered
-
-    def _find(self, stage: Stage, key: str) -> Action | None:
-        """Return the action that covers a chunk, also one that `_is_cached` found."""
-        return self._seen.pop(key, None) or self.find_action(stage, key)
 
     def _check_rejects(self, stage: Stage, manifest: Manifest) -> None:
         rejected, rows_in = manifest.total("rejected"), manifest.total("rows_in")

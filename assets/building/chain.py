@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,12 @@ from tokenloom.assets.building.progress import Expected, OnProgress, Progress
 from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk, OutputChunks, Stage, Work
 from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.errors import DataValidationError, DeadlineError
-from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.compute import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import source_place
+
+WRITERS = 4
+"""Threads that write the outputs of one chunk, where chunks share no process."""
 
 
 class DroppedInputError(Exception):
@@ -34,12 +37,18 @@ class StageFailed(Exception):
     """A stage of a chain cannot go on. The stages before it can, and must be published.
 
     Args:
-        index: the stage's position in the chain. The cause, if any, is the error to report.
+        index: the stage's position in the chain.
+        error: the error to report, if any.
     """
 
-    def __init__(self, index: int):
-        super().__init__(index)
-        self.index = index
+    def __init__(self, index: int, error: Exception | None = None):
+        super().__init__(index, error)
+        self.index, self.error = index, error
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether the same can succeed later with nothing changed by the user."""
+        return getattr(self.error, "is_outage", False)
 
 
 @dataclass
@@ -50,6 +59,8 @@ class Link:
         parts: what the keys of its chunks have in common.
         previous: the stage's manifest before this build.
         facts: the facts of its manifest if they are known ahead, else None.
+        droppable: whether a result of which `gc` dropped the output is a cache hit.
+        known: actions that are known to cover chunks of the stage, by key; the store is not asked for these.
 
     Attributes:
         chunks, actions, states: of each chunk, and whether its action was found.
@@ -64,6 +75,8 @@ class Link:
     parts: KeyParts
     previous: Manifest | None = None
     facts: Mapping[str, Any] | None = None
+    droppable: bool = False
+    known: Mapping[str, Action] = field(default_factory=dict)
     chunks: list[ManifestChunk] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     states: list[ChunkState] = field(default_factory=list)
@@ -82,117 +95,121 @@ class Link:
 
 
 @dataclass(frozen=True)
-class _Done:
-    """One chunk of one stage; `writes` store its output."""
+class Outcome:
+    """One chunk of one stage, found or computed; `writes` store its output."""
 
     chunk: ManifestChunk
     action: Action
     state: ChunkState
-    seconds: float
-    writes: Sequence[Future[None]]
+    seconds: float = 0.0
+    writes: Sequence[Future[Any]] = ()
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Runs prepared stages over the input chunks of the first.
+class Begun:
+    """A chunk on its way through a chain.
 
     Args:
-        find_action: returns the action that covers a chunk, by stage and key.
-        validated: digests of outputs that this build checked before it stored them; chains add theirs.
-        reject_limit: more rejected rows of one stage than this are certain to be too many.
-        on_output: called with every output that is computed, in the thread that computes it.
+        chunk: the input of its next stage.
+        outcomes: those of the stages that it went through already.
     """
 
-    links: Sequence[Link]
+    chunk: InputChunk
+    outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where the chunk starts in the source."""
+        return source_place(self.chunk.runs, self.chunk.unit, 0)
+
+
+@dataclass(frozen=True)
+class LinkTask:
+    """What one stage does with a chunk. It can be pickled.
+
+    Args:
+        parts, facts: as in `Link`.
+        droppable: whether a result of which `gc` dropped the output is a cache hit.
+    """
+
+    stage: Stage
+    compute: Callable[[Any], ChunkOutput]
+    parts: KeyParts
+    facts: Mapping[str, Any]
+    droppable: bool
+
+
+Write = Callable[[Callable[[], None]], Future[Any]]
+"""Runs a function that writes an output, in another thread."""
+
+
+@dataclass(frozen=True)
+class ChainTask:
+    """Takes one chunk through the stages of a chain. It can be pickled, and knows only the store.
+
+    Running it twice, or on another machine at the same time, changes nothing: outputs are named by their content.
+    """
+
     store: ArtifactStore
-    engine: ComputeEngine
-    find_action: Callable[[Stage, str], Action | None]
-    validated: set[str]
-    on_progress: OnProgress
-    reject_limit: float
-    on_output: Callable[[pa.Table], None]
+    links: Sequence[LinkTask]
 
-    def run(self, chunks: Iterable[InputChunk], covered: Mapping[str, Action]) -> None:
-        """Find or compute every chunk of every stage, and record them in the links.
-
-        Args:
-            chunks: the input of the first stage.
-            covered: actions that are known to cover chunks of the first stage, by key.
+    def __call__(self, begun: Begun) -> list[Outcome]:
+        """Return the outcomes of all stages, once everything is stored.
 
         Raises:
-            StageFailed: a stage failed, or rejects too many rows.
-            DroppedInputError: an output that `gc` dropped is needed; run the stages one by one.
+            StageFailed: a stage failed, or its output cannot be stored.
+            DroppedInputError: an output that `gc` dropped is needed.
         """
-        computes = [
-            self.engine.apart(link.work.compute) if link.work.holds_lock else link.work.compute for link in self.links
-        ]
-        rows, reused = Counter[int](), Counter[int]()
-        expected = Expected(chunks, self.links[0].work.source_bytes)
-        with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
-            for done in self.engine.map(partial(self._task, computes, covered, writers), expected):
-                total, estimated = expected.total()
-                for index, (link, one) in enumerate(zip(self.links, done, strict=True)):
-                    _wait(one.writes, index)
-                    link.chunks.append(one.chunk)
-                    link.actions.append(one.action)
-                    link.states.append(one.state)
-                    link.seconds += one.seconds
-                    link.rejected += one.action.rejected
-                    rows[index] += one.action.rows_in
-                    reused[index] += one.state == "hit"
-                    counts = len(link.chunks), reused[index], rows[index]
-                    self.on_progress(Progress(link.stage.name, *counts, total, estimated))
-                    if link.rejected > self.reject_limit and index + 1 < len(self.links):
-                        raise StageFailed(index + 1)
+        with ThreadPoolExecutor(WRITERS, thread_name_prefix="tokenloom-write") as writers:
+            outcomes = self.run(writers.submit, _ignore, begun)
+            for index, outcome in enumerate(outcomes):
+                wait(outcome, index)
+        return [replace(outcome, writes=()) for outcome in outcomes]
 
-    def _task(
-        self,
-        computes: Sequence[Callable[[Any], ChunkOutput]],
-        covered: Mapping[str, Action],
-        writers: Executor,
-        chunk: InputChunk,
-    ) -> list[_Done]:
-        """Take one chunk through all stages, and have its outputs written meanwhile."""
-        done: list[_Done] = []
-        for index, (link, compute) in enumerate(zip(self.links, computes, strict=True)):
-            started, writes = time.perf_counter(), []
+    def run(self, write: Write, on_output: Callable[[pa.Table], None], begun: Begun) -> list[Outcome]:
+        """Return the outcomes of all stages, whose outputs are written meanwhile.
+
+        Args:
+            on_output: called with every output that is computed.
+
+        Raises:
+            StageFailed: a stage failed.
+            DroppedInputError: an output that `gc` dropped is needed.
+        """
+        chunk, outcomes = begun.chunk, [*begun.outcomes]
+        for link in self.links[len(outcomes) :]:
+            started, writes = time.perf_counter(), list[Future[Any]]()
             try:
                 action, state, table = self._one(
-                    link,
-                    compute,
-                    covered if not index else {},
-                    chunk,
-                    lambda store, writes=writes: writes.append(writers.submit(store)),
+                    link, chunk, on_output, lambda store, writes=writes: writes.append(write(store))
                 )
             except DroppedInputError:
                 raise
             except Exception as error:
-                raise StageFailed(index) from error
-            place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
-            output = ManifestChunk(**place, input=chunk.digest, key=link.parts.key(chunk.digest), **action.outcome())
-            done.append(_Done(output, action, state, time.perf_counter() - started, writes))
-            chunk = self._passed_on(link, output, table)
-        return done
+                raise StageFailed(len(outcomes), error) from error
+            output = output_chunk(link.parts, chunk, action)
+            outcomes.append(Outcome(output, action, state, time.perf_counter() - started, writes))
+            chunk = self.passed_on(link, output, table)
+        return outcomes
 
     def _one(
         self,
-        link: Link,
-        compute: Callable[[Any], ChunkOutput],
-        covered: Mapping[str, Action],
+        link: LinkTask,
         chunk: InputChunk,
+        on_output: Callable[[pa.Table], None],
         write: Callable[[Callable[[], None]], None],
     ) -> tuple[Action, ChunkState, pa.Table | None]:
         """Find or compute one chunk of one stage. Returns its action, and the output if it was computed."""
         stage, key = link.stage, link.parts.key(chunk.digest)
-        if (action := covered.get(key) or self.find_action(stage, key)) is not None:
+        if (action := self.store.find_action(key, link.droppable)) is not None:
             return action, "hit", None
         missed = self.store.why_missed(key)
         try:
-            output = compute(chunk.load())
+            output = link.compute(chunk.load())
         except DeadlineError as error:
             raise error.at(f"{stage.name}, {source_place(chunk.runs, chunk.unit, error.row or 0)}") from error
         _verify(stage, output)
-        self.on_output(output.table)
+        on_output(output.table)
         action = self.store.put_action(
             key,
             output.table,
@@ -205,34 +222,116 @@ class Chain:
             output.engine,
             write,
         )
-        self.validated.add(action.output)
         return action, missed, output.table
 
-    def _passed_on(self, link: Link, chunk: ManifestChunk, table: pa.Table | None) -> InputChunk:
-        """Return an output as the next stage's input."""
+    def passed_on(self, link: LinkTask, chunk: ManifestChunk, table: pa.Table | None = None) -> InputChunk:
+        """Return an output as the next stage's input: the table, or else what the store has."""
         if table is not None:
             whole = table.combine_chunks()
             return as_input(link.stage, chunk, lambda: whole)
-
-        def load() -> pa.Table:
-            if self.store.objects.renew(chunk.output) is None:
-                raise DroppedInputError
-            return load_output(self.store, link.stage, link.facts or {}, chunk, self.validated)
-
-        return as_input(link.stage, chunk, load)
+        return as_input(link.stage, chunk, partial(_load_found, self.store, link.stage, link.facts, chunk))
 
 
-def _wait(writes: Iterable[Future[None]], index: int) -> None:
+def _load_found(store: ArtifactStore, stage: Stage, facts: Mapping[str, Any], chunk: ManifestChunk) -> pa.Table:
+    """Return the output of a cache hit.
+
+    Raises:
+        DroppedInputError: `gc` dropped it.
+    """
+    if store.objects.renew(chunk.output) is None:
+        raise DroppedInputError
+    return load_output(store, stage, facts, chunk)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Runs prepared stages over the input chunks of the first.
+
+    Args:
+        validated: digests of outputs that this build checked before it stored them; chains add theirs.
+        reject_limit: more rejected rows of one stage than this are certain to be too many.
+        on_output: called with every output that this process computes, in the thread that computes it.
+    """
+
+    links: Sequence[Link]
+    store: ArtifactStore
+    engine: ComputeEngine
+    validated: set[str]
+    on_progress: OnProgress
+    reject_limit: float
+    on_output: Callable[[pa.Table], None]
+
+    def run(self, chunks: Iterable[InputChunk]) -> None:
+        """Find or compute every chunk of every stage, and record them in the links.
+
+        Args:
+            chunks: the input of the first stage.
+
+        Raises:
+            StageFailed: a stage failed, or rejects too many rows.
+            DroppedInputError: an output that `gc` dropped is needed; run the stages one by one.
+        """
+        task = ChainTask(self.store, [self._link_task(link) for link in self.links])
+        rows, reused = Counter[int](), Counter[int]()
+        expected = Expected(chunks, self.links[0].work.source_bytes)
+        with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
+            function = partial(task.run, writers.submit, self.on_output) if self.engine.in_process else task
+            for outcomes in self.engine.map(function, (self._begin(task, chunk) for chunk in expected)):
+                total, estimated = expected.total()
+                for index, (link, one) in enumerate(zip(self.links, outcomes, strict=True)):
+                    wait(one, index)
+                    if one.state != "hit":
+                        self.validated.add(one.action.output)
+                    link.chunks.append(one.chunk)
+                    link.actions.append(one.action)
+                    link.states.append(one.state)
+                    link.seconds += one.seconds
+                    link.rejected += one.action.rejected
+                    rows[index] += one.action.rows_in
+                    reused[index] += one.state == "hit"
+                    counts = len(link.chunks), reused[index], rows[index]
+                    self.on_progress(Progress(link.stage.name, *counts, total, estimated))
+                    if link.rejected > self.reject_limit and index + 1 < len(self.links):
+                        raise StageFailed(index + 1)
+
+    def _link_task(self, link: Link) -> LinkTask:
+        compute = self.engine.apart(link.work.compute) if link.work.holds_lock else link.work.compute
+        return LinkTask(link.stage, compute, link.parts, link.facts or {}, link.droppable)
+
+    def _begin(self, task: ChainTask, chunk: InputChunk) -> Begun | Ready[list[Outcome]]:
+        """Follow a chunk through the stages as far as their outcomes are known."""
+        outcomes: list[Outcome] = []
+        for link, linked in zip(self.links, task.links, strict=True):
+            action = link.known.get(link.parts.key(chunk.digest)) if link.known else None
+            if action is None:
+                return Begun(chunk, tuple(outcomes))
+            output = output_chunk(link.parts, chunk, action)
+            outcomes.append(Outcome(output, action, "hit"))
+            chunk = task.passed_on(linked, output)
+        return Ready(outcomes)
+
+
+def output_chunk(parts: KeyParts, chunk: InputChunk, action: Action) -> ManifestChunk:
+    """Return what a manifest lists for a chunk that an action covers."""
+    place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
+    return ManifestChunk(**place, input=chunk.digest, key=parts.key(chunk.digest), **action.outcome())
+
+
+def wait(outcome: Outcome, index: int) -> None:
     """Wait until the output of a chunk is stored.
 
     Raises:
         StageFailed: it could not be.
     """
-    for written in writes:
+    for written in outcome.writes:
         try:
             written.result()
         except Exception as error:
-            raise StageFailed(index) from error
+            raise StageFailed(index, error) from error
+
+
+def _ignore(table: pa.Table) -> None:
+    pass
 
 
 def as_input(stage: Stage, chunk: ManifestChunk, load: Callable[[], pa.Table]) -> InputChunk:
@@ -241,15 +340,19 @@ def as_input(stage: Stage, chunk: ManifestChunk, load: Callable[[], pa.Table]) -
 
 
 def load_output(
-    store: ArtifactStore, stage: Stage, facts: Mapping[str, Any], chunk: ManifestChunk, validated: set[str]
+    store: ArtifactStore, stage: Stage, facts: Mapping[str, Any], chunk: ManifestChunk, validated: bool = False
 ) -> pa.Table:
-    """Return a stored output of a stage. It is checked again unless this build did so, for objects can be crafted.
+    """Return a stored output of a stage.
+
+    Args:
+        validated: whether this build checked it before it stored it; others are checked again, for objects can be
+            crafted.
 
     Raises:
         StoreError: it is missing or damaged, breaks its contract, or does not fit the facts and the number of rows in
             its manifest.
     """
-    if chunk.output in validated:
+    if validated:
         return store.objects.get_verified(chunk.output)
     return store.objects.get_verified(chunk.output, partial(_check_stored, stage, facts, chunk.table_rows))
 

@@ -6,7 +6,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -20,6 +21,13 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+@dataclass(frozen=True)
+class Ready(Generic[U]):
+    """An item of `map` whose result is known, so that nothing runs for it."""
+
+    result: U
+
+
 class ComputeEngine:
     """A pool of threads. The kernels of Arrow, NumPy, tokenizers and BLAKE3 release the GIL; functions that hold it run
     in worker processes (`apart`).
@@ -28,6 +36,9 @@ class ComputeEngine:
         workers: chunks computed in parallel. "auto" uses one worker per CPU core. The result is the same for any number
             of workers.
     """
+
+    in_process: ClassVar[bool] = True
+    """Whether functions run in this process, so that what they share with it needs no copies."""
 
     def __init__(self, workers: int | Literal["auto"] = "auto"):
         self.workers = cpu_count() if workers == "auto" else workers
@@ -44,27 +55,36 @@ class ComputeEngine:
         self._apart.append(WorkerProcesses(function, self.workers))
         return self._apart[-1]
 
-    def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+    def map(self, function: Callable[[T], U], items: Iterable[T | Ready[U]]) -> Iterator[U]:
         """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight."""
         if self.workers == 1:
-            yield from map(function, items)
+            for item in items:
+                yield item.result if isinstance(item, Ready) else function(item)
             return
         with ThreadPoolExecutor(self.workers, thread_name_prefix="tokenloom") as pool:
-            pending: deque[Future[U]] = deque()
+            pending: deque[Future[U] | Ready[U]] = deque()
+            submitted = 0
             try:
                 for count, item in enumerate(items, 1):
-                    pending.append(pool.submit(function, item))
+                    pending.append(item if isinstance(item, Ready) else pool.submit(function, item))
+                    submitted += not isinstance(item, Ready)
                     if not count % RELEASE_EVERY:
                         _release_memory()
-                    if len(pending) >= 2 * self.workers:
-                        yield pending.popleft().result()
+                    while pending and (submitted >= 2 * self.workers or isinstance(pending[0], Ready)):
+                        submitted -= not isinstance(pending[0], Ready)
+                        yield _result(pending.popleft())
                 while pending:
-                    yield pending.popleft().result()
+                    yield _result(pending.popleft())
             finally:
-                for future in pending:
-                    future.cancel()
+                for waiting in pending:
+                    if isinstance(waiting, Future):
+                        waiting.cancel()
                 while self._apart:
                     self._apart.pop().close()
+
+
+def _result(pending: Future[U] | Ready[U]) -> U:
+    return pending.result if isinstance(pending, Ready) else pending.result()
 
 
 def keep_memory_low() -> None:

@@ -41,7 +41,7 @@ from support.garbage import DAY, gc
 from support.store_files import age, stems
 from tokenloom.assets.building import build as building
 from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.chain import Chain, Link
+from tokenloom.assets.building.chain import ChainTask, LinkTask
 from tokenloom.assets.building.target import open_target
 from tokenloom.config.load import load_config
 from tokenloom.errors import DatasetNotFoundError
@@ -201,15 +201,15 @@ def watched(work: Work, store: Path, rows: Path, fatal: Operation | None) -> tup
 
         return named
 
-    def one(self: Chain, link: Link, *others: Any) -> Any:
+    def one(self: ChainTask, link: LinkTask, *others: Any) -> Any:
         *most, write = others
         name = link.stage.name
         return at(name, run_one)(self, link, *most, lambda store: write(at(name, store)))
 
     building.LARGE_BYTES = 0  # so that a thread prepares later stages, as in large builds
     os.fsync = synced
-    run_one = getattr(Chain, "_one")  # noqa: B009
-    setattr(Chain, "_one", one)  # noqa: B010
+    run_one = getattr(ChainTask, "_one")  # noqa: B009
+    setattr(ChainTask, "_one", one)  # noqa: B010
     for method, name in (("_sidecars", "sidecars"), ("_publish", "publish")):
         setattr(Build, method, at(name, getattr(Build, method)))
     sys.addaudithook(hook)
