@@ -99,8 +99,6 @@ class ObjectStore:
         content = memoryview(data).cast("B")  # a memoryview of signed bytes never equals `bytes`
         digest = digest or digest_bytes(content)
         self._blobs.create(self.blob(digest), content)
-        if self.renew(digest) is None:  # gc removed an old copy in the meantime
-            self._blobs.write(self.blob(digest), content)
         return digest
 
     def fetch(self, digests: Iterable[str]) -> None:
