@@ -72,7 +72,7 @@ def write(folder: Path, chunks: int) -> int:
         how: dict[str, Any] = {"compressed": False, "blocks": True, "lengths": STAGE.lengths(table)}
         action = store.put_action(key, table, table.slice(0, 0), counts, {}, **how)
         place = {"split": "train", "runs": (Run("random", offset=0),), "unit": "row"}
-        written.append(ManifestChunk(**place, input=key, key=key, **action.outcome()))
+        written.append(ManifestChunk(**place, input=key, key=key, **vars(action)))
     facts = {"pad_token_id": 0, "vocab_size": 50_000, "max_length": LENGTH, "packed": False}
     facts |= {"tokenizer": "", "kind": "sequence"}
     store.put_manifest(Manifest("random", "sequences", tuple(written), facts, {"weighted_chunks": 0}))

@@ -23,7 +23,7 @@ from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.errors import DataValidationError, DeadlineError
 from tokenloom.resources.engines.compute import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.manifest import source_place
+from tokenloom.resources.store.manifest_chunks import source_place
 
 WRITERS = 4
 """Threads that write the outputs of one chunk, where chunks share no process."""
@@ -314,7 +314,7 @@ class Chain:
 def output_chunk(parts: KeyParts, chunk: InputChunk, action: Action) -> ManifestChunk:
     """Return what a manifest lists for a chunk that an action covers."""
     place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
-    return ManifestChunk(**place, input=chunk.digest, key=parts.key(chunk.digest), **action.outcome())
+    return ManifestChunk(**place, input=chunk.digest, key=parts.key(chunk.digest), **vars(action))
 
 
 def wait(outcome: Outcome, index: int) -> None:

@@ -46,8 +46,8 @@ def reasons(
         states: state of each chunk.
     """
     count = len(chunks)
-    inputs = {chunk.input for chunk in previous.chunks} if previous else set()
-    keys = {chunk.key for chunk in previous.chunks} if previous else set()
+    inputs = set(previous.chunks.digests("input")) if previous else set()
+    keys = set(previous.chunks.digests("key")) if previous else set()
     pairs = list(zip(chunks, states, strict=True))
     new = [chunk for chunk, state in pairs if state == "new" and chunk.input not in inputs]
     lost = [chunk for chunk, state in pairs if state == "lost" or (state == "new" and chunk.key in keys)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -111,7 +111,7 @@ class DatasetVersion:
                 manifests[stage] = self.store.manifest_at(digest)
         return manifests
 
-    def chunks(self, stage: str, split: str) -> list[ManifestChunk]:
+    def chunks(self, stage: str, split: str) -> Sequence[ManifestChunk]:
         return self.manifests[stage].of_split(split) if stage in self.manifests else []
 
     def to_json(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class _DifferingChunks:
     def places(self, items: Ints) -> list[str]:
         """Return the places of rows in the source."""
         _, number, position = self._items
-        return [self._chunks[number[item]].place(int(position[item])) for item in items.tolist()]
+        return [self._chunks[int(number[item])].place(int(position[item])) for item in items.tolist()]
 
 
 def _row_tokens(table: pa.Table) -> tuple[Ints, Ints]:

@@ -180,7 +180,7 @@ class _Forecast:
                 action = self._store.actions.get(key)
             counters.update(action.counters if action else {})
             rows = chunk.rows if predicted else 0
-            outcome = action.outcome() if action else {**_NO_COUNTS, "rows_in": rows, "rows_out": rows, "output": ""}
+            outcome = vars(action) if action else {**_NO_COUNTS, "rows_in": rows, "rows_out": rows, "output": ""}
             place = {"split": chunk.split, "runs": chunk.runs, "unit": chunk.unit}
             digest = "" if awaited else chunk.digest
             chunks.append(ManifestChunk(**place, **{"rejects": None, **outcome}, input=digest, key=key))

@@ -215,7 +215,8 @@ class RowReader:
         self._decoder = Decoder(Path(folder, TOKENIZER).read_bytes(), facts["control"])
         self._cut = any(self._manifests["sequences"].counters.get(name) for name in LOSSES)
         self._gaps_of: dict[int, Gaps] = {}
-        self._first_row = np.cumsum([0, *(chunk.rows_out + chunk.rejected for chunk in self._raw.chunks)])
+        chunks = self._raw.chunks
+        self._first_row = offsets_of(chunks.numbers("rows_out") + chunks.numbers("rejected"))
 
     @property
     def _raw(self) -> Manifest:

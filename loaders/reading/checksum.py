@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tokenloom.errors import DamagedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import BLOCK_DIGEST_BYTES, BLOCK_SIZES, block_digests
-from tokenloom.resources.store.manifest import ManifestChunk
+from tokenloom.resources.store.manifest_chunks import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.tables.loaded_chunk import check_mapped
 from tokenloom.resources.tables.ragged import Ints, flat_numbers, one_array

@@ -17,7 +17,8 @@ Modules, from the bottom up:
 from tokenloom.resources.store.actions import Action
 from tokenloom.resources.store.artifact_store import ArtifactStore, Missed
 from tokenloom.resources.store.cache_key import KeyParts
-from tokenloom.resources.store.manifest import Manifest, ManifestChunk, Run
+from tokenloom.resources.store.manifest import Manifest
+from tokenloom.resources.store.manifest_chunks import ManifestChunk, Run
 from tokenloom.resources.store.versions import Version
 
 __all__ = [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.blobs.blobs import Blobs
@@ -90,10 +89,6 @@ class Action(Outcome):
             raise ValueError("has an engine that is not a key of a certificate")
         if not isinstance(self.counters, dict) or not all(type(count) is int for count in self.counters.values()):
             raise ValueError("has counters that are not integers")
-
-    def outcome(self) -> dict[str, Any]:
-        """Return the fields of `Outcome`."""
-        return {field.name: getattr(self, field.name) for field in fields(Outcome)}
 
 
 class ActionStore:

@@ -262,7 +262,7 @@ class ArtifactStore:
 
     def put_manifest_object(self, manifest: Manifest) -> str:
         """Store a manifest that another one names; returns the digest of its object."""
-        return self.objects.put(encode_table(manifest.to_table(), compressed=True))
+        return self.objects.put(encode_table(manifest.to_table(), compressed=False))
 
     def latest(self, dataset: str, stage: str) -> str | None:
         """Return the object digest of a stage's latest manifest, or None if its pointer is missing or damaged."""

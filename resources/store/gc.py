@@ -181,9 +181,10 @@ class _Collection:
             dropped_by: the dataset that drops the outputs of this stage: they are not marked.
         """
         self._objects.add(digest)
-        self._actions.update(chunk.key for chunk in manifest.chunks)
-        self._objects.update(digest for chunk in manifest.chunks for digest in chunk.beside)
-        outputs = {chunk.output for chunk in manifest.chunks}
+        chunks = manifest.chunks
+        self._actions.update(chunks.digests("key"))
+        self._objects.update(filter(None, (*chunks.digests("rejects"), *chunks.digests("lengths"))))
+        outputs = set(chunks.digests("output"))
         if dropped_by is None:
             self._objects |= outputs
         else:
@@ -242,8 +243,8 @@ class _Collection:
             except StoreError:
                 continue
             digests += [manifest.sidecars] if manifest.sidecars else []
-            for chunk in manifest.chunks:
-                yield from (chunk.output, *chunk.beside)
+            for name in ("output", "rejects", "lengths"):
+                yield from filter(None, manifest.chunks.digests(name))
 
     def _sweep_actions(self) -> None:
         for blob in self._store.blobs.below(ACTIONS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pyarrow as pa
 from blake3 import blake3
 
 from tokenloom.errors import DamagedObjectError, RemovedObjectError, StoreError, StoreUnavailableError
-from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.digest import THREADED_BYTES, digest_bytes, digest_parts
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest
 from tokenloom.resources.tables.untrusted_table import read_table
 
 MAP_ATTEMPTS = 5
+READ_BYTES = 16 << 20
 RECOMPUTED = "`tokenloom verify` removes it and the next build recomputes it"
 
 
@@ -124,7 +126,7 @@ class ObjectStore:
             StoreError: it is missing.
         """
         try:
-            return digest_bytes(memoryview(self.mapped(digest))) == digest
+            return self._digest(digest, self.mapped(digest)) == digest
         except DamagedObjectError:
             return False
 
@@ -135,9 +137,20 @@ class ObjectStore:
             StoreError: it is missing, damaged, or not a valid Arrow file.
         """
         data = self.mapped(digest)
-        if digest_bytes(memoryview(data)) != digest:
+        if self._digest(digest, data) != digest:
             raise DamagedObjectError(f"object {digest} is damaged; {RECOMPUTED}")
         return self._table(digest, data)
+
+    def _digest(self, digest: str, data: pa.Buffer) -> str:
+        """Return the digest of an object's bytes. A large file is read apart from its memory map, whose pages would
+        then be in memory."""
+        if data.size < THREADED_BYTES:
+            return digest_bytes(memoryview(data))
+        try:
+            with self.path(digest).open("rb", buffering=0) as file:
+                return digest_parts(iter(partial(file.read, READ_BYTES), b""))
+        except OSError as error:
+            raise StoreUnavailableError(f"object {digest} cannot be read: {error}") from error
 
     def get_verified(self, digest: str, check: Callable[[pa.Table], None] = lambda table: None) -> pa.Table:
         """Open an object after comparing its bytes with its digest. A damaged one is removed, so that the next build

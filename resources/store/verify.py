@@ -23,7 +23,8 @@ from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.blobs.object_names import is_digest, object_digest
 from tokenloom.resources.store.certificates import CERTIFICATES, parse_certificate, void_key
 from tokenloom.resources.store.known_files import FILES
-from tokenloom.resources.store.manifest import SIDECARS, Manifest, ManifestChunk
+from tokenloom.resources.store.manifest import SIDECARS, Manifest
+from tokenloom.resources.store.manifest_chunks import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.pins import PINS, Pin
 from tokenloom.resources.store.probes import PROBES

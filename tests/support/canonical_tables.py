@@ -109,7 +109,7 @@ def build_canonical(
     for number, table in enumerate(tables):
         output = ChunkOutput(table, table.num_rows)
         action = store.put_action(f"{number:064x}", table, output.rejects, output.counts(), {}, True)
-        counts = action.outcome()
+        counts = vars(action)
         place = {"split": "train", "runs": (Run(str(number), offset=0),), "unit": "row"}
         chunks.append(ManifestChunk(**place, input=f"{number:064x}", key=f"{number:064x}", **counts))
     for stage in ("raw", "columns"):

@@ -33,15 +33,21 @@ def read_object(store: Path, digest: str) -> pa.Table:
     return pa.ipc.open_file(data).read_all()
 
 
+def in_text(chunk: dict[str, Any]) -> dict[str, Any]:
+    """A chunk with its digests in hexadecimal and its counters as an object."""
+    text = {name: value.hex() if isinstance(value, bytes) else value for name, value in chunk.items()}
+    return text | {"counters": json.loads(chunk["counters"])}
+
+
 class ReadManifest:
     """A manifest: `head` as in its metadata, `chunks` a dict a chunk, `digest` of its content."""
 
     def __init__(self, store: Path, digest: str):
         table = read_object(store, digest)
         self.head = json.loads(table.schema.metadata[b"tokenloom"])
-        if self.head["version"] != 4:
+        if self.head["version"] != 5:
             raise RefusedError(f"manifest version {self.head['version']}")
-        self.chunks: list[dict[str, Any]] = table.to_pylist()
+        self.chunks: list[dict[str, Any]] = list(map(in_text, table.to_pylist()))
         self.digest = digest_of(
             {"chunks": [[chunk["split"], chunk["output"]] for chunk in self.chunks], "facts": self.head["facts"]}
         )

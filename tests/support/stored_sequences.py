@@ -107,4 +107,4 @@ def _put(
     tokens = STAGE.lengths(output.table)
     action = store.put_action(key, output.table, output.rejects, output.counts(), {}, False, True, tokens)
     place = {"split": "train", "runs": (Run("made", offset=0),), "unit": "row"}
-    return ManifestChunk(**place, input=key, key=key, **action.outcome())
+    return ManifestChunk(**place, input=key, key=key, **vars(action))

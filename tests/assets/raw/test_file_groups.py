@@ -26,7 +26,7 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.known_files import KnownFiles
-from tokenloom.resources.store.manifest import source_place
+from tokenloom.resources.store.manifest_chunks import source_place
 from tokenloom.resources.tables.json_text import is_json
 
 SIZE = ChunkSize(2_000, 8_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import stat
@@ -15,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from blake3 import blake3
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.store_files import snapshot
@@ -23,12 +24,13 @@ from support.terminal import run_here
 from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import DatasetNotFoundError, StoreError
 from tokenloom.loaders import open_mixture
-from tokenloom.resources.digest import canonical_json
+from tokenloom.resources.digest import canonical_json, digest_json
 from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk, Run
 from tokenloom.resources.store.actions import ActionStore
 from tokenloom.resources.store.blobs.folder import STALE_SECONDS
 from tokenloom.resources.store.objects import digest_table, encode_table
 from tokenloom.resources.store.records import decode_record, encode_record
+from tokenloom.resources.tables.untrusted_table import read_table
 
 TABLE = pa.table({"a": [1, 2, 3], "b": ["x", None, "été 🌊"]})
 COUNTS = {"rows_in": 3, "rows_out": 3, "rejected": 0, "filtered": 0, "tokens": 0}
@@ -54,7 +56,7 @@ def chunk(output: str, split: str = "train") -> ManifestChunk:
         lengths=None,
         table_rows=3,
         blocks="",
-        **COUNTS,
+        **COUNTS,  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -148,6 +150,96 @@ def test_the_place_of_a_row_is_in_its_run(store: ArtifactStore, position: int, p
     assert Manifest.from_table(Manifest("d", "raw", (shared,)).to_table()).chunks == (shared,)
 
 
+DIGEST = st.binary(min_size=32, max_size=32).map(bytes.hex)
+COUNT = st.integers(0, 1 << 60)
+RUN = st.builds(Run, st.text(st.characters(exclude_categories=["Cs"])), st.just(0), st.integers(-1, 1 << 60))
+CHUNK = st.builds(
+    ManifestChunk,
+    split=st.sampled_from(["train", "validation", "", "é", "trains"]),
+    runs=st.lists(RUN, min_size=1, max_size=3).map(tuple),
+    unit=st.sampled_from(["line", "row"]),
+    input=DIGEST,
+    key=DIGEST,
+    output=DIGEST,
+    bytes=COUNT,
+    rejects=st.none() | DIGEST,
+    lengths=st.none() | DIGEST,
+    rows_in=st.just(3),
+    rows_out=st.just(3),
+    rejected=st.just(0),
+    filtered=st.just(0),
+    tokens=COUNT,
+    table_rows=st.integers(0, 1 << 30),
+    blocks=st.binary(min_size=32, max_size=32).map(bytes.hex) | st.just(""),
+    counters=st.none() | st.dictionaries(st.text("aé/"), st.integers(-(1 << 70), 1 << 70)),
+    engine=st.just("") | DIGEST,
+)
+
+
+@given(st.lists(CHUNK, max_size=30), st.integers(-40, 40), st.integers(-40, 40))
+@settings(deadline=None)
+def test_the_columns_of_a_manifest_are_those_of_its_chunks(chunks: list[ManifestChunk], begin: int, end: int) -> None:
+    manifest = Manifest("d", "raw", chunks, {"fact": [1, "é"]})
+    for found in (manifest, Manifest.from_table(read_table(encode_table(manifest.to_table(), compressed=False)))):
+        assert found == manifest
+        assert list(found.chunks) == chunks
+        assert found.chunks[begin:end] == chunks[begin:end]
+        assert [found.chunks[number] for number in range(-len(chunks), len(chunks))] == 2 * chunks
+        assert found.splits == list(dict.fromkeys(chunk.split for chunk in chunks))
+        content = {"chunks": [(chunk.split, chunk.output) for chunk in chunks], "facts": {"fact": [1, "é"]}}
+        assert found.digest == digest_json(content)
+        assert found.total("bytes") == sum(chunk.bytes for chunk in chunks)
+        for split in ("train", "validation", "é", "none"):
+            expected = [chunk for chunk in chunks if chunk.split == split]
+            of_split = pickle.loads(pickle.dumps(found.of_split(split)))
+            assert of_split == expected
+            assert of_split[begin:end] == expected[begin:end]
+            assert of_split.total("tokens") == sum(chunk.tokens for chunk in expected)
+            assert of_split.numbers("table_rows").tolist() == [chunk.table_rows for chunk in expected]
+            assert of_split.outputs_digest == digest_json([chunk.output for chunk in expected])
+            for name in ("input", "key", "output", "rejects", "lengths", "engine"):
+                assert of_split.digests(name) == [getattr(chunk, name) or "" for chunk in expected]
+
+
+@given(st.lists(CHUNK, min_size=1, max_size=9))
+@settings(deadline=None)
+def test_a_chunk_has_its_action(chunks: list[ManifestChunk]) -> None:
+    for chunk in Manifest.from_table(Manifest("d", "raw", chunks).to_table()).chunks:
+        if chunk.counters is None:
+            assert chunk.action is None
+            continue
+        action = chunk.action
+        assert action is not None
+        assert replace(chunk, **vars(action)) == chunk
+
+
+@given(st.lists(CHUNK, max_size=9))
+@settings(deadline=None)
+def test_a_manifest_of_version_4_is_read(chunks: list[ManifestChunk]) -> None:
+    chunks = [replace(chunk, counters=None, engine="") for chunk in chunks]
+    now = Manifest("d", "raw", chunks, {"fact": 1})
+    columns = now.to_table()
+    names = [name for name in columns.column_names if name not in ("counters", "engine")]
+    text = {"input", "key", "output", "rejects", "lengths", "blocks"}
+    kinds = [(name, pa.string() if name in text else columns.schema.field(name).type) for name in names]
+    listed = [
+        [[run._asdict() for run in chunk.runs] if name == "runs" else getattr(chunk, name) for chunk in chunks]
+        for name in names
+    ]
+    head = columns.schema.metadata[b"tokenloom"].replace(b'"version": 5', b'"version": 4')
+    table = pa.table(
+        [pa.array(values, kind) for values, (_, kind) in zip(listed, kinds, strict=True)], pa.schema(kinds)
+    )
+    before = table.replace_schema_metadata({"tokenloom": head})
+    assert Manifest.from_table(before) == now
+    assert Manifest.from_table(before).digest == now.digest
+    if chunks:
+        for name in text:
+            damaged = pa.array(["g" * 64] + [getattr(chunk, name) for chunk in chunks[1:]], pa.string())
+            with pytest.raises(StoreError, match="build the dataset again"):
+                Manifest.from_table(before.set_column(names.index(name), name, damaged))
+
+
 def test_every_part_of_a_key_changes_it() -> None:
     parts = [("s", "t"), (1, 2), ("p", "q"), ({"a": 1}, {"a": 2}), ({"x": "1"}, {"x": "2"}), ("c", "d")]
     base = [first for first, _ in parts]
@@ -176,7 +268,7 @@ def test_a_manifest_is_read_back(store: ArtifactStore) -> None:
 
 def test_a_manifest_of_another_version_is_refused(store: ArtifactStore) -> None:
     table = Manifest("d", "raw", ()).to_table()
-    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 4', b'"version": 9')
+    head = table.schema.metadata[b"tokenloom"].replace(b'"version": 5', b'"version": 9')
     with pytest.raises(StoreError, match="has version 9"):
         Manifest.from_table(table.replace_schema_metadata({"tokenloom": head}))
 

@@ -22,7 +22,7 @@ from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Run, Shown
 from tokenloom.assets.stage.rejects import ROW, join_rejects
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
-from tokenloom.resources.store.manifest import source_place
+from tokenloom.resources.store.manifest_chunks import source_place
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
