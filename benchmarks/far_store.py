@@ -2,8 +2,8 @@
 
 usage: far_store.py [--rows N] [--runs N] [--milliseconds N]
 
-The bucket is on a loopback S3 server, with a delay before every request. Rows are those of Alpaca with phi-2's tokenizer
-if $TOKENLOOM_REAL_DATA is set; else those of the quickstart. Prints medians and ratios within the run.
+The bucket is on a loopback S3 server, with a delay before every request. Rows are those of Alpaca with phi-2's
+tokenizer if $TOKENLOOM_REAL_DATA is set; else those of the quickstart. Prints medians and ratios within the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from build import BIN, ROOT, timed, write
 
 sys.path.insert(0, str(ROOT / "tests"))
-from support.object_service import object_service  # noqa: E402  # needs the line above
+from support.object_service import object_service
 
 
 def kinds(requests: list[str]) -> str:

@@ -103,6 +103,10 @@ class ObjectStore:
         self._blobs.create(self.blob(digest), content)
         return digest
 
+    def put_all(self, contents: Iterable[tuple[pa.Buffer, str]]) -> None:
+        """Store the bytes of several tables, each with its digest; in a bucket, at the same time."""
+        self._blobs.create_all({self.blob(digest): memoryview(data).cast("B") for data, digest in contents})
+
     def fetch(self, digests: Iterable[str]) -> None:
         """Download objects of a bucket in parallel, so that opening them is fast. Does nothing for a folder."""
         self._blobs.fetch(map(self.blob, digests))

@@ -74,8 +74,8 @@ class Blobs(Protocol):
         ...
 
     def create(self, name: str, data: bytes | memoryview) -> None:
-        """Write a blob atomically. One that exists with the same content is only kept from `gc`, as by `renew`. For blobs
-        that are named by their digest."""
+        """Write a blob atomically. One that exists with the same content is only kept from `gc`, as by `renew`. For
+        blobs that are named by their digest."""
         ...
 
     def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:

@@ -32,7 +32,8 @@ AT_ONCE = 16
 PAGE = 1000
 """Most keys that a service deletes with one request."""
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 
 _ADDRESS = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?P<prefix>(/[^/?#\\\x00-\x1f]+)*)/*")
 
@@ -209,6 +210,10 @@ class Bucket:
     @property
     def fresh_since(self) -> float:
         return max(time.time() - RENEW_SECONDS, self.touching_since)
+
+    def touch_all(self) -> None:
+        """Make builds touch all that they find from now on."""
+        self.touching_since = time.time()
 
     def touch(self, name: str) -> None:
         with suppress(FileNotFoundError):
