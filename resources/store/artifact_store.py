@@ -302,6 +302,8 @@ class ArtifactStore:
             self.blobs.write(pointer, encode_record(pointer, content))
             if self._build is not None:
                 self._build.pointers[pointer] = content
+        if self._build is not None and manifest.stage == LOADED:
+            self._build.publish_again(f"datasets/{manifest.dataset}")
         return digest
 
     def declared_by(self, dataset: str) -> str | None:

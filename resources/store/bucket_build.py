@@ -13,7 +13,7 @@ from typing import Any
 from tokenloom.errors import StoreError, StoreUnavailableError
 from tokenloom.resources.store.actions import ACTIONS, Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blob
-from tokenloom.resources.store.blobs.bucket import Bucket, at_once
+from tokenloom.resources.store.blobs.bucket import Bucket, at_once, is_same
 from tokenloom.resources.store.blobs.bucket_marks import marked_build
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.cache_key import KeyParts
@@ -21,7 +21,7 @@ from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.manifest import Manifest
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.probes import ProbeStore
-from tokenloom.resources.store.records import decode_record
+from tokenloom.resources.store.records import decode_record, encode_record
 
 LISTED = 20
 """Most requests for a listing of all actions, which shows that results of new chunks do not exist."""
@@ -132,6 +132,14 @@ class BucketBuild:
         """Note that the build stores an action."""
         if self._keys is not None:
             self._keys.add(ActionStore.blob(key))
+
+    def publish_again(self, folder: str) -> None:
+        """Write those pointers again that another build has replaced since this one read or wrote them: the build that
+        ends last decides, as in a folder."""
+        records = {name: encode_record(name, content) for name, content in self.pointers.items() if content}
+        stored = {blob.name: blob for blob in self._bucket.below(folder)}
+        replaced = [name for name, data in records.items() if not is_same(stored.get(name), data)]
+        at_once(lambda name: self._bucket.write(name, records[name]), replaced)
 
     def note_probes(self, probes: ProbeStore) -> None:
         """Add the probes that the manifests state, so that they are not read."""

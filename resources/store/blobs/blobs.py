@@ -133,3 +133,12 @@ def renew(blobs: Blobs, name: str) -> Blob | None:
         return found
     blobs.touch(name)
     return blobs.stat(name)
+
+
+def renew_all(blobs: Blobs, names: Collection[str]) -> dict[str, Blob]:
+    """Return those of several objects that exist, by name. Each is renewed as by `renew`."""
+    kept = {name: blob for name in names if (blob := blobs.kept(name)) is not None}
+    found = blobs.found([name for name in names if name not in kept])
+    fresh_since = blobs.fresh_since
+    renewed = {name: blob if blob.modified > fresh_since else renew(blobs, name) for name, blob in found.items()}
+    return kept | {name: blob for name, blob in renewed.items() if blob is not None}

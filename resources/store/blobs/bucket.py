@@ -23,6 +23,8 @@ from tokenloom.resources.store.blobs.file_cache import FileCache
 from tokenloom.resources.store.blobs.object_names import object_digest
 from tokenloom.resources.store.blobs.s3 import S3
 
+_DIGEST = re.compile(r"[a-z]+/[0-9a-f]{2}/([0-9a-f]{8})[0-9a-f]{56}\.[a-z]+")
+
 FETCHERS = 8
 """Number of parallel downloads of `fetch`."""
 
@@ -90,8 +92,9 @@ class Bucket:
         return Blob(name, found["ContentLength"], found["LastModified"].timestamp(), found["ETag"].strip('"'))
 
     def found(self, names: Collection[str]) -> dict[str, Blob]:
-        wanted = {*names}
-        listed = self.all_below(min(wanted).partition("/")[0], len(wanted)) if len(wanted) > 1 else None
+        wanted, listed = {*names}, None
+        if len(wanted) > 1 and all(map(_place_of, wanted)):
+            listed = self.all_below(min(wanted).partition("/")[0], len(wanted))
         if listed is None:
             listed = {blob.name: blob for blob in at_once(self.stat, wanted) if blob}
         return {name: listed[name] for name in wanted if name in listed}
@@ -104,11 +107,11 @@ class Bucket:
         first, more = self._page(folder)
         if more:
             seen = _place_of(first[-1].name)
-            pages = math.ceil(1 / max(seen, 1e-9))
-            if pages > requests:
+            if seen is None or 1 / seen > requests:
                 return None
-            ends = [seen + (1 - seen) * part / min(pages, AT_ONCE) for part in range(min(pages, AT_ONCE) + 1)]
-            names = [first[-1].name, *(f"{folder}/{_hex(end)[:2]}/{_hex(end)}" for end in ends[1:-1]), f"{folder}0"]
+            count = min(math.ceil(1 / seen), AT_ONCE)
+            ends = [f"{int((seen + (1 - seen) * part / count) * 16**8):08x}" for part in range(1, count)]
+            names = [first[-1].name, *(f"{folder}/{end[:2]}/{end}" for end in ends), f"{folder}0"]
             parts = at_once(lambda part: self._between(folder, *part), [*pairwise(names)])
             first += [blob for part in parts for blob in part]
         return {blob.name: blob for blob in first}
@@ -130,14 +133,14 @@ class Bucket:
 
     def create(self, name: str, data: bytes | memoryview) -> None:
         content = bytes(data)
-        if not _is_same(self.marked.get(name), content):
+        if not is_same(self.marked.get(name), content):
             try:
                 self._s3.request(name, "put_object", Key=self._key(name), Body=content, IfNoneMatch="*")
             except NotImplementedError:
                 self.write(name, content)
             except FileExistsError:
                 found = self.stat(name)
-                if not _is_same(found, content) or found.modified <= self.fresh_since:
+                if not is_same(found, content) or found.modified <= self.fresh_since:
                     self.write(name, content)
         if digest := object_digest(name):
             with suppress(StoreError):  # the cache cannot be written: readers download the object
@@ -150,7 +153,7 @@ class Bucket:
         try:
             self._s3.request(name, "put_object", Key=self._key(name), Body=bytes(data), IfNoneMatch="*")
         except FileExistsError:  # also if the response to an earlier attempt was lost
-            return _is_same(self.stat(name), bytes(data))
+            return is_same(self.stat(name), bytes(data))
         except NotImplementedError:
             if self.size(name) is not None:
                 return False
@@ -257,17 +260,13 @@ def at_once(function: Callable[[T], U], items: Iterable[T], limit: int = AT_ONCE
         return [*pool.map(function, waiting)]
 
 
-def _is_same(found: Blob | None, content: bytes) -> TypeGuard[Blob]:
+def is_same(found: Blob | None, content: bytes) -> TypeGuard[Blob]:
     """Return whether a blob has this content, judged by its size and MD5 without downloading it."""
     if found is None or found.size != len(content):
         return False
     return found.tag == hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _place_of(name: str) -> float:
-    """Return where a name with a digest is among all digests, from 0 to 1."""
-    return int(name.split("/")[2][:8], 16) / 16**8
-
-
-def _hex(place: float) -> str:
-    return f"{min(int(place * 16**8), 16**8 - 1):08x}"
+def _place_of(name: str) -> float | None:
+    """Return where the name of an object or action is among all of them, above 0 and up to 1; None for another name."""
+    return (int(found[1], 16) + 1) / 16**8 if (found := _DIGEST.fullmatch(name)) else None

@@ -1,7 +1,8 @@
 """Requests to an S3 service, through s3fs. Transient failures are retried; other failures are raised as errors of one
 sentence, without secrets.
 
-Credentials, region and endpoint come from the environment (`$AWS_…`).
+Credentials, region and endpoint come from the environment (`$AWS_…`). s3fs works in processes that are forked after the
+first request, as workers of data loaders are; obstore hangs there.
 """
 
 from __future__ import annotations
