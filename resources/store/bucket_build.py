@@ -63,15 +63,13 @@ class BucketBuild:
         """Mark the build as running while the context lasts, and list what its manifests name."""
         with marked_build(self._bucket, self.manifests) as collecting:
             if collecting:
-                self._bucket.touch_all()
-                self.manifests.clear()  # what they name is looked up, and touched
+                self.manifests.clear()  # what they name is looked up one by one, and touched if it is old
             else:
                 self._list(certificates)
             try:
                 yield
             finally:
                 self._bucket.marked.clear()
-                self._bucket.touching_since = 0.0
 
     def _list(self, certificates: CertificateStore) -> None:
         chunks = [manifest.chunks for manifest in self.manifests.values()]

@@ -48,7 +48,6 @@ class Bucket:
 
     Attributes:
         marked: blobs that the mark of the running build keeps from `gc`, as they were listed.
-        touching_since: builds touch all blobs that are older than this, besides those older than RENEW_SECONDS.
 
     Raises:
         StoreAddressError: the address has another form, or contains credentials or a query.
@@ -66,7 +65,6 @@ class Bucket:
         self.cache = FileCache.from_environment()
         self._s3 = S3(parts["bucket"], self.address)
         self.marked: dict[str, Blob] = {}
-        self.touching_since = 0.0
 
     def read(self, name: str) -> bytes:
         return self._s3.request(name, "get_object", Key=self._key(name))["Body"]
@@ -212,11 +210,7 @@ class Bucket:
 
     @property
     def fresh_since(self) -> float:
-        return max(time.time() - RENEW_SECONDS, self.touching_since)
-
-    def touch_all(self) -> None:
-        """Make builds touch all that they find from now on."""
-        self.touching_since = time.time()
+        return time.time() - RENEW_SECONDS
 
     def touch(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -242,7 +236,8 @@ class Bucket:
             with suppress(FileNotFoundError):
                 self.local(name)
 
-        at_once(fetch_one, names, FETCHERS)
+        with ThreadPoolExecutor(FETCHERS, thread_name_prefix="tokenloom-fetch") as pool:
+            list(pool.map(fetch_one, names))
 
     def sweep(self) -> None:
         """Do nothing: writes to a bucket leave nothing half-written."""
@@ -251,12 +246,12 @@ class Bucket:
         return f"{self._prefix}{name}"
 
 
-def at_once(function: Callable[[T], U], items: Iterable[T], limit: int = AT_ONCE) -> list[U]:
+def at_once(function: Callable[[T], U], items: Iterable[T]) -> list[U]:
     """Call a function that sends a request for each item, in parallel; returns the results in order."""
     waiting = [*items]
     if len(waiting) < 2:
         return [*map(function, waiting)]
-    with ThreadPoolExecutor(min(limit, len(waiting)), thread_name_prefix="tokenloom-request") as pool:
+    with ThreadPoolExecutor(min(AT_ONCE, len(waiting)), thread_name_prefix="tokenloom-request") as pool:
         return [*pool.map(function, waiting)]
 
 

@@ -2,8 +2,8 @@
 
 A build writes `scratch/<id>.build` with its start and the manifests that it reuses, before it looks at what they name;
 `gc` keeps what they name, and what was written or touched shortly before that start or later. A collection writes
-`scratch/<id>.gc` before it reads marks; a build that finds one touches all that it reuses. Each leaves its sign before
-it looks for the other's, so at least one of them sees the other.
+`scratch/<id>.gc` before it reads marks; a build that finds one relies on no manifest: it touches all old blobs that it
+reuses. Each leaves its sign before it looks for the other's, so at least one of them sees the other.
 
 Signs are written again every hour and count for a day after that: a bucket cannot show that a process has ended.
 """
@@ -56,7 +56,7 @@ def marked_build(blobs: Blobs, manifests: Iterable[str]) -> Iterator[bool]:
 
 @contextmanager
 def marked_collection(blobs: Blobs) -> Iterator[None]:
-    """Make builds that start while the context lasts touch all that they reuse."""
+    """Make builds that start while the context lasts touch the old blobs that they reuse."""
     with _sign(blobs, COLLECTION, {}):
         yield
 

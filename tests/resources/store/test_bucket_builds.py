@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,8 +28,11 @@ from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import ActionStore
+from tokenloom.resources.store.blobs.blobs import renew
 from tokenloom.resources.store.blobs.bucket import Bucket
 from tokenloom.resources.store.blobs.bucket_marks import marked_build, marked_collection, running_builds
+from tokenloom.resources.store.bucket_build import BucketBuild
+from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.gc import BUCKET_AGE, collect
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.verify import verify
@@ -235,6 +239,35 @@ def test_a_build_that_starts_while_gc_runs_touches_what_it_reuses(
     collect(ArtifactStore(address), keep=1, older_than=BUCKET_AGE, delete=True, on_step=publish)
     assert named(address) <= set(service.contents(address))
     assert verify(ArtifactStore(address), "small").findings == []
+
+
+def test_a_build_that_gc_has_not_seen_reuses_nothing_without_touching_it(
+    service: ObjectService, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """The build reads manifests, `gc` reads marks, other results are published, then the build marks itself."""
+    address, (first, second) = service.address(), states(tmp_path, tokenizer_folder, 2)
+    build(first, address)
+    service.age(address, 3 * DAY)
+    blobs = Bucket(address)
+    objects, certificates = ObjectStore(blobs), CertificateStore(blobs)
+    early, late = (BucketBuild(blobs, objects, [f"datasets/small/{stage}.json" for stage in STAGES]) for _ in range(2))
+    with early.running(certificates):
+        assert all(early.known("small", stage, False) for stage in STAGES)
+    steps = []
+
+    def overtake(step: str) -> None:
+        steps.append(step)
+        if step == "reading manifests":
+            build(second, address)
+        if step == "listing actions":
+            with late.running(certificates):
+                assert not any(late.known("small", stage, False) for stage in STAGES)
+                old = [blob for blob in blobs.below("actions") if blob.modified < time.time() - DAY]
+                touched = [renew(blobs, blob.name) for blob in old]
+                assert old and all(blob and blob.modified > time.time() - DAY for blob in touched)
+
+    collect(ArtifactStore(address), keep=1, older_than=BUCKET_AGE, delete=True, on_step=overtake)
+    assert len(steps) > 2
 
 
 def test_marks_end_with_their_build_or_after_a_day(service: ObjectService) -> None:
