@@ -41,7 +41,7 @@ from tokenloom.errors import (
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.engines.open_engine import open_engine
-from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest
+from tokenloom.resources.store import Action, ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
@@ -127,7 +127,8 @@ class Build:
             if stage == SIDECARS:
                 named = self.store.manifest(self.name).sidecars
                 return self.store.manifest_at(named) if named else None
-            return self.store.manifest(self.name, stage)
+            digest = self.store.latest(self.name, stage)
+            return self.store.manifest_at(digest) if digest else None
         except StoreUnavailableError:
             raise
         except StoreError:
@@ -196,7 +197,7 @@ class Build:
         if "tokenizer" in names and self.config.tokenizer.train is None:
             order.sort(key=lambda name: name != "tokenizer")  # so that no stage waits for it
         waiting: deque[str] = deque(names)
-        with self.store.building(), self._working_ahead(names):
+        with self.store.building(self.name, STAGES), self._working_ahead(names):
             for name in (*order, None):
                 try:
                     self._advance(name)
@@ -305,7 +306,7 @@ class Build:
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
-        known: dict[str, Action] = {}
+        known = self.store.known_actions(self.name, name, self._is_droppable(stage))
         context = replace(self._context(), last_facts=last_facts, is_cached=partial(self._is_cached, stage, known))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
@@ -324,7 +325,8 @@ class Build:
         started, names = time.perf_counter(), [link.stage.name for link in links]
         try:
             self._compute(links)
-            if any(self.store.voids(link.actions) for link in links):
+            computed_any = any(state != "hit" for link in links for state in link.states)
+            if computed_any and any(self.store.voids(link.actions) for link in links):
                 # A later chunk showed that the engine of earlier outputs is wrong.
                 links = self._again(names)
                 self._compute(links)
@@ -371,7 +373,7 @@ class Build:
         inputs, most = head.work.chunks, math.inf
         if head.stage.upstream:
             inputs = list(inputs)
-            head.known = {**head.known, **self._covered(head.stage, head.parts, inputs)}
+            head.known = self._covered(head, inputs)
         if head.stage.upstream and not head.stands_alone:
             most = self.config.validation.max_reject_fraction * self.manifest(head.stage.upstream[0]).total("rows_out")
         called = (self._on_progress, most, _ignore if head.stands_alone else self._on_output)
@@ -494,10 +496,14 @@ class Build:
             return []
         return [f"replaces {self.name} of another YAML file; to keep both, give one of them another `name:`"]
 
-    def _covered(self, stage: Stage, parts: KeyParts, chunks: Collection[InputChunk]) -> dict[str, Action]:
+    def _covered(self, link: Link, chunks: Collection[InputChunk]) -> dict[str, Action]:
         """Return the actions that cover chunks, by key. Restores the inputs of all other chunks."""
-        keys = [parts.key(chunk.digest) for chunk in chunks]
-        actions = zip(keys, self.engine.here.map(lambda key: self.find_action(stage, key), keys), strict=True)
+
+        def find(key: str) -> Action | None:
+            return link.known.get(key) or self.find_action(link.stage, key)
+
+        keys = [link.parts.key(chunk.digest) for chunk in chunks]
+        actions = zip(keys, self.engine.here.map(find, keys), strict=True)
         covered = {key: action for key, action in actions if action is not None}
         missed = (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in covered)
         restore_inputs(self._context(), self.engine, missed, self._on_progress)

@@ -51,7 +51,7 @@ def restore(
     Raises:
         StoreError: an output cannot be reproduced: its source, its settings or an upstream stage changed.
     """
-    missing = {digest for digest in digests if context.store.objects.renew(digest) is None}
+    missing = context.store.objects.missing(digests)
     if not missing:
         return
     stage = stage_named(manifest.stage)

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -44,6 +44,9 @@ from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.records import decode_record, encode_record
 from tokenloom.resources.store.versions import LOADED, VersionStore
 from tokenloom.resources.tables.loaded_chunk import is_file_name
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store.bucket_build import BucketBuild
 
 FORMAT = "tokenloom store 3\n"
 WRITERS = {"tokenloom store 1": "a version before tokenloom 0.1", "tokenloom store 2": "tokenloom 0.1"}
@@ -96,18 +99,23 @@ class ArtifactStore:
         self.probes = ProbeStore(self.blobs)
         self.versions = VersionStore(self.blobs)
         self.pins = PinStore(self.blobs)
-        self._check_format()
+        self._build: BucketBuild | None = None
+        self._exists = self._check_format()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_build": None}
 
     @property
     def address(self) -> str:
         """The address that opens the same store again."""
         return self.blobs.address
 
-    def _check_format(self) -> None:
+    def _check_format(self) -> bool:
+        """Return whether the store exists."""
         try:
             stored = self.blobs.read("FORMAT").decode(errors="replace")
         except FileNotFoundError:
-            return
+            return False
         if stored != FORMAT:
             found = stored.strip()[:60]
             writer = WRITERS.get(found, "another version of tokenloom unless the file FORMAT is damaged")
@@ -116,25 +124,61 @@ class ArtifactStore:
                 f"{FORMAT.strip()!r}; build into another store (--store or $TOKENLOOM_STORE), or delete {self.address} "
                 "and build again"
             )
+        return True
 
     def prepare(self) -> None:
         """Create the store if it does not exist, and delete what killed processes left half-written."""
-        if self.blobs.size("FORMAT") is None:
+        if not (self._exists and self._is_far) and self.blobs.size("FORMAT") is None:
             self.blobs.write("FORMAT", FORMAT.encode())
+        self._exists = True
         self.blobs.sweep()
 
+    @property
+    def _is_far(self) -> bool:
+        """Whether the store is in a bucket, which is asked rarely."""
+        return not isinstance(self.blobs, Folder)
+
     @contextmanager
-    def building(self) -> Iterator[None]:
+    def building(self, dataset: str | None = None, stages: Sequence[str] = ()) -> Iterator[None]:
         """Prepare the store for a build, and make `gc` keep what the build writes and finds while the context lasts.
 
-        A bucket has no locks: there, only the minimum age of what `gc` removes protects a build.
+        In a bucket, results that the latest manifests of these stages name are looked up at once, when it starts.
+
+        Args:
+            dataset: the dataset that is built, if it is one.
         """
         self.prepare()
         if isinstance(self.blobs, Folder):
             with running_build(self.blobs):
                 yield
-        else:
+        elif dataset is None or isinstance(self.blobs, ReadOnly) or self._build is not None:
             yield
+        else:
+            with self._in_bucket([self._pointer(dataset, stage) for stage in stages]):
+                yield
+
+    @contextmanager
+    def _in_bucket(self, pointers: Sequence[str]) -> Iterator[None]:
+        from tokenloom.resources.store.blobs.bucket import Bucket
+        from tokenloom.resources.store.bucket_build import BucketBuild
+
+        assert isinstance(self.blobs, Bucket)
+        build = BucketBuild(self.blobs, self.objects, pointers)
+        build.note_probes(self.probes)
+        with build.running(self.certificates):
+            self._build = build
+            try:
+                yield
+            finally:
+                self._build = None
+
+    def known_actions(self, dataset: str, stage: str, dropped: bool = False) -> dict[str, Action]:
+        """Return actions that cover chunks of a stage, by key, as far as they are known without asking the store.
+
+        Args:
+            dropped: a missing output is a hit too.
+        """
+        return self._build.known(dataset, stage, dropped) if self._build else {}
 
     @contextmanager
     def building_alone(self, dataset: str, log: Callable[[str], None]) -> Iterator[None]:
@@ -171,6 +215,8 @@ class ArtifactStore:
         Args:
             dropped: a missing output is a hit too.
         """
+        if self._build is not None and self._build.lacks(key):
+            return None
         action = self.actions.get(key)
         if action is None or self.voids([action]):
             return None
@@ -182,7 +228,7 @@ class ArtifactStore:
 
     def why_missed(self, key: str) -> Missed:
         """Return why `key` is a cache miss."""
-        action = self.actions.get(key)
+        action = None if self._build is not None and self._build.lacks(key) else self.actions.get(key)
         if action is None:
             return "new"
         return "void" if self.voids([action]) else "lost"
@@ -237,10 +283,10 @@ class ArtifactStore:
         encoded = ((rejected, action.rejects), (data, action.output), (counted, action.lengths))
 
         def store() -> None:
-            for content, digest in encoded:
-                if content is not None:
-                    self.objects.put(content, digest)
+            self.objects.put_all([(content, digest) for content, digest in encoded if content is not None and digest])
             self.actions.put(key, action)
+            if self._build is not None:
+                self._build.add(key)
 
         write(store)
         return action
@@ -254,8 +300,12 @@ class ArtifactStore:
         digest = self.put_manifest_object(manifest)
         if self.latest(manifest.dataset, manifest.stage) != digest:
             pointer = self._pointer(manifest.dataset, manifest.stage)
-            declared = {"declared_by": declared_by} if declared_by else {}
-            self.blobs.write(pointer, encode_record(pointer, {"manifest": digest, **declared}))
+            content = {"manifest": digest} | ({"declared_by": declared_by} if declared_by else {})
+            self.blobs.write(pointer, encode_record(pointer, content))
+            if self._build is not None:
+                self._build.pointers[pointer] = content
+        if self._build is not None and manifest.stage == LOADED:
+            self._build.publish_again(f"datasets/{manifest.dataset}")
         return digest
 
     def declared_by(self, dataset: str) -> str | None:
@@ -288,6 +338,8 @@ class ArtifactStore:
         Raises:
             StoreError: it is missing or damaged.
         """
+        if self._build is not None and digest in self._build.manifests:
+            return self._build.manifests[digest]
         return Manifest.from_table(self.objects.get_intact(digest))
 
     def manifest_digest(self, dataset: str, stage: str = "sequences", version: str | None = None) -> str:
@@ -417,16 +469,10 @@ class ArtifactStore:
         Raises:
             StoreError: a name is not that of a file in the folder.
         """
-        for name, content in files.items():
+        for name in files:
             if not is_file_name(name):
                 raise StoreError(f"tokenizer {digest} has a file {name[:80]!r}; {RECOMPUTED}")
-            blob = f"tokenizers/{digest}/{name}"
-            try:
-                intact = self.blobs.read(blob) == content and renew(self.blobs, blob) is not None
-            except FileNotFoundError:
-                intact = False
-            if not intact:
-                self.blobs.write(blob, content)
+        self.blobs.create_all({f"tokenizers/{digest}/{name}": content for name, content in files.items()})
 
     def tokenizer_folder(self, digest: str) -> Path:
         """Return a local folder with a tokenizer's files.
@@ -450,6 +496,9 @@ class ArtifactStore:
     def _read_pointer(self, pointer: str, strict: bool = True, field: str = "manifest") -> str | None:
         """Return a digest in a pointer; None if it is missing or, unless `strict`, damaged."""
         try:
+            if self._build is not None and pointer in self._build.pointers:
+                digest = (self._build.pointers[pointer] or {}).get(field)
+                return digest if is_digest(digest) else None
             digest = decode_record(pointer, self.blobs.read(pointer))[field]
             if is_digest(digest):
                 return digest

@@ -5,7 +5,8 @@ that mixtures read, and those that a process holds a read lock on. Roots keep th
 chunks, and tokenizers. Outputs of stages that the dataset's latest build drops (`keep: sequences`) are not kept.
 
 Recently written or touched blobs are never removed, nor what a recent action names, nor what a running build wrote or
-found. Blobs are removed in an order in which no remaining version or action ever names a removed object.
+found. Blobs are removed in an order in which no remaining version or action ever names a removed object. In a bucket,
+blobs are removed in bulk, each batch right after it was looked up again.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tokenloom.errors import ConfigError, StoreAddressError, StoreError
+from tokenloom.errors import ConfigError, StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
+from tokenloom.resources.store.blobs.bucket_marks import Mark, marked_collection, running_builds
 from tokenloom.resources.store.blobs.build_marks import announce_collection, in_use_since
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
@@ -32,6 +34,9 @@ from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
 
 BUCKET_AGE = timedelta(seconds=2 * RENEW_SECONDS)
 """Minimum age of what is removed from a bucket: a build uses blobs up to RENEW_SECONDS old without touching them."""
+
+BATCH = 1000
+"""Blobs that are removed from a bucket at once."""
 
 _TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
 
@@ -108,7 +113,15 @@ class _Collection:
     def run(self) -> Garbage:
         if self._store.blobs.size("FORMAT") is None:
             raise StoreAddressError(f"no store found at {self._store.address}")
-        self._since = self._kept_since()
+        with ExitStack() as collecting:
+            if self._delete and not isinstance(self._store.blobs, Folder):
+                collecting.enter_context(marked_collection(self._store.blobs))
+            self._collect()
+        return self._garbage
+
+    def _collect(self) -> None:
+        marks = [] if isinstance(self._store.blobs, Folder) else running_builds(self._store.blobs)
+        self._since = min([self._kept_since(), *(mark.since for mark in marks)])
         self._on_step("reading manifests")
         names = {
             blob.name.split("/")[1] for kind in ("datasets", PINS, VERSIONS) for blob in self._store.blobs.below(kind)
@@ -116,12 +129,12 @@ class _Collection:
         states = {name: self._states(name) for name in sorted(names)}
         for name, state in states.items():
             self._mark_dataset(name, state, state.manifests())
+        self._mark_running(marks)
         self._remove_versions(states)
         self._on_step("listing actions")
         self._sweep_actions()
         self._on_step("listing objects")
         self._sweep_objects()
-        return self._garbage
 
     def _kept_since(self) -> float:
         """Return the time since which written or touched blobs are kept."""
@@ -194,6 +207,16 @@ class _Collection:
         for named in manifest.named.values():
             self._mark(named, self._manifest(named, manifest.dataset))
 
+    def _mark_running(self, marks: Iterable[Mark]) -> None:
+        """Mark what running builds reuse. A manifest that cannot be read is not reused."""
+        for digest in {digest for mark in marks for digest in mark.manifests} - self._marked:
+            try:
+                self._mark(digest, self._manifest(digest, "a running build"))
+            except StoreUnavailableError:
+                raise
+            except StoreError:
+                continue
+
     def _mark_open(self, digest: str) -> None:
         """Mark an object that a process has open: a manifest that no version names any more, or an output that a build
         is touching."""
@@ -247,21 +270,19 @@ class _Collection:
                 yield from filter(None, manifest.chunks.digests(name))
 
     def _sweep_actions(self) -> None:
-        for blob in self._store.blobs.below(ACTIONS):
-            key = action_key(blob.name)
-            if key is None or key in self._actions:
-                continue
-            if self._is_recent(blob) or not self._remove(blob.name, self._garbage.actions):
-                self._mark_action(blob.name)
+        unknown = [
+            blob
+            for blob in self._store.blobs.below(ACTIONS)
+            if (key := action_key(blob.name)) is not None and key not in self._actions
+        ]
+        removed = self._remove_all([blob.name for blob in unknown if not self._is_recent(blob)], self._garbage.actions)
+        self._mark_actions([blob.name for blob in unknown if blob.name not in removed])
 
-    def _mark_action(self, name: str) -> None:
-        """Mark the objects of an action that is kept."""
-        try:
-            action = read_action(name, self._store.blobs.read(name))
-        except FileNotFoundError:
-            return
-        if action is not None:
-            self._objects |= {action.output, *action.beside}
+    def _mark_actions(self, names: list[str]) -> None:
+        """Mark the objects of actions that are kept."""
+        for name, data in self._store.blobs.read_all(names).items():
+            if (action := read_action(name, data)) is not None:
+                self._objects |= {action.output, *action.beside}
 
     def _sweep_objects(self) -> None:
         unmarked: dict[str, Blob] = {}
@@ -279,13 +300,27 @@ class _Collection:
                 folders.setdefault(file[1], []).append(blob)
         for digest, files in folders.items():
             if digest not in self._objects and not any(map(self._is_recent, files)):
-                for blob in files:
-                    self._remove(blob.name, self._garbage.tokenizers)
-        garbage = [blob for digest, blob in unmarked.items() if digest not in self._objects]
+                self._remove_all([blob.name for blob in files], self._garbage.tokenizers)
+        garbage = [blob.name for digest, blob in unmarked.items() if digest not in self._objects]
         if self._delete:
             self._on_step(f"removing {len(garbage):,} objects")
-        for blob in garbage:
-            self._remove(blob.name, self._garbage.objects)
+        self._remove_all(garbage, self._garbage.objects)
+
+    def _remove_all(self, names: list[str], removed: list[Blob]) -> set[str]:
+        """Remove blobs (without `delete`, only record them); returns the names of those that no build has touched since
+        they were listed."""
+        blobs = self._store.blobs
+        if isinstance(blobs, Folder):
+            return {name for name in names if self._remove(name, removed)}
+        gone = set[str]()
+        for start in range(0, len(names), BATCH):
+            found = blobs.found(names[start : start + BATCH])
+            old = {name: blob for name, blob in found.items() if not self._is_recent(blob)}
+            if self._delete:
+                blobs.delete_all(old)
+            removed += [old[name] for name in sorted(old)]
+            gone |= old.keys()
+        return gone
 
     def _remove(self, name: str, removed: list[Blob]) -> bool:
         """Remove a blob (without `delete`, only record it); False if a build has touched it since it was listed."""

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from tokenloom.errors import DamagedObjectError, RemovedObjectError, StoreError, StoreUnavailableError
 from tokenloom.resources.digest import THREADED_BYTES, digest_bytes, digest_parts
-from tokenloom.resources.store.blobs.blobs import Blobs, renew
+from tokenloom.resources.store.blobs.blobs import Blobs, renew, renew_all
 from tokenloom.resources.store.blobs.object_names import OBJECTS, is_digest
 from tokenloom.resources.tables.untrusted_table import read_table
 
@@ -101,9 +101,11 @@ class ObjectStore:
         content = memoryview(data).cast("B")  # a memoryview of signed bytes never equals `bytes`
         digest = digest or digest_bytes(content)
         self._blobs.create(self.blob(digest), content)
-        if self.renew(digest) is None:  # gc removed an old copy in the meantime
-            self._blobs.write(self.blob(digest), content)
         return digest
+
+    def put_all(self, contents: Iterable[tuple[pa.Buffer, str]]) -> None:
+        """Store the bytes of several tables, each with its digest; in a bucket, at the same time."""
+        self._blobs.create_all({self.blob(digest): memoryview(data).cast("B") for data, digest in contents})
 
     def fetch(self, digests: Iterable[str]) -> None:
         """Download objects of a bucket in parallel, so that opening them is fast. Does nothing for a folder."""
@@ -112,6 +114,11 @@ class ObjectStore:
     def renew(self, digest: str) -> int | None:
         """Keep an object from `gc` for a day; returns its size in bytes, or None if it is missing."""
         return found.size if (found := renew(self._blobs, self.blob(digest))) else None
+
+    def missing(self, digests: Iterable[str]) -> set[str]:
+        """Return which objects are missing. The others are renewed."""
+        names = {self.blob(digest): digest for digest in digests}
+        return {*names.values()} - {names[name] for name in renew_all(self._blobs, names)}
 
     def get(self, digest: str) -> pa.Table:
         """Open an object as a memory map, without comparing its bytes with its digest.

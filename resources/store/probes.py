@@ -19,6 +19,7 @@ class ProbeStore:
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
+        self._noted: dict[str, str] = {}
 
     @staticmethod
     def blob(stage: str, version: int, libraries: Mapping[str, str]) -> str:
@@ -28,13 +29,23 @@ class ProbeStore:
     def get(self, stage: str, version: int, libraries: Mapping[str, str]) -> str | None:
         """Return the digest, or None if it is missing or damaged."""
         name = self.blob(stage, version, libraries)
+        if name in self._noted:
+            return self._noted[name]
         try:
             probe = decode_record(name, self._blobs.read(name))["probe"]
-            return probe if isinstance(probe, str) else None
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+        if not isinstance(probe, str):
+            return None
+        self._noted[name] = probe
+        return probe
 
     def put(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None:
         name = self.blob(stage, version, libraries)
         content = {"probe": probe, "version": version, "libraries": dict(libraries)}
         self._blobs.write(name, encode_record(name, content))
+        self._noted[name] = probe
+
+    def note(self, stage: str, version: int, libraries: Mapping[str, str], probe: str) -> None:
+        """Add a digest that is known without reading it."""
+        self._noted[self.blob(stage, version, libraries)] = probe

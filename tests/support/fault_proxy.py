@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -43,8 +44,10 @@ class FaultProxy:
         listen: port of the proxy. Default: a free one.
 
     Attributes:
-        kinds, fraction: which faults are injected, and into what fraction of the requests.
+        kinds, fraction, method: which faults are injected, into what fraction of the requests, of which method.
         in_a_row: maximum number of faults in a row for the same request.
+        delay: seconds before each request is forwarded. Requests of several connections wait at the same time.
+        most_at_once: largest number of requests that were waiting for a response at the same time.
         injected: number of injected faults of each kind.
         requests: all requests, such as `HEAD /bucket/key`.
     """
@@ -53,6 +56,8 @@ class FaultProxy:
         self.upstream = (host, port)
         self.kinds: Sequence[str] = ()
         self.fraction, self.in_a_row = 0.0, IN_A_ROW
+        self.delay, self.method = 0.0, ""
+        self.most_at_once = self._waiting = 0
         self.injected: Counter[str] = Counter()
         self.requests: list[str] = []
         self._random, self._lock = random.Random(0), Lock()
@@ -71,20 +76,41 @@ class FaultProxy:
         self._server.server_close()
 
     def plan(
-        self, seed: int = 0, fraction: float = 0.0, kinds: Sequence[str] = PASSING, in_a_row: int = IN_A_ROW
+        self,
+        seed: int = 0,
+        fraction: float = 0.0,
+        kinds: Sequence[str] = PASSING,
+        in_a_row: int = IN_A_ROW,
+        method: str = "",
     ) -> None:
-        """Reset all counts, and inject these faults from now on; none by default."""
+        """Reset all counts, and inject these faults from now on, into requests of one method if it is given; none by
+        default."""
         with self._lock:
+            self.method = method
             self.kinds, self.fraction, self.in_a_row = kinds, fraction, in_a_row
             self._random = random.Random(seed)
+            self.most_at_once = 0
             for counted in (self.injected, self._faults, self.requests):
                 counted.clear()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request as waiting while the context lasts."""
+        with self._lock:
+            self._waiting += 1
+            self.most_at_once = max(self.most_at_once, self._waiting)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def fault(self, request: str) -> str | None:
         """Record a request, and return the fault to inject, or None."""
         with self._lock:
             self.requests.append(request)
-            if self._faults[request] >= self.in_a_row or self._random.random() >= self.fraction:
+            passes = self._faults[request] >= self.in_a_row or self._random.random() >= self.fraction
+            if passes or not request.startswith(self.method):
                 self._faults[request] = 0
                 return None
             self._faults[request] += 1
@@ -103,9 +129,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         proxy: FaultProxy = self.server.proxy  # pyright: ignore[reportAttributeAccessIssue]
+        with proxy.counted():
+            self._respond(proxy)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def _respond(self, proxy: FaultProxy) -> None:
         assert "Transfer-Encoding" not in self.headers
         size = int(self.headers.get("Content-Length", 0))
         fault = proxy.fault(f"{self.command} {self.path}")
+        time.sleep(proxy.delay)
         if fault == "drop":
             self._cut()
             return
@@ -136,8 +169,6 @@ class _Handler(BaseHTTPRequestHandler):
             headers.append(("Content-Length", str(len(content))))
         lines = [f"HTTP/1.1 {answer.status} {answer.reason}", *(f"{name}: {value}" for name, value in headers)]
         self._send("\r\n".join([*lines, "", ""]).encode("latin-1"), content, fault)
-
-    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
     def _ask(self, upstream: HTTPConnection, body: bytes) -> None:
         upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)

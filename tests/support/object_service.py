@@ -6,12 +6,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
 from support.fault_proxy import FaultProxy
@@ -52,6 +55,13 @@ class ObjectService:
     def put(self, address: str, name: str, data: bytes) -> None:
         """Write a blob directly, without going through a store."""
         self.client.put_object(Bucket=BUCKET, Key=f"{address.removeprefix(f's3://{BUCKET}/')}/{name}", Body=data)
+
+    def age(self, address: str, seconds: float) -> None:
+        """Make all blobs below an address older."""
+        prefix = address.removeprefix(f"s3://{BUCKET}/") + "/"
+        for name, key in [*s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[BUCKET].keys.items()]:
+            if name.startswith(prefix):
+                key.last_modified -= timedelta(seconds=seconds)
 
     def copy(self, folder: Path, address: str) -> None:
         """Copy all files below a folder to an address."""

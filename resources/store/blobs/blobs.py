@@ -5,7 +5,7 @@ Names are relative paths with `/`, such as `objects/ab/abcd.arrow`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,11 +17,16 @@ when younger ones are touched, too."""
 
 @dataclass(frozen=True)
 class Blob:
-    """An existing blob: its name, size in bytes, and time of the last write or touch (POSIX seconds)."""
+    """An existing blob: its name, size in bytes, and time of the last write or touch (POSIX seconds).
+
+    Args:
+        tag: in a bucket, the service's tag of the content (of a blob written with one request, its MD5); else "".
+    """
 
     name: str
     size: int
     modified: float
+    tag: str = ""
 
 
 class Blobs(Protocol):
@@ -43,6 +48,10 @@ class Blobs(Protocol):
         """
         ...
 
+    def read_all(self, names: Collection[str]) -> dict[str, bytes]:
+        """Return the content of several blobs, by name, without those that do not exist."""
+        ...
+
     def size(self, name: str) -> int | None:
         """Return the size of a blob in bytes, or None if it does not exist."""
         ...
@@ -51,12 +60,26 @@ class Blobs(Protocol):
         """Return the name, size and time of a blob, or None if it does not exist."""
         ...
 
+    def found(self, names: Collection[str]) -> dict[str, Blob]:
+        """Return those of several objects, or of several actions, that exist, by name."""
+        ...
+
+    def kept(self, name: str) -> Blob | None:
+        """Return a blob that a mark of the running build keeps from `gc`, as it was listed when the build started; None
+        if it must be looked up."""
+        ...
+
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write a blob atomically, replacing an existing one."""
         ...
 
     def create(self, name: str, data: bytes | memoryview) -> None:
-        """Write a blob atomically, unless it exists with the same content. For blobs that are named by their digest."""
+        """Write a blob atomically. One that exists with the same content is only kept from `gc`, as by `renew`. For
+        blobs that are named by their digest."""
+        ...
+
+    def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:
+        """Create several blobs, given their contents by name; in a bucket, at the same time."""
         ...
 
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
@@ -69,6 +92,10 @@ class Blobs(Protocol):
 
     def delete(self, name: str) -> None:
         """Delete a blob, if it exists."""
+        ...
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """Delete several blobs, if they exist; in a bucket, up to 1,000 with a request."""
         ...
 
     @property
@@ -98,9 +125,20 @@ class Blobs(Protocol):
 
 
 def renew(blobs: Blobs, name: str) -> Blob | None:
-    """Return a blob that a build will use, or None if it does not exist. It is touched unless it is fresh."""
+    """Return a blob that a build will use, or None if it does not exist. It is touched unless it is fresh, or kept."""
+    if (kept := blobs.kept(name)) is not None:
+        return kept
     found = blobs.stat(name)
     if found is None or found.modified > blobs.fresh_since:
         return found
     blobs.touch(name)
     return blobs.stat(name)
+
+
+def renew_all(blobs: Blobs, names: Collection[str]) -> dict[str, Blob]:
+    """Return those of several objects that exist, by name. Each is renewed as by `renew`."""
+    kept = {name: blob for name in names if (blob := blobs.kept(name)) is not None}
+    found = blobs.found([name for name in names if name not in kept])
+    fresh_since = blobs.fresh_since
+    renewed = {name: blob if blob.modified > fresh_since else renew(blobs, name) for name, blob in found.items()}
+    return kept | {name: blob for name, blob in renewed.items() if blob is not None}

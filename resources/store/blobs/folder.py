@@ -10,14 +10,14 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tokenloom.errors import StoreError, StoreRefusedError, StoreUnavailableError
 from tokenloom.resources.file_lock import lock_exclusive, lock_shared
-from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
+from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob, renew
 
 SCRATCH = "scratch"
 STALE_SECONDS = 24 * 3600
@@ -40,6 +40,13 @@ class Folder:
         with store_errors(self.root, f"cannot read {name}"), open(self._file(name), "rb") as file:  # noqa: PTH123
             return file.read()
 
+    def read_all(self, names: Collection[str]) -> dict[str, bytes]:
+        contents: dict[str, bytes] = {}
+        for name in names:
+            with suppress(FileNotFoundError):
+                contents[name] = self.read(name)
+        return contents
+
     def size(self, name: str) -> int | None:
         return found.size if (found := self.stat(name)) else None
 
@@ -49,6 +56,13 @@ class Folder:
         except OSError:
             return None
         return Blob(name, found.st_size, found.st_mtime)
+
+    def found(self, names: Collection[str]) -> dict[str, Blob]:
+        return {name: blob for name in names if (blob := self.stat(name))}
+
+    def kept(self, name: str) -> Blob | None:
+        """Return None: a file is looked up in no time."""
+        return None
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         self._write(name, data, Path.replace)
@@ -73,8 +87,12 @@ class Folder:
             exists = self.size(name) == len(data) and self._path(name).read_bytes() == data
         except OSError:
             exists = False
-        if not exists:
+        if not exists or renew(self, name) is None:  # `gc` removed it in the meantime
             self.write(name, data)
+
+    def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:
+        for name, data in contents.items():
+            self.create(name, data)
 
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
         return self._write(name, data, _link)
@@ -102,6 +120,10 @@ class Folder:
     def delete(self, name: str) -> None:
         with store_errors(self.root, f"cannot remove {name}"), suppress(FileNotFoundError):
             self._path(name).unlink()
+
+    def delete_all(self, names: Collection[str]) -> None:
+        for name in names:
+            self.delete(name)
 
     @property
     def fresh_since(self) -> float:

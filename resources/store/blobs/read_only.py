@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tokenloom.resources.store.blobs.blobs import Blob, Blobs
@@ -25,11 +25,20 @@ class ReadOnly:
     def read(self, name: str) -> bytes:
         return self._blobs.read(name)
 
+    def read_all(self, names: Collection[str]) -> dict[str, bytes]:
+        return self._blobs.read_all(names)
+
     def size(self, name: str) -> int | None:
         return self._blobs.size(name)
 
     def stat(self, name: str) -> Blob | None:
         return self._blobs.stat(name)
+
+    def found(self, names: Collection[str]) -> dict[str, Blob]:
+        return self._blobs.found(names)
+
+    def kept(self, name: str) -> Blob | None:
+        return self._blobs.kept(name)
 
     def below(self, prefix: str) -> Iterator[Blob]:
         return self._blobs.below(prefix)
@@ -43,10 +52,16 @@ class ReadOnly:
     def create(self, name: str, data: bytes | memoryview) -> None:
         pass
 
+    def create_all(self, contents: Mapping[str, bytes | memoryview]) -> None:
+        pass
+
     def create_new(self, name: str, data: bytes | memoryview) -> bool:
         return self._blobs.size(name) is None
 
     def delete(self, name: str) -> None:
+        pass
+
+    def delete_all(self, names: Collection[str]) -> None:
         pass
 
     def touch(self, name: str) -> None:

@@ -1,7 +1,8 @@
 """Requests to an S3 service, through s3fs. Transient failures are retried; other failures are raised as errors of one
 sentence, without secrets.
 
-Credentials, region and endpoint come from the environment (`$AWS_…`).
+Credentials, region and endpoint come from the environment (`$AWS_…`). s3fs works in processes that are forked after the
+first request, as workers of data loaders are; obstore hangs there.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class S3:
         Raises:
             FileNotFoundError: the key does not exist.
             FileExistsError: the key exists, and the request requires that it does not.
-            NotImplementedError: the service does not support conditions.
+            NotImplementedError: the service does not support conditions, or deleting several keys at once.
             StoreUnavailableError: the bucket does not exist, or the service refuses or keeps failing.
         """
         from fsspec.asyn import sync
 
-        arguments = {"Bucket": self.bucket, **arguments}
+        arguments, optional = {"Bucket": self.bucket, **arguments}, "IfNoneMatch" in arguments or "Delete" in arguments
         failures = 0
         while True:
             try:
@@ -76,7 +77,7 @@ class S3:
                 return response
             except Exception as error:
                 failures += 1
-                final = self._final_error(error, blob, "IfNoneMatch" in arguments)
+                final = self._final_error(error, blob, optional)
                 if final is None and failures == ATTEMPTS:
                     final = self._gave_up(error, blob)
                 if final is error:
@@ -97,7 +98,7 @@ class S3:
             self._connected = os.getpid(), system
         return self._connected[1]
 
-    def _final_error(self, error: Exception, blob: str, conditional: bool) -> Exception | None:
+    def _final_error(self, error: Exception, blob: str, optional: bool) -> Exception | None:
         """Return the exception to raise for a failed request, or None if the request should be retried."""
         response = _response(error)
         if response is None:
@@ -109,7 +110,7 @@ class S3:
             return FileNotFoundError(blob)
         if status == 412:
             return FileExistsError(blob)
-        if status == 501 and conditional:
+        if status == 501 and optional:
             return NotImplementedError(blob)
         if status in (408, 429) or (status >= 500 and status != 501) or any(name in code for name in _TRANSIENT):
             return None

@@ -10,6 +10,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import object_digest
 
 FAULTS = 200 if os.environ.get("TOKENLOOM_SOAK") == "1" else 30
-PER_CHUNK, PER_STAGE = 4, 16
-"""Maximum number of requests of a build that changes nothing."""
+REQUESTS = 20
+"""Maximum number of requests of a build that changes nothing, besides one for each stage."""
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +148,11 @@ def test_an_unchanged_build_makes_few_requests(service: ObjectService, config: P
     assert {name: report.digest for name, report in warm.items()} == {
         name: report.digest for name, report in cold.items()
     }
-    chunks = sum(report.chunks for report in warm.values())
-    sent = Counter(service.proxy.requests)
-    assert sent.total() <= PER_CHUNK * chunks + PER_STAGE * len(STAGES), sent
-    for stage, report in warm.items():
-        for chunk in ArtifactStore(address).manifest("small", stage).chunks:
-            named = (chunk.key, f"{chunk.output}.arrow")
-            about = [request for request in sent.elements() if any(name in request for name in named)]
-            assert len(about) <= PER_CHUNK, (stage, about)
-        assert report.chunks_reused == report.chunks
+    assert all(report.chunks_reused == report.chunks for report in warm.values())
+    assert len(service.proxy.requests) <= REQUESTS + len(STAGES), Counter(service.proxy.requests)
 
 
-def test_network_faults_change_no_byte_and_leave_nothing_half_written(
+def test_network_faults_and_another_writer_change_no_byte_and_leave_nothing_half_written(
     service: ObjectService, config: Path, folder: Path, record_property: Any
 ) -> None:
     expected, total, looks, seed = digests(str(folder)), Counter[str](), 0, 0
@@ -171,7 +165,9 @@ def test_network_faults_change_no_byte_and_leave_nothing_half_written(
             looks += 1
             assert_intact(service.contents(address))
 
-        build(config, address, look)
+        with ThreadPoolExecutor(2) as writers:
+            for done in [writers.submit(build, config, address, each) for each in (look, None)]:
+                done.result()
         assert digests(address) == expected
         empty_cache()
         assert len(rows(open_dataset("small", store=address))) == 300

@@ -1,0 +1,159 @@
+"""A build in a bucket: what it reads and lists when it starts, so that it sends few requests afterwards.
+
+The latest manifests of a dataset state what its chunks became. They are read together; one listing shows which of the
+objects and actions that they name exist. The build's mark keeps these from `gc`, so none of them is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tokenloom.errors import StoreError, StoreUnavailableError
+from tokenloom.resources.store.actions import ACTIONS, Action, ActionStore
+from tokenloom.resources.store.blobs.blobs import Blob
+from tokenloom.resources.store.blobs.bucket import Bucket, at_once, is_same
+from tokenloom.resources.store.blobs.bucket_marks import marked_build
+from tokenloom.resources.store.blobs.object_names import is_digest
+from tokenloom.resources.store.cache_key import KeyParts
+from tokenloom.resources.store.certificates import CertificateStore
+from tokenloom.resources.store.manifest import Manifest
+from tokenloom.resources.store.objects import ObjectStore
+from tokenloom.resources.store.probes import ProbeStore
+from tokenloom.resources.store.records import decode_record, encode_record
+
+LISTED = 20
+"""Most requests for a listing of all actions, which shows that results of new chunks do not exist."""
+
+
+class BucketBuild:
+    """A running build.
+
+    Args:
+        pointers: blob names of the pointers to the dataset's latest manifests.
+
+    Attributes:
+        pointers: the content of each, by blob name; None: it does not exist. Damaged ones are not listed.
+        manifests: those of the manifests that can be read, by object digest.
+    """
+
+    def __init__(self, bucket: Bucket, objects: ObjectStore, pointers: Sequence[str]):
+        self._bucket, self._objects = bucket, objects
+        self.pointers = _pointers(bucket.read_all(pointers), pointers)
+        self.manifests = self._read([content["manifest"] for content in self.pointers.values() if content])
+        self.manifests |= self._read([sidecars for one in self.manifests.values() if (sidecars := one.sidecars)])
+        self._keys: set[str] | None = None
+        self._void: set[str] = set()
+
+    def _read(self, digests: Sequence[str]) -> dict[str, Manifest]:
+        def read(digest: str) -> Manifest | None:
+            try:
+                return Manifest.from_table(self._objects.get_intact(digest))
+            except StoreUnavailableError:
+                raise
+            except StoreError:
+                return None  # reported when it is needed
+
+        read_all = zip(digests, at_once(read, digests), strict=True)
+        return {digest: manifest for digest, manifest in read_all if manifest is not None}
+
+    @contextmanager
+    def running(self, certificates: CertificateStore) -> Iterator[None]:
+        """Mark the build as running while the context lasts, and list what its manifests name."""
+        with marked_build(self._bucket, self.manifests) as collecting:
+            if collecting:
+                self.manifests.clear()  # what they name is looked up one by one, and touched if it is old
+            else:
+                self._list(certificates)
+            try:
+                yield
+            finally:
+                self._bucket.marked.clear()
+
+    def _list(self, certificates: CertificateStore) -> None:
+        chunks = [manifest.chunks for manifest in self.manifests.values()]
+        columns = ("output", "rejects", "lengths")
+        digests = {digest for each in chunks for column in columns for digest in each.digests(column) if digest}
+        keys = {ActionStore.blob(key) for each in chunks for key in each.digests("key")}
+        engines = [*{engine for each in chunks for engine in each.digests("engine") if engine}]
+        trained = [manifest.chunks for manifest in self.manifests.values() if manifest.stage == "tokenizer"]
+        tokenizers = [digest for each in trained for digest in each.digests("output")]
+
+        def objects() -> dict[str, Blob]:
+            return self._bucket.found([*map(ObjectStore.blob, {*digests, *self.manifests})])
+
+        def actions() -> dict[str, Blob]:
+            listed = self._bucket.all_below(ACTIONS, max(LISTED, len(keys)))
+            if listed is None:
+                return self._bucket.found(keys)
+            self._keys = {*listed}
+            return {name: listed[name] for name in keys if name in listed}
+
+        def tokenizer_files() -> dict[str, Blob]:
+            return {blob.name: blob for digest in tokenizers for blob in self._bucket.below(f"tokenizers/{digest}")}
+
+        def void() -> dict[str, Blob]:
+            self._void = {engine for engine in engines if certificates.is_void(engine)}
+            return {}
+
+        for found in at_once(lambda look: look(), [objects, actions, tokenizer_files, void]):
+            self._bucket.marked |= found
+
+    def known(self, dataset: str, stage: str, droppable: bool) -> dict[str, Action]:
+        """Return the actions that cover chunks of a stage, by key, as far as its latest manifest shows them.
+
+        Args:
+            droppable: a missing output is a hit too.
+        """
+        found: dict[str, Action] = {}
+        for manifest in self.manifests.values():
+            if (manifest.dataset, manifest.stage) != (dataset, stage):
+                continue
+            for chunk in manifest.chunks:
+                if (action := chunk.action) is not None and self._is_stored(chunk.key, action, droppable):
+                    found[chunk.key] = action
+        return found
+
+    def _is_stored(self, key: str, action: Action, droppable: bool) -> bool:
+        kept = self._bucket.kept
+        output = kept(ObjectStore.blob(action.output))
+        right = action.engine not in self._void and (output.size == action.bytes if output else droppable)
+        named = (ActionStore.blob(key), *map(ObjectStore.blob, action.beside))
+        return right and all(kept(name) for name in named)
+
+    def lacks(self, key: str) -> bool:
+        """Whether it is known that no action has a key."""
+        return self._keys is not None and ActionStore.blob(key) not in self._keys
+
+    def add(self, key: str) -> None:
+        """Note that the build stores an action."""
+        if self._keys is not None:
+            self._keys.add(ActionStore.blob(key))
+
+    def publish_again(self, folder: str) -> None:
+        """Write those pointers again that another build has replaced since this one read or wrote them: the build that
+        ends last decides, as in a folder."""
+        records = {name: encode_record(name, content) for name, content in self.pointers.items() if content}
+        stored = {blob.name: blob for blob in self._bucket.below(folder)}
+        replaced = [name for name, data in records.items() if not is_same(stored.get(name), data)]
+        at_once(lambda name: self._bucket.write(name, records[name]), replaced)
+
+    def note_probes(self, probes: ProbeStore) -> None:
+        """Add the probes that the manifests state, so that they are not read."""
+        for manifest in self.manifests.values():
+            if (parts := KeyParts.from_json(manifest.parts)) is not None:
+                probes.note(parts.stage, parts.version, parts.libraries, parts.probe)
+
+
+def _pointers(contents: dict[str, bytes], names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Decode pointers; those that are damaged are not returned, those that do not exist are None."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for name in names:
+        try:
+            content = decode_record(name, contents[name]) if name in contents else None
+        except ValueError:
+            continue
+        if content is None or (isinstance(content, dict) and is_digest(content.get("manifest"))):
+            found[name] = content
+    return found
