@@ -19,6 +19,7 @@ from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.checksum import MappedObject
 from tokenloom.loaders.reading.chunk import DEFERRED, Chunk, InMemory
+from tokenloom.loaders.reading.far_chunks import FarChunks
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.loaders.reading.row_lengths import RowLengths
 from tokenloom.loaders.reading.unpadded import unpadded
@@ -85,10 +86,9 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def reader(self) -> SequenceReader:
-        """Reads the chunks, each of which is opened when it is first read."""
+        """Reads the chunks, each of which is opened, and downloaded from a bucket, when it is first read."""
         objects, name, verify = self._store.objects, self.name, self._verify
         chunks, sidecars, columns = self._chunks, self._sidecars, self.keep_columns
-        objects.fetch(chunk.output for chunk in (*chunks, *sidecars))
 
         def sidecar(chunk: int) -> pa.Table:
             return MappedObject(
@@ -97,7 +97,26 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
         rows, has_labels = chunks.numbers("table_rows"), self.kind != PROMPT
         kept = (self.keep_columns, sidecar) if self.keep_columns else None
-        return SequenceReader(rows, self._opened, self._weighted, self._all_trained, has_labels, kept)
+        return SequenceReader(rows, self._opened, self._weighted, self._all_trained, has_labels, kept, self.far)
+
+    @cached_property
+    def far(self) -> FarChunks | None:
+        """The chunks that are downloaded to a cache; None for a local store."""
+        if (cache := self._store.blobs.cache) is None:
+            return None
+        columns = [self._chunks, self._sidecars] if self._sidecars else [self._chunks]
+        sizes = np.sum([column.numbers("bytes") for column in columns], axis=0)
+
+        def download(chunks: Ints) -> None:
+            self._store.objects.fetch(column[chunk].output for chunk in chunks.tolist() for column in columns)
+
+        return FarChunks(sizes, cache.limit, download)
+
+    def bytes_at_once(self, shuffle: Shuffle) -> int:
+        """Return about how many bytes an order reads at the same time from chunks that are downloaded; 0: few."""
+        if self.far is None or shuffle == "none":
+            return 0
+        return int(self.far.sizes.sum()) // self.order(0, shuffle).windows
 
     def _opened(self, chunk: int) -> MappedObject:
         objects, facts = self._store.objects, self._facts
@@ -201,14 +220,16 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
         """Return the rows by position, with positions counted across epochs."""
-        return RowOrder(max(len(self), 1), self.digest, seed, shuffle)
+        chunks = self._chunks.numbers("table_rows")
+        rows = int(chunks.sum())
+        return RowOrder(max(rows, 1), self.digest, seed, shuffle, chunks if rows else None)
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
         """Return how batches of this dataset are padded."""
         return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("reader", "_lengths")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("reader", "far", "_lengths")}
 
 
 def _facts(manifest: Manifest) -> SequenceFacts:
