@@ -38,7 +38,6 @@ class MappedObject:
 
     Attributes:
         table: the record batch, as views of the memory map.
-        unchecked: number of blocks not yet checked.
 
     Raises:
         StoreError: the object is missing, damaged, or not what `check` expects.
@@ -61,9 +60,7 @@ class MappedObject:
         if verify and not fits:
             raise self._fault("has no block digests")
         self._block_size = fits[0] if fits else BLOCK_SIZES[0]
-        blocks = counts[self._block_size]
-        self._checked = np.full(blocks, not verify)
-        self.unchecked = blocks if verify else 0
+        self._checked = np.full(counts[self._block_size], not verify)
         try:
             self.table = read_table(self._data)
             if verify:
@@ -74,6 +71,11 @@ class MappedObject:
         except ValueError as error:
             self._check(np.flatnonzero(~self._checked))  # damaged bytes explain it
             raise self._fault(f"is damaged: {error}") from error
+
+    def checked(self, values: Sequence[npt.NDArray[np.generic]]) -> bool:
+        """Return whether all bytes of each of `values`, which are views of `table`, are checked."""
+        spans = [(self._place(view), self._place(view) + view.nbytes) for view in values]
+        return all(self._checked[begin // self._block_size : -(-end // self._block_size)].all() for begin, end in spans)
 
     def touch(self, values: Sequence[npt.NDArray[np.generic]], begins: Ints, ends: Ints) -> None:
         """Check the blocks with items [begin, end) of each of `values`, which are views of `table`.
@@ -129,7 +131,6 @@ class MappedObject:
             if digest != self._expected[block * BLOCK_DIGEST_BYTES : (block + 1) * BLOCK_DIGEST_BYTES]:
                 raise self._fault(f"is damaged in block {block}")
             self._checked[block] = True
-        self.unchecked = int(np.count_nonzero(~self._checked))
 
     def _fault(self, problem: str) -> StoreError:
         return StoreError(

@@ -18,13 +18,12 @@ DEFERRED = tuple(f"{side}{name}" for side in ("", *(f"{side}_" for side in SIDES
 
 
 class Chunk(Protocol):
-    """A chunk of sequences. While `unchecked` is above 0, flat values are passed to `touch` before they are read."""
+    """A chunk of sequences. Flat values that are not `checked` are passed to `touch` before they are read."""
 
     @property
     def table(self) -> pa.Table: ...
 
-    @property
-    def unchecked(self) -> int: ...
+    def checked(self, values: Sequence[npt.NDArray[Any]]) -> bool: ...
 
     def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None: ...
 
@@ -34,7 +33,10 @@ class InMemory:
     """A chunk in memory, which needs no check."""
 
     table: pa.Table
-    unchecked: int = 0
+
+    def checked(self, values: Sequence[npt.NDArray[Any]]) -> bool:
+        """Return True."""
+        return True
 
     def touch(self, values: Sequence[npt.NDArray[Any]], begins: Ints, ends: Ints) -> None:
         """Do nothing."""

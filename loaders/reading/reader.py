@@ -205,7 +205,7 @@ class SequenceReader:
             chunk, rows = self._unchecked[number], local[chunks == number]
             for columns in self._sides.values():
                 columns.touch(chunk, number, rows)
-            if not chunk.unchecked:
+            if all(columns.checked(chunk, number) for columns in self._sides.values()):
                 self._unchecked.pop(number, None)
 
     def _hold(self, chunk: int, opened: Chunk) -> None:
@@ -215,13 +215,13 @@ class SequenceReader:
             raise StoreError(
                 f"chunk {chunk} has {table.num_rows} rows, but its manifest lists {expected}; build the dataset again"
             )
-        if opened.unchecked:
-            self._unchecked[chunk] = opened
         for side, columns in sides(table).items():
             if side not in self._sides:
                 dtype = columns[INPUT_IDS].type.value_type.to_pandas_dtype()
                 self._sides[side] = SequenceColumns(dtype, self._all_trained, self._weighted and self._labels)
             self._sides[side].hold(chunk, columns)
+        if not all(self._sides[side].checked(opened, chunk) for side in sides(table)):
+            self._unchecked[chunk] = opened
         if self.kept:
             self.kept.hold(chunk, table[ROWS])
         if LABEL in table.column_names:

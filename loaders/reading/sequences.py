@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ class SequenceColumns:
         self.ids, self.documents = RaggedLists(dtype, chunks), RaggedLists(np.int32, chunks)
         self.trained, self.all_trained = FlatValues(np.uint8, chunks), all_trained
         self.weights = FlatValues(np.float32, chunks) if weighted else None
+        self._read: dict[int, list[npt.NDArray[Any]]] = {}  # the flat values of each chunk that batches read
 
     def hold(self, chunk: int, table: pa.Table) -> None:
         """Register a chunk's table and keep it alive.
@@ -47,11 +49,15 @@ class SequenceColumns:
         self.ids.hold(chunk, table[INPUT_IDS])
         self.documents.hold(chunk, table[DOCUMENT_LENGTHS])
         self.trained.hold(chunk, flat_values(table[TRAINED]))
-        flat = [self.ids.values, self.trained]
+        names = [INPUT_IDS, TRAINED]
+        if self.weights is not None and WEIGHTS in table.column_names:
+            names.append(WEIGHTS)
         if self.weights is not None:
-            self.weights.hold(chunk, flat_values(table[WEIGHTS if WEIGHTS in table.column_names else TRAINED]))
-            flat.append(self.weights)
-        if len({len(column.held(chunk)) for column in flat}) > 1:
+            self.weights.hold(chunk, flat_values(table[names[-1]]))
+        elif self.all_trained[chunk]:
+            names.remove(TRAINED)
+        self._read[chunk] = [flat_values(table[name]) for name in names]
+        if len({len(values) for values in (self.trained.held(chunk), *self._read[chunk])}) > 1:
             raise StoreError(
                 "rows have different numbers of tokens and flags: an object is damaged; `tokenloom verify` names it"
             )
@@ -61,16 +67,16 @@ class SequenceColumns:
         for column in (self.ids, self.documents, self.trained, self.weights):
             if column is not None:
                 column.release(chunk)
+        self._read.pop(chunk, None)
+
+    def checked(self, chunk: Chunk, number: int) -> bool:
+        """Return whether all flat values that batches read from a chunk are checked."""
+        return chunk.checked(self._read[number])
 
     def touch(self, chunk: Chunk, number: int, rows: Ints) -> None:
         """Check the flat values of some rows of a chunk."""
         begins, lengths = self.ids.rows(np.full(len(rows), number), rows)
-        flat = [self.ids.values]
-        if self.weights is not None or not self.all_trained[number]:
-            flat.append(self.trained)
-        if self.weights is not None and WEIGHTS in chunk.table.column_names:
-            flat.append(self.weights)
-        chunk.touch([column.held(number) for column in flat], begins, begins + lengths)
+        chunk.touch(self._read[number], begins, begins + lengths)
 
 
 class SequenceBatches:
