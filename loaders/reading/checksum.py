@@ -75,6 +75,11 @@ class MappedObject:
             self._check(np.flatnonzero(~self._checked))  # damaged bytes explain it
             raise self._fault(f"is damaged: {error}") from error
 
+    def values_of(self, column: str) -> tuple[int, int]:
+        """Return where the values of a column of numbers begin in the file, and their size; both in bytes."""
+        values = flat_numbers(one_array(self.table[column]))
+        return self._place(values), values.itemsize
+
     def touch(self, values: Sequence[npt.NDArray[np.generic]], begins: Ints, ends: Ints) -> None:
         """Check the blocks with items [begin, end) of each of `values`, which are views of `table`.
 
