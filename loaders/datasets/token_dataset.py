@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.checksum import MappedObject
-from tokenloom.loaders.reading.chunk import DEFERRED, Chunk, InMemory
+from tokenloom.loaders.reading.chunk import DEFERRED
 from tokenloom.loaders.reading.far_chunks import FarChunks
 from tokenloom.loaders.reading.reader import SequenceReader
-from tokenloom.loaders.reading.row_lengths import RowLengths
+from tokenloom.loaders.reading.row_lengths import LengthsFile, RowLengths
 from tokenloom.loaders.reading.unpadded import unpadded
-from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, TRAINED, WEIGHTED
 from tokenloom.resources.store.manifest_chunks import ManifestChunks
@@ -38,6 +39,9 @@ from tokenloom.resources.tables.loaded_chunk import (
 )
 from tokenloom.resources.tables.ragged import Ints, offsets_of
 from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT, length_type
+
+_SMALL_FILE = 1 << 12
+"""More bytes than an object of lengths has besides the lengths."""
 
 
 class TokenDataset(Dataset[dict[str, Any]]):
@@ -146,23 +150,29 @@ class TokenDataset(Dataset[dict[str, Any]]):
         rows = groups.numbers("table_rows")
         if rows.sum() != every[-1]:
             raise StoreError(f"dataset {self.name!r}: its lengths are those of other chunks; build it again")
-        load = partial(self._opened_lengths, groups, joined=joined is not None)
-        return RowLengths(rows, load, self.max_length), first_row, every[chunks.rows] - first_row
+        load = partial(self._lengths_file, groups, joined is not None)
+        sizes = groups.numbers("bytes") if joined else 4 * rows + _SMALL_FILE
+        return RowLengths(rows, sizes, load, self.max_length), first_row, every[chunks.rows] - first_row
 
-    def _opened_lengths(self, chunks: ManifestChunks, number: int, joined: bool) -> Chunk:
-        """Open the lengths of one of the groups or, of a version before 5, of a chunk."""
+    def _lengths_file(self, chunks: ManifestChunks, joined: bool, number: int) -> LengthsFile:
+        """Open the lengths of a group of chunks or, in a version of the dataset without groups, of a chunk."""
         objects, chunk = self._store.objects, chunks[number]
-        if joined:
-            kind = length_type(self.max_length)
-            check = partial(check_lengths_type, kind=kind)
-            return MappedObject(objects, chunk, self.name, check, (LENGTH,), self._verify)
-        table = objects.get_intact(chunk.lengths or "")
-        try:
-            check_lengths(table, chunk.table_rows, self.max_length)
-        except ValueError as error:
-            problem = f"object {chunk.lengths} is damaged: {error}; run `tokenloom verify {self.name}`"
-            raise StoreError(f"dataset {self.name!r}: {problem}, then build it again") from error
-        return InMemory(table)
+        check = partial(check_lengths_type, kind=length_type(self.max_length))
+        if not joined:
+            digest = chunk.lengths or ""
+            check = partial(check_lengths, rows=chunk.table_rows, longest=self.max_length)
+            objects.get_intact(digest)
+            data = memoryview(objects.mapped(digest))
+            blocks = block_digests(data, LENGTHS_BLOCK).hex()
+            chunk = replace(chunk, output=digest, bytes=len(data), blocks=blocks)
+        opened = MappedObject(objects, chunk, self.name, check, (LENGTH,), self._verify)
+        digests = bytes.fromhex(chunk.blocks) if self._verify else b""
+
+        def damaged(problem: str) -> StoreError:
+            remedy = f"run `tokenloom verify {self.name}`, then build it again"
+            return StoreError(f"dataset {self.name!r}: object {chunk.output} {problem}; {remedy}")
+
+        return LengthsFile(partial(objects.path, chunk.output), *opened.values_of(LENGTH), digests, damaged)
 
     @property
     def pad_token_id(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -81,16 +82,8 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Hex BLAKE3 of the content: splits and object digests in order, and facts."""
-        return digest_parts(self._content())
-
-    def _content(self) -> Iterator[bytes]:
-        """Yield the parts of the canonical JSON of `{"chunks": [[split, output], …], "facts": facts}`."""
-        comma = b'{"chunks":['
-        for split, outputs in self.chunks.outputs():
-            name = canonical_json(split).decode()
-            yield comma + ",".join(f'[{name},"{output}"]' for output in outputs).encode()
-            comma = b","
-        yield (b"" if len(self.chunks) else comma) + b'],"facts":' + canonical_json(self.facts) + b"}"
+        facts = canonical_json(self.facts)
+        return digest_parts(chain([b'{"chunks":['], self.chunks.pairs_json(), [b'],"facts":' + facts + b"}"]))
 
     def total(self, count: str) -> int:
         """Return the sum of a count (`rows_in`, `rows_out`, `rejected`, `filtered` or `tokens`) over all chunks."""

@@ -217,23 +217,28 @@ class ManifestChunks(Sequence[ManifestChunk]):
         text, ends = content.tobytes().hex(), (2 * offsets).tolist()
         return [text[ends[row - first] : ends[row - first + 1]] for row in rows]
 
-    def outputs(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the digests of outputs of consecutive chunks, up to 65,536 at once, each time with their split."""
+    def pairs_json(self) -> Iterator[bytes]:
+        """Yield the parts of the canonical JSON of `[[split, output], …]`, digests in hexadecimal, without brackets."""
+        comma = b""
         for name, begin, end in self._runs_of_splits():
-            yield name, ManifestChunks(self.table.slice(begin, end - begin)).digests("output")
+            part = ManifestChunks(self.table.slice(begin, end - begin))
+            yield from (comma, part._outputs_json(b"[" + canonical_json(name) + b",", b"]"))
+            comma = b","
 
     @property
     def outputs_digest(self) -> str:
         """Hex BLAKE3 of the JSON array of the digests of outputs."""
-        return digest_parts(self._outputs_json())
+        begins = range(0, len(self), _BLOCK)
+        parts = (self[begin : begin + _BLOCK]._outputs_json() for begin in begins)
+        joined = chain.from_iterable((b"," if begin else b"[", part) for begin, part in zip(begins, parts, strict=True))
+        return digest_parts(chain(joined, [b"]" if len(self) else b"[]"]))
 
-    def _outputs_json(self) -> Iterator[bytes]:
-        before = "["
-        for begin in range(0, len(self), _BLOCK):
-            outputs = self[begin : begin + _BLOCK].digests("output")
-            yield (before + ",".join(f'"{output}"' for output in outputs)).encode()
-            before = ","
-        yield b"]" if len(self) else b"[]"
+    def _outputs_json(self, before: bytes = b"", after: bytes = b"") -> bytes:
+        """Return the digests of outputs in hexadecimal and quotes, joined by commas, each with `before` and `after`."""
+        text = np.frombuffer("".join(self.digests("output")).encode(), np.uint8).reshape(len(self), 2 * DIGEST_BYTES)
+        edges = [np.frombuffer(edge, np.uint8) for edge in (before + b'"', b'"' + after + b",")]
+        first, last = (np.broadcast_to(edge, (len(self), len(edge))) for edge in edges)
+        return np.concatenate([first, text, last], axis=1).tobytes()[:-1]
 
     @cached_property
     def splits(self) -> list[str]:

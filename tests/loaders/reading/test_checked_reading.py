@@ -29,7 +29,7 @@ MIB = 1 << 20
 FLIPS = 2000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
 
 
-@pytest.fixture(scope="module", params=BLOCK_SIZES)
+@pytest.fixture(scope="module", params=BLOCK_SIZES[:2])
 def large(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Written:
     """Objects of several MiB, one of them with weights, and one with a few rows."""
     folder = tmp_path_factory.mktemp("large")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +14,13 @@ from support.canonical_tables import build_canonical, config_of, said, table_of
 from support.store_files import flip, object_path
 from support.stored_sequences import write_sequences
 from tokenloom import open_dataset
+from tokenloom.assets.sequences.grouped_lengths import put_lengths
 from tokenloom.errors import StoreError
 from tokenloom.loaders import MixedDataset, TokenLoader
+from tokenloom.loaders.reading import row_lengths
+from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.manifest import LENGTHS
 
 
 def budgeted(*names: str, store: Path) -> TokenLoader:
@@ -56,17 +61,56 @@ def test_lengths_of_pairs_are_those_of_the_longer_side(tmp_path: Path, tokenizer
     assert dataset.lengths(np.arange(20)).tolist() == longer
 
 
+def joined_lengths(folder: Path, name: str) -> str:
+    """Join the lengths of a dataset's chunks, as a build does; returns the digest of the last object."""
+    store = ArtifactStore(folder)
+    manifest = store.manifest(name)
+    named = put_lengths(store, ComputeEngine(1), manifest)
+    store.put_manifest(replace(manifest, notes={LENGTHS: named}))
+    return store.manifest_at(named).chunks[-1].output
+
+
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
-def test_damaged_lengths_are_reported(tmp_path: Path, damage: str) -> None:
+def test_damaged_lengths_are_reported(tmp_path: Path, damage: str, joined: bool) -> None:
     write_sequences(tmp_path, "a", [3000, 3000], mean=50)
     digest = ArtifactStore(tmp_path).manifest("a").chunks[1].lengths
     assert digest is not None
+    if joined:
+        digest = joined_lengths(tmp_path, "a")
     path = object_path(tmp_path, digest)
     flip(path, path.stat().st_size // 2) if damage == "damaged" else path.unlink()
     loader = TokenLoader(open_dataset("a", store=tmp_path), token_budget=2000, padding="longest")
     with pytest.raises(StoreError, match=f"{digest} is {damage}"):
         next(iter(loader))
     assert len(list(TokenLoader(open_dataset("a", store=tmp_path), padding="longest"))) > 1
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_every_length_is_right_and_every_flip_is_reported(
+    tmp_path: Path, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_lengths, "KEPT_BLOCKS", 4)  # fewer than there are
+    monkeypatch.setattr(row_lengths, "_ROWS", 2)
+    written = write_sequences(tmp_path, "a", [60_000, 10, 90_000], mean=3)
+    expected = np.array([len(ids) for ids, _, _ in written.rows])
+    draw, count = random.Random(0), len(written.rows)
+    chunks = ArtifactStore(tmp_path).manifest("a").chunks
+    digests = [joined_lengths(tmp_path, "a")] if joined else chunks.digests("lengths")
+    dataset = open_dataset("a", store=tmp_path)
+    assert dataset.lengths(np.arange(count)).tolist() == expected.tolist()
+    for _ in range(20):
+        rows = np.array([draw.randrange(count) for _ in range(draw.randrange(9))], np.int64)
+        assert dataset.lengths(rows).tolist() == expected[rows].tolist()
+    for digest in digests:
+        path = object_path(tmp_path, digest)
+        for _ in range(10):
+            position = draw.randrange(path.stat().st_size)
+            flip(path, position)
+            with pytest.raises(StoreError, match=f"{digest} is damaged"):
+                open_dataset("a", store=tmp_path).lengths(np.arange(count))
+            flip(path, position)
+    assert open_dataset("a", store=tmp_path).lengths(np.arange(count)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
