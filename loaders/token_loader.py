@@ -16,10 +16,11 @@ from tokenloom.loaders.datasets.trace import TracedRow
 from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.batch_plan import FILLER, FixedBatches, Place, Step, TokenBudget
 from tokenloom.loaders.order.ranks import place_among_ranks
-from tokenloom.loaders.order.resume_state import STATE_VERSION, VERSIONS, read_state
+from tokenloom.loaders.order.resume_state import VERSIONS, read_state, version_for
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import Batch, Padding, PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.prefetch import DeviceCopy, pinned, prefetched
+from tokenloom.loaders.reading.read_ahead import ReadAhead, warn_if_too_small
 from tokenloom.loaders.reading.workers import worker_options
 from tokenloom.resources.tables.ragged import Ints
 
@@ -69,8 +70,8 @@ class _Rows:
         if epoch != self.place.epoch or not self.resumed:
             self.place, self.resumed = Place(epoch), False
 
-    def steps(self) -> Iterator[Step]:
-        return self.plan.steps(self.place, self._rank, self._world_size)
+    def steps(self, place: Place | None = None) -> Iterator[Step]:
+        return self.plan.steps(place or self.place, self._rank, self._world_size)
 
     def __iter__(self) -> Iterator[Ints]:
         return (step.rows for step in self.steps())
@@ -97,8 +98,9 @@ class TokenLoader(DataLoader[Any]):
     Args:
         dataset: the dataset to read; a `MixedDataset` for several.
         batch_size: rows per rank and batch.
-        shuffle: `full` or True: shuffle all rows; `block`: shuffle blocks of consecutive rows, then the rows within
-            windows of several blocks; `none` or False: keep the order.
+        shuffle: `full` or True: shuffle all rows; `block`: shuffle the chunks of the store, then the rows within
+            windows of several chunks, so that an epoch reads each chunk once, for stores in a bucket; `none` or False:
+            keep the order.
         seed: determines the order, together with the dataset's digest and the epoch.
         drop_last: drop the last global batch if it is not full.
         padding: `max_length`; `longest`: to the longest row of the batch; or an integer: to the longest row, rounded up
@@ -156,7 +158,10 @@ class TokenLoader(DataLoader[Any]):
             key = ("batches", dataset.digest, seed)
             plan = TokenBudget(order, rows, token_budget, dataset.lengths, key, self._policy.width)
             sizes = {"token_budget": token_budget, "padding": padding}
-        self._data = dataset
+        self._data, far = dataset, getattr(dataset, "far", None)  # raw text has none
+        self._is_far = far is not None
+        if far is not None:
+            warn_if_too_small(far, dataset.bytes_at_once(kind), kind)
         self._settings = {"rows": rows, "seed": seed, "shuffle": kind, **sizes, "world_size": self.world_size}
         self._rows = _Rows(plan, self.rank, self.world_size)
         options = worker_options(num_workers, pin_memory, prefetch_factor, persistent_workers)
@@ -202,7 +207,7 @@ class TokenLoader(DataLoader[Any]):
             done = self.place.position > 0 and next(self.steps(), None) is None  # stopped right after the last batch
             self.place = Place(self.place.epoch + done)
         self._rows.resumed = False
-        batches = self._batches()
+        batches = self._read_ahead(self._batches()) if self._is_far else self._batches()
         if self.pin_memory and not self.num_workers and torch.cuda.is_available():
             device = torch.cuda.current_device()  # read here: the prefetching thread has its own current device
             batches = ((after, pinned(batch, device)) for after, batch in batches)
@@ -213,6 +218,16 @@ class TokenLoader(DataLoader[Any]):
             rows.place = after
             yield batch
         self.place = Place(self.place.epoch + 1)
+
+    def _read_ahead(self, batches: Iterator[tuple[Place, dict[str, Any]]]) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """Yield the batches. From the first one on, a background thread downloads the chunks of the next ones."""
+        for after, batch in batches:  # the first: worker processes were forked before the thread starts
+            steps = filter(None, _grouped(self._rows.steps(after)))
+            with ReadAhead(self._data.reader, ([step.rows for step in group] for group in steps)) as ahead:
+                yield after, batch
+                for following in batches:
+                    ahead.step_read()
+                    yield following
 
     def _batches(self) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Yield the remaining batches of the epoch, each with the place after it."""
@@ -273,7 +288,8 @@ class TokenLoader(DataLoader[Any]):
     def _state_at(self, place: Place) -> dict[str, Any]:
         skips = [list(skip) for skip in self.plan.skips] if isinstance(self.plan, FixedBatches) else []
         data = self._data.digest_until(place.epoch * len(self._data) + place.position)
-        state = {"version": STATE_VERSION, "data": data, **self._settings, **place._asdict(), "skips": skips}
+        version = version_for(self._settings["shuffle"])
+        state = {"version": version, "data": data, **self._settings, **place._asdict(), "skips": skips}
         versions = getattr(self._data, VERSIONS, {})  # raw text has none
         named = [f"{name}@{version[:SAVED_DIGITS]}" for name, version in versions.items()]
         return {**state, VERSIONS: named} if named else state

@@ -11,8 +11,11 @@ from blake3 import blake3
 THREADED_BYTES = 64 << 20
 """Smaller inputs are hashed in the calling thread: chunks are already hashed in parallel."""
 
-BLOCK_SIZES = (1 << 18, 1 << 20)
-"""Sizes of the parts of a file that loaders check separately; the first is that of new files."""
+LENGTHS_BLOCK = 1 << 14
+"""Size in bytes of the parts of an object of lengths that loaders check separately: they read single values of it."""
+
+BLOCK_SIZES = (1 << 18, 1 << 20, LENGTHS_BLOCK)
+"""Sizes of the parts of a file that loaders check separately; the first is that of new files of sequences."""
 
 BLOCK_DIGEST_BYTES = 16
 

@@ -27,10 +27,14 @@ def lock_shared(file: BinaryIO) -> None:
 
 
 @contextmanager
-def lock_exclusive(path: Path) -> Iterator[bool]:
-    """Try to lock a file exclusively while the context lasts; yields False if another process holds a lock on it.
+def lock_exclusive(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Try to lock a file exclusively while the context lasts; yields False if another process or thread holds a lock
+    on it.
 
     A file that does not exist counts as free.
+
+    Args:
+        wait: wait until the lock is released instead.
     """
     try:
         file = path.open("rb+" if os.access(path, os.W_OK) else "rb")  # NFS only locks files that are open for writing
@@ -38,13 +42,13 @@ def lock_exclusive(path: Path) -> Iterator[bool]:
         yield True
         return
     with file:
-        yield _try_lock(file)
+        yield _lock(file, wait)
 
 
-def _try_lock(file: BinaryIO) -> bool:
+def _lock(file: BinaryIO, wait: bool) -> bool:
     if fcntl is not None:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError:  # the file system has no locks

@@ -260,6 +260,16 @@ class StoreAddressError(StoreError):
     exit_code = 2
 
 
+class ClusterError(TokenloomError):
+    """A machine of a cluster cannot run chunks, or a chunk failed there on every try. The message names it."""
+
+
+class ClusterUnavailableError(ClusterError):
+    """A cluster did not respond, or connections to it broke off."""
+
+    is_outage = True
+
+
 class LoaderStateError(TokenloomError):
     """A loader's state is damaged, or belongs to other data, another order or another plan."""
 
@@ -380,6 +390,7 @@ EXTRAS = {
         *("awkward", "charset_normalizer", "dagster", "dagster_webserver", "datasets", "fsspec", "gigatoken"),
         *("huggingface_hub", "jinja2", "msgspec", "pandera", "rapidfuzz", "rich", "tokenizers", "transformers"),
     ),
+    "ray": ("ray",),
     "s3": ("s3fs",),
     "train": ("accelerate", "lightning", "peft", "pytorch_optimizer", "safetensors", "transformers", "trl"),
     "jax": ("jax",),

@@ -25,6 +25,7 @@ from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.restore import restore, restore_inputs
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES, stage_named
+from tokenloom.assets.sequences.grouped_lengths import put_lengths
 from tokenloom.assets.stage.definition import ChunkSize, Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.assets.stage.probe import probe_digest
@@ -39,8 +40,9 @@ from tokenloom.errors import (
 )
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import Action, ArtifactStore, Manifest
-from tokenloom.resources.store.manifest import SIDECARS
+from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.untrusted_table import check_schema
@@ -58,7 +60,7 @@ class Build:
     Args:
         config: the dataset's declaration.
         store: where outputs are stored.
-        engine: computes chunks; default: as many workers as `compute.workers` of the config.
+        engine: computes chunks; default: what `compute` of the config sets.
         limit: read only the first `limit` rows of each split, and publish the dataset as `<name>@<limit>`.
         chunk_size: sizes of raw chunks.
         on_progress: called after every chunk.
@@ -74,7 +76,7 @@ class Build:
         on_progress: OnProgress | None = None,
     ):
         self.config, self.store, self.limit = config, store, limit
-        self.engine = engine or ComputeEngine(config.compute.workers)
+        self.engine = engine or open_engine(config.compute)
         self.chunk_size = chunk_size or ChunkSize()
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._on_progress: OnProgress = on_progress or (lambda progress: None)
@@ -420,6 +422,8 @@ class Build:
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
         manifest = replace(manifest, facts=stage.facts(link.context, manifest))
+        if name == STAGES[-1]:
+            manifest.notes[LENGTHS] = put_lengths(self.store, self.engine, manifest)
         self._check_rejects(stage, manifest)
         if not manifest.total("rows_out"):
             lost = f"{name}: no rows left of {self.config.dataset.name}: {self._losses(manifest)}"
@@ -499,7 +503,7 @@ class Build:
             return link.known.get(key) or self.find_action(link.stage, key)
 
         keys = [link.parts.key(chunk.digest) for chunk in chunks]
-        actions = zip(keys, self.engine.map(find, keys), strict=True)
+        actions = zip(keys, self.engine.here.map(find, keys), strict=True)
         covered = {key: action for key, action in actions if action is not None}
         missed = (chunk for chunk, key in zip(chunks, keys, strict=True) if key not in covered)
         restore_inputs(self._context(), self.engine, missed, self._on_progress)

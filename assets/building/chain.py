@@ -276,7 +276,7 @@ class Chain:
         expected = Expected(chunks, self.links[0].work.source_bytes)
         with ThreadPoolExecutor(self.engine.workers, thread_name_prefix="tokenloom-write") as writers:
             function = partial(task.run, writers.submit, self.on_output) if self.engine.in_process else task
-            for outcomes in self.engine.map(function, (self._begin(task, chunk) for chunk in expected)):
+            for outcomes in self.engine.map(function, (self._begin(task, chunk) for chunk in expected), self.store):
                 total, estimated = expected.total()
                 for index, (link, one) in enumerate(zip(self.links, outcomes, strict=True)):
                     wait(one, index)

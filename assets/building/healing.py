@@ -53,7 +53,7 @@ def void_damaged(store: ArtifactStore, engine: ComputeEngine, dataset: str, dige
         if owner is None:
             continue
         stored = [chunk.output for chunk in chunks if store.objects.size(chunk.output) is not None]
-        intact = engine.map(store.objects.is_intact, stored)
+        intact = engine.here.map(store.objects.is_intact, stored)
         damaged = [output for output, kept in zip(stored, intact, strict=True) if not kept]
         for output in damaged:
             store.objects.delete(output)

@@ -6,16 +6,17 @@ read in one pass. Every chunk must come out with the digest it had.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.building.changes import differences
 from tokenloom.assets.building.progress import OnProgress, Progress
 from tokenloom.assets.building.stages import stage_named
-from tokenloom.assets.stage.definition import Context, InputChunk
+from tokenloom.assets.stage.definition import ChunkOutput, Context, InputChunk
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.errors import StoreError
-from tokenloom.resources.store import KeyParts
+from tokenloom.resources.store import ArtifactStore, KeyParts
 from tokenloom.resources.store.objects import encode_table
 
 if TYPE_CHECKING:
@@ -81,14 +82,9 @@ def restore(
         chunks = list(chunks)
         restore_inputs(context, engine, chunks, on_progress)
     compute = engine.apart(work.compute) if work.holds_lock else work.compute
-
-    def recompute(chunk: InputChunk) -> tuple[str, str, int]:
-        output = compute(chunk.load())
-        digest = context.store.objects.put(encode_table(output.table, stage.compressed))
-        return parts.key(chunk.digest), digest, output.rows_in
-
+    recompute = _Recompute(context.store, compute, parts, stage.compressed)
     rows = 0
-    for count, (key, digest, rows_in) in enumerate(engine.map(recompute, chunks), 1):
+    for count, (key, digest, rows_in) in enumerate(engine.map(recompute, chunks, context.store), 1):
         if digest != recorded[key].output:
             context.store.actions.delete(key)
             raise StoreError(
@@ -97,3 +93,18 @@ def restore(
             )
         rows += rows_in
         on_progress(Progress(f"{stage.name} again", count, 0, rows))
+
+
+@dataclass(frozen=True)
+class _Recompute:
+    """Computes a chunk and stores its output; returns its key, the digest of the output, and its number of rows."""
+
+    store: ArtifactStore
+    compute: Callable[[Any], ChunkOutput]
+    parts: KeyParts
+    compressed: bool
+
+    def __call__(self, chunk: InputChunk) -> tuple[str, str, int]:
+        output = self.compute(chunk.load())
+        digest = self.store.objects.put(encode_table(output.table, self.compressed))
+        return self.parts.key(chunk.digest), digest, output.rows_in

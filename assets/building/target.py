@@ -16,6 +16,7 @@ from tokenloom.config import MixtureConfig, PipelineConfig
 from tokenloom.config.load import Config
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.engines.open_engine import open_engine
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import MIXTURE
 from tokenloom.resources.store.read_lock import ReadLock
@@ -174,7 +175,7 @@ class MixtureTarget(BuildTarget):
         self.name = config.dataset_name if limit is None else f"{config.dataset_name}@{limit}"
         self._members = find_members(config, store.datasets)
         if engine is None and "compute" in config.model_fields_set:
-            engine = ComputeEngine(config.compute.workers)
+            engine = open_engine(config.compute)
         self.builds = {
             member.name: Build(
                 member.config, store, engine, limit, on_progress=on_progress and _labelled(member.name, on_progress)

@@ -35,6 +35,7 @@ from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
 from tokenloom.resources.store.objects import digest_table
+from tokenloom.resources.tables.compact import compact
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes, hash_rows
 
@@ -235,7 +236,7 @@ def _parse_group(
 def _record_chunks(
     config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
 ) -> Iterator[InputChunk]:
-    records = open_records(config.dataset, file)
+    records, name = open_records(config.dataset, file), file.name  # tasks know no path: it can hold credentials
     position, rest = records.first_line, Rest(records.text)
     if records.restarts and known:
         read, parts = partial(_file_chunks, config, file, size, notes), len(_parts_of(config, TRAIN))
@@ -254,7 +255,7 @@ def _record_chunks(
         positions, count = records.positions(block)
 
         def parse(block: RecordBlock = block, start: int = start, positions: Ints | None = positions) -> ParsedChunk:
-            return records.parse_block(block, start).positioned(positions, file.name)
+            return records.parse_block(block, start).positioned(positions, name)
 
         offset, unit = _position(records, position)
         runs = (Run(file.name, offset=offset),)
@@ -353,6 +354,8 @@ def _output(parsed: ParsedChunk, config: PipelineConfig) -> ChunkOutput:
         table = table.filter(pa.array(keep))
     if columns:
         table = table.select([name for name in columns if name in table.column_names] + [ROW])
+    if "dictionary" in str(table.schema.types):  # whose values are not only those of the rows that are left
+        table = compact(table)
     return ChunkOutput(table.combine_chunks(), rows_in, parsed.rejects, filtered, counters=counters)
 
 
@@ -377,5 +380,5 @@ def _first_rows(chunk: InputChunk, rows: int) -> InputChunk:
         table = output.table.slice(0, rows)
         last = table[ROW][-1].as_py() if table.num_rows else -1
         rejects = output.rejects.filter(pc.less(output.rejects[ROW], last))
-        output = ChunkOutput(table.combine_chunks(), table.num_rows + rejects.num_rows, rejects)
+        output = ChunkOutput(compact(table), table.num_rows + rejects.num_rows, rejects)
     return chunk.loading(lambda: output, digest_json([chunk.digest, "first", rows]))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class RawStage(Stage):
     name = "raw"
-    version = 3
+    version = 4
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
     droppable = True

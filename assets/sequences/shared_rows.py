@@ -126,7 +126,7 @@ def _hashed(
     store: ArtifactStore, engine: ComputeEngine, manifest: Manifest, numbers: Sequence[int]
 ) -> Iterator[tuple[Ints, npt.NDArray[np.int32], Hashes]]:
     """Yield for each of some chunks its number and row for each row, and the hash of the row."""
-    found = engine.map(partial(_hash_chunk, store, manifest), numbers)
+    found = engine.map(partial(_hash_chunk, store, manifest), numbers, store)
     for number, (rows, hashes) in zip(numbers, found, strict=True):
         yield np.full(len(rows), number, np.int64), rows, hashes
 

@@ -82,6 +82,10 @@ class LazyTokenize:
         self._policy: ControlPolicy = policy
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process loads the tokenizer there."""
+        return LazyTokenize, (self._store, self._digest, self._control, self._policy)
+
     @cached_property
     def _encoder(self) -> ContentEncoder:
         content = tokenizer_json(self._store, self._digest)

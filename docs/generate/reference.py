@@ -18,7 +18,6 @@ from pydantic import BaseModel
 import tokenloom
 from tokenloom import config, errors, loaders
 from tokenloom.config import MixtureConfig, MixtureSource, PipelineConfig
-from tokenloom.config.declaration import UNAVAILABLE
 from tokenloom.config.descriptions import describe_settings
 from tokenloom.config.faults import expected, section_of
 
@@ -37,7 +36,6 @@ tokenizer: {name_or_path: microsoft/phi-2}
 - Relative paths are looked up in the YAML's folder, then in the working directory.
 - An unknown setting, or a wrong type or value, is an error with its line and the nearest valid name.
 - `tokenloom schema` prints the JSON Schema.
-- Settings marked ✗ are known but not available in this version: they are refused, not ignored.
 """
 
 MIXTURE = """A list of datasets to [mix](train/mixtures.md), instead of `dataset`, `tokenizer`, `prompt_template`,
@@ -104,7 +102,7 @@ def _table(settings: Iterator[tuple[str, str, Any]], model: type[BaseModel] = Pi
     for path, _, field in settings:
         takes = expected(tuple(path.split(".")), model).text.replace("|", "\\|")
         default = "required" if field.is_required() else _default(field)
-        lines.append(f"| `{path}` | {takes} | {default} | {_one_line(field.description)}{_refused(path)} |")
+        lines.append(f"| `{path}` | {takes} | {default} | {_one_line(field.description)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -115,13 +113,6 @@ def _default(field: Any) -> str:
     if isinstance(value, bool) or value is None:
         return f"`{str(value).lower().replace('none', 'null')}`"
     return f"`{list(value) if isinstance(value, tuple) else value}`"
-
-
-def _refused(path: str) -> str:
-    values = UNAVAILABLE.get(path)
-    if values is None:
-        return ""
-    return f" ✗ {', '.join(sorted(values))}" if values else " ✗"
 
 
 def api_reference() -> str:

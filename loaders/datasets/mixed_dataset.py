@@ -17,6 +17,7 @@ from tokenloom.loaders.order.interleaving import MixtureOrder
 from tokenloom.loaders.order.mixture import By, Mixture, Source
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
+from tokenloom.loaders.reading.far_chunks import FarChunks
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.tables.ragged import Ints, offsets_of
@@ -207,6 +208,15 @@ class MixedDataset:
     def reader(self) -> SequenceReader:
         """Reads the chunks of all datasets."""
         return SequenceReader.joined([each.reader for each in self._all])
+
+    @property
+    def far(self) -> FarChunks | None:
+        """The chunks of all datasets, if any of them are downloaded to a cache."""
+        return self.reader.far if any(each.far for each in self._all) else None
+
+    def bytes_at_once(self, shuffle: Shuffle) -> int:
+        """Return about how many bytes an order reads at the same time from chunks that are downloaded; 0: few."""
+        return sum(each.bytes_at_once(shuffle) for each in self._all)
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
         """Return how batches are padded: like those of the dataset with the largest `max_length`."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from torch.utils.data import Dataset
 
@@ -19,17 +18,26 @@ from tokenloom.loaders.order.resume_state import versions_in
 from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import PaddingPolicy
 from tokenloom.loaders.reading.checksum import MappedObject
-from tokenloom.loaders.reading.chunk import DEFERRED
+from tokenloom.loaders.reading.chunk import DEFERRED, Chunk, InMemory
+from tokenloom.loaders.reading.far_chunks import FarChunks
 from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.loaders.reading.row_lengths import RowLengths
 from tokenloom.loaders.reading.unpadded import unpadded
-from tokenloom.resources.digest import digest_bytes, digest_json
+from tokenloom.resources.digest import digest_bytes
 from tokenloom.resources.store import ArtifactStore, Manifest
-from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.store.manifest import LENGTHS, TRAINED, WEIGHTED
+from tokenloom.resources.store.manifest_chunks import ManifestChunks
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
-from tokenloom.resources.tables.loaded_chunk import SequenceFacts, check_lengths, check_sequences, check_sidecar
-from tokenloom.resources.tables.ragged import Ints, one_array
-from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT
+from tokenloom.resources.tables.loaded_chunk import (
+    SequenceFacts,
+    check_lengths,
+    check_lengths_type,
+    check_sequences,
+    check_sidecar,
+)
+from tokenloom.resources.tables.ragged import Ints, offsets_of
+from tokenloom.resources.tables.sequence_schema import LENGTH, PROMPT, length_type
 
 
 class TokenDataset(Dataset[dict[str, Any]]):
@@ -56,18 +64,19 @@ class TokenDataset(Dataset[dict[str, Any]]):
     ):
         self._hold = hold  # keeps gc away while this object lives
         self.name, self.split, self.version = manifest.dataset, split, manifest.digest
-        self._store, self._chunks, self._verify = store, tuple(manifest.of_split(split)), verify
+        self._store, self._chunks, self._verify = store, manifest.of_split(split), verify
         self._facts, self._weighted = _facts(manifest), manifest.counters.get(WEIGHTED, 1) > 0
         self._all_trained = manifest.counters.get(TRAINED) == manifest.total("tokens")
-        self.digest = digest_json([chunk.output for chunk in self._chunks])
+        self.digest, self._rows = self._chunks.outputs_digest, self._chunks.total("table_rows")
+        self._all_chunks, self._joined_lengths = manifest.chunks, manifest.named.get(LENGTHS)
         sidecars = store.manifest_at(manifest.sidecars) if manifest.sidecars else None
-        self._sidecars = tuple(sidecars.of_split(split)) if sidecars else ()
+        self._sidecars = sidecars.of_split(split) if sidecars else ()
         self.keep_columns: tuple[str, ...] = _kept_names(sidecars) if sidecars else ()
         if sidecars and len(self._sidecars) != len(self._chunks):
             raise StoreError(f"dataset {self.name!r}: its sidecars are those of other chunks; build it again")
 
     def __len__(self) -> int:
-        return sum(chunk.table_rows for chunk in self._chunks)
+        return self._rows
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         if not -len(self) <= row < len(self):
@@ -77,19 +86,37 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def reader(self) -> SequenceReader:
-        """Reads the chunks, each of which is opened when it is first read."""
+        """Reads the chunks, each of which is opened, and downloaded from a bucket, when it is first read."""
         objects, name, verify = self._store.objects, self.name, self._verify
         chunks, sidecars, columns = self._chunks, self._sidecars, self.keep_columns
-        objects.fetch(chunk.output for chunk in (*chunks, *sidecars))
 
         def sidecar(chunk: int) -> pa.Table:
             return MappedObject(
                 objects, sidecars[chunk], name, lambda table: check_sidecar(table, columns), (), verify
             ).table
 
-        rows, has_labels = [chunk.table_rows for chunk in chunks], self.kind != PROMPT
+        rows, has_labels = chunks.numbers("table_rows"), self.kind != PROMPT
         kept = (self.keep_columns, sidecar) if self.keep_columns else None
-        return SequenceReader(rows, self._opened, self._weighted, self._all_trained, has_labels, kept)
+        return SequenceReader(rows, self._opened, self._weighted, self._all_trained, has_labels, kept, self.far)
+
+    @cached_property
+    def far(self) -> FarChunks | None:
+        """The chunks that are downloaded to a cache; None for a local store."""
+        if (cache := self._store.blobs.cache) is None:
+            return None
+        columns = [self._chunks, self._sidecars] if self._sidecars else [self._chunks]
+        sizes = np.sum([column.numbers("bytes") for column in columns], axis=0)
+
+        def download(chunks: Ints) -> None:
+            self._store.objects.fetch(column[chunk].output for chunk in chunks.tolist() for column in columns)
+
+        return FarChunks(sizes, cache.limit, download)
+
+    def bytes_at_once(self, shuffle: Shuffle) -> int:
+        """Return about how many bytes an order reads at the same time from chunks that are downloaded; 0: few."""
+        if self.far is None or shuffle == "none":
+            return 0
+        return int(self.far.sizes.sum()) // self.order(0, shuffle).windows
 
     def _opened(self, chunk: int) -> MappedObject:
         objects, facts = self._store.objects, self._facts
@@ -103,21 +130,39 @@ class TokenDataset(Dataset[dict[str, Any]]):
         Raises:
             StoreError: the lengths of a chunk are missing or damaged.
         """
-        return self._lengths[rows].astype(np.int64)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"a row is outside of the {len(self)} rows")
+        lengths, first_row, shift = self._lengths
+        return lengths.of(rows + shift[first_row.searchsorted(rows, "right") - 1])
 
     @cached_property
-    def _lengths(self) -> npt.NDArray[np.integer]:
-        """uint16 or uint32 [all rows]: the number of tokens of each row."""
-        objects, digests = self._store.objects, [chunk.lengths or "" for chunk in self._chunks]
-        objects.fetch(digests)
-        tables = [objects.get_intact(digest) for digest in digests]
-        for chunk, table in zip(self._chunks, tables, strict=True):
-            try:
-                check_lengths(table, chunk.table_rows, self.max_length)
-            except ValueError as error:
-                problem = f"object {chunk.lengths} is damaged: {error}; run `tokenloom verify {self.name}`"
-                raise StoreError(f"dataset {self.name!r}: {problem}, then build it again") from error
-        return np.concatenate([np.zeros(0, np.uint16), *(one_array(table[LENGTH]).to_numpy() for table in tables)])
+    def _lengths(self) -> tuple[RowLengths, Ints, Ints]:
+        """The lengths of the rows of all splits, and of each chunk: its first row, and how much later that row is among
+        the rows of all splits; int64 [chunks] each."""
+        chunks, every = self._chunks, offsets_of(self._all_chunks.numbers("table_rows"))
+        first_row = offsets_of(chunks.numbers("table_rows"))[:-1]
+        joined = self._joined_lengths
+        groups = self._store.manifest_at(joined).chunks if joined else self._all_chunks
+        rows = groups.numbers("table_rows")
+        if rows.sum() != every[-1]:
+            raise StoreError(f"dataset {self.name!r}: its lengths are those of other chunks; build it again")
+        load = partial(self._opened_lengths, groups, joined=joined is not None)
+        return RowLengths(rows, load, self.max_length), first_row, every[chunks.rows] - first_row
+
+    def _opened_lengths(self, chunks: ManifestChunks, number: int, joined: bool) -> Chunk:
+        """Open the lengths of one of the groups or, of a version before 5, of a chunk."""
+        objects, chunk = self._store.objects, chunks[number]
+        if joined:
+            kind = length_type(self.max_length)
+            check = partial(check_lengths_type, kind=kind)
+            return MappedObject(objects, chunk, self.name, check, (LENGTH,), self._verify)
+        table = objects.get_intact(chunk.lengths or "")
+        try:
+            check_lengths(table, chunk.table_rows, self.max_length)
+        except ValueError as error:
+            problem = f"object {chunk.lengths} is damaged: {error}; run `tokenloom verify {self.name}`"
+            raise StoreError(f"dataset {self.name!r}: {problem}, then build it again") from error
+        return InMemory(table)
 
     @property
     def pad_token_id(self) -> int:
@@ -147,7 +192,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
     @property
     def tokens(self) -> int:
         """Number of tokens in all rows."""
-        return sum(chunk.tokens for chunk in self._chunks)
+        return self._chunks.total("tokens")
 
     @property
     def tokenizer_digest(self) -> str:
@@ -175,14 +220,16 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
         """Return the rows by position, with positions counted across epochs."""
-        return RowOrder(max(len(self), 1), self.digest, seed, shuffle)
+        chunks = self._chunks.numbers("table_rows")
+        rows = int(chunks.sum())
+        return RowOrder(max(rows, 1), self.digest, seed, shuffle, chunks if rows else None)
 
     def padding(self, padding: Any = "max_length", side: Any = "right") -> PaddingPolicy:
         """Return how batches of this dataset are padded."""
         return PaddingPolicy(self.pad_token_id, padding, side, self.max_length, self.packed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("reader", "_lengths")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("reader", "far", "_lengths")}
 
 
 def _facts(manifest: Manifest) -> SequenceFacts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.resources.store import ManifestChunk
+from tokenloom.resources.store.manifest_chunks import ManifestChunks
 from tokenloom.resources.tables.ragged import offsets_of
 from tokenloom.resources.tables.sequence_schema import ROWS
 
@@ -31,14 +31,14 @@ class TracedRow:
     object: str
 
 
-def traced(load: Callable[[int], pa.Table], chunks: tuple[ManifestChunk, ...], dataset: str, row: int) -> TracedRow:
+def traced(load: Callable[[int], pa.Table], chunks: ManifestChunks, dataset: str, row: int) -> TracedRow:
     """Return the origin of one row of a split. Opens only the chunk that contains it, with `load`.
 
     Raises:
         IndexError: `row` is out of range.
         StoreError: the chunk is missing or damaged.
     """
-    first = offsets_of(np.array([chunk.table_rows for chunk in chunks], np.int64))
+    first = offsets_of(chunks.numbers("table_rows"))
     if not 0 <= row < first[-1]:
         raise IndexError(f"row {row} is out of range: the split has {first[-1]} rows")
     number = int(np.searchsorted(first, row, side="right")) - 1

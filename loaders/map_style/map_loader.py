@@ -17,7 +17,7 @@ from tokenloom.loaders.map_style.rank_sampler import RankSampler
 from tokenloom.loaders.order.arguments import LARGEST_COUNT, integer
 from tokenloom.loaders.order.batch_plan import Place
 from tokenloom.loaders.order.ranks import place_among_ranks
-from tokenloom.loaders.order.resume_state import STATE_VERSION, read_state
+from tokenloom.loaders.order.resume_state import read_state, version_for
 from tokenloom.loaders.order.row_order import Shuffle
 from tokenloom.loaders.reading.workers import worker_options
 
@@ -180,7 +180,7 @@ class MapLoader(DataLoader[Any]):
         return self._state_at(Place(sampler.epoch, sampler.position))
 
     def _state_at(self, place: Place) -> dict[str, Any]:
-        return {"version": STATE_VERSION, **self._settings, **place._asdict()}
+        return {"version": version_for(self._settings["shuffle"]), **self._settings, **place._asdict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch.

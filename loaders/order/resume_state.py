@@ -12,7 +12,8 @@ from tokenloom.errors import LoaderStateError
 from tokenloom.loaders.order.arguments import LARGEST_COUNT, POSITIONS, epoch_number, integer, short
 from tokenloom.loaders.order.batch_plan import Place, Skip
 
-STATE_VERSION = 1
+STATE_VERSION, BLOCK_STATE_VERSION = 1, 2
+"""Versions of states; those of block-shuffled runs have their own, because version 1 had another order of blocks."""
 
 POSITION = ("epoch", "position", "batch", "skips")
 """The loader's position; everything else in a state must match the loader."""
@@ -22,7 +23,12 @@ VERSIONS = "versions"
 states have none. A list, because torch.distributed.checkpoint asks an older checkpoint for each key of a mapping."""
 
 
-def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) -> Mapping[str, Any]:
+def version_for(shuffle: Any) -> int:
+    """Return the version of states of an order."""
+    return BLOCK_STATE_VERSION if shuffle == "block" else STATE_VERSION
+
+
+def fields_of(state: Any, names: Collection[str], version: int) -> Mapping[str, Any]:
     """Return a state that is a mapping of this version with all of these fields, all of them single values.
 
     `skips` are not checked.
@@ -33,6 +39,11 @@ def fields_of(state: Any, names: Collection[str], version: int = STATE_VERSION) 
     if not isinstance(state, Mapping):
         raise LoaderStateError(f"not a loader state: it must be a mapping, got {short(state)}")
     found = state.get("version")
+    if found == STATE_VERSION and version == BLOCK_STATE_VERSION:
+        raise LoaderStateError(
+            "the state is from a version of tokenloom whose block shuffle had another order: finish its epoch with "
+            "that version, or start the next epoch here with `set_epoch`"
+        )
     if type(found) is not int or found != version:
         has = f"version {short(found)}" if "version" in state else "no version"
         raise LoaderStateError(f"not a loader state of version {version}: it has {has}")
@@ -98,7 +109,8 @@ def read_state(
         LoaderStateError: it is not a state, its data, order or plan differ, or its place does not exist; the message
             names the field.
     """
-    fields_of(state, own(Place()))
+    shuffle = state.get("shuffle") if isinstance(state, Mapping) else None
+    fields_of(state, own(Place()), version_for(shuffle))
     place = Place(*(count_in(state, name) for name in ("epoch", "position", "batch")))
     expected = own(place)
     free = {name for name in free if name != "rows" or not place.epoch}

@@ -1,6 +1,6 @@
 """The row order of one source: which row is at a position, across epochs.
 
-It is a pure function of (rows, digest, seed, shuffle, position). docs/train/order.md has the formulas.
+It is a pure function of (rows, digest, seed, shuffle, blocks, position). docs/train/order.md has the formulas.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tokenloom.loaders.order.block_shuffle import BlockShuffle
 from tokenloom.loaders.order.blockwise import BLOCK, BlockwiseOrder, groups
 from tokenloom.loaders.order.permutation import Permutation, key_of
 from tokenloom.resources.tables.ragged import Ints
@@ -26,17 +27,19 @@ KEPT_PERMUTATIONS = 4
 class RowOrder(BlockwiseOrder):
     """The rows of one source by position; position p is place p % rows of epoch p // rows.
 
-    Each epoch has each row once. `full` shuffles all rows. `block` is for storage that reads neighbouring rows
-    together: it shuffles blocks of consecutive rows, then the rows within each window of several blocks. `none` keeps
-    the order. The source's digest and the seed are hashed into the order.
+    Each epoch has each row once. `full` shuffles all rows. `block` is for stores that are read in chunks: it shuffles
+    the chunks, then the rows within each window of several chunks. `none` keeps the order. The source's digest and the
+    seed are hashed into the order.
 
     Args:
         rows: number of rows in the source, at least 1.
         digest: digest of the source's content.
         seed: an integer.
         shuffle: `full`, `block` or `none`.
-        block_rows: for `block`: consecutive rows that stay within one window.
-        window_blocks: for `block`: blocks per window.
+        chunks: for `block`: int64 [chunks], the rows of each chunk, which the digest determines. None: runs of rows.
+
+    Attributes:
+        windows: number of parts of an epoch that are each read from chunks of their own: 1 for `full`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -48,19 +51,17 @@ class RowOrder(BlockwiseOrder):
         digest: str,
         seed: int = 0,
         shuffle: Shuffle = "full",
-        block_rows: int = 256,
-        window_blocks: int = 64,
+        chunks: Ints | None = None,
     ):
         if rows < 1:
             raise ValueError(f"an order needs at least 1 row, got {rows}")
         if shuffle not in ("full", "block", "none"):
             raise ValueError(f"shuffle must be 'full', 'block' or 'none', got {shuffle!r}")
-        if block_rows < 1 or window_blocks < 1:
-            raise ValueError(f"block_rows and window_blocks must be at least 1, got {block_rows} and {window_blocks}")
         super().__init__(min(BLOCK, max(SMALLEST_BLOCK, rows)))
         self.digest, self.seed, self.shuffle = digest, seed, shuffle
-        self.block_rows, self.window_blocks = block_rows, window_blocks
         self._rows = rows
+        self._blocks = BlockShuffle(rows, chunks) if shuffle == "block" else None
+        self.windows = self._blocks.windows if self._blocks else 1
         self._permutations: dict[str, dict[tuple[int, int], Permutation]] = {}
 
     def __len__(self) -> int:
@@ -77,9 +78,9 @@ class RowOrder(BlockwiseOrder):
             raise IndexError(f"a place is outside the epoch's {self._rows} rows")
         if self.shuffle == "none" or self._rows == 1:
             return places.copy()
-        if self.shuffle == "full":
+        if self._blocks is None:
             return self._permutation(self._rows, epoch, "rows")(places)
-        return self._in_blocks(epoch, places)
+        return self._blocks.rows(epoch, places, self._permutation)
 
     def take(self, positions: npt.ArrayLike) -> Ints:
         """Return the rows at positions, which are counted across epochs: int64 [m] for [m].
@@ -97,21 +98,6 @@ class RowOrder(BlockwiseOrder):
         for epoch, members in groups(epochs):
             rows[members] = self.rows(epoch, places[members])
         return rows
-
-    def _in_blocks(self, epoch: int, places: Ints) -> Ints:
-        window_rows = self.block_rows * self.window_blocks
-        slots = np.empty_like(places)
-        for window, members in groups(places // window_rows):
-            begin = window * window_rows
-            shuffled = self._permutation(min(window_rows, self._rows - begin), epoch, "window", window)
-            slots[members] = begin + shuffled(places[members] - begin)
-        block, within = np.divmod(slots, self.block_rows)
-        whole = self._rows // self.block_rows
-        if whole:  # the incomplete block stays last; the rotation gives it other rows in each epoch
-            moved = self._permutation(whole, epoch, "blocks")(np.minimum(block, whole - 1))
-            block = np.where(block < whole, moved, block)
-        rotation = self._key(epoch, "rotation") * self._rows >> 128
-        return (rotation + block * self.block_rows + within) % self._rows
 
     def _key(self, epoch: int, purpose: str, number: int = 0) -> int:
         return key_of("order", self.seed, self.digest, epoch, purpose, number)

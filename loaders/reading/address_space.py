@@ -66,6 +66,10 @@ class FlatValues:
         self._held[chunk], self._sizes[chunk] = values, len(values)
         self._begins[chunk] = (values.ctypes.data - _FIRST) // values.itemsize
 
+    def release(self, chunk: int) -> None:
+        """Drop the values of a chunk, if they are held."""
+        self._held.pop(chunk, None)
+
     def held(self, chunk: int) -> npt.NDArray[Any]:
         """Return the values of a chunk."""
         return self._held[chunk]
@@ -143,6 +147,11 @@ class RaggedLists:
             raise StoreError("a row reaches beyond its chunk: an object is damaged; `tokenloom verify` names it")
         self._offsets.hold(chunk, offsets)
         self.values.hold(chunk, values)
+
+    def release(self, chunk: int) -> None:
+        """Drop the lists of a chunk, if they are held."""
+        self._offsets.release(chunk)
+        self.values.release(chunk)
 
     def rows(self, chunks: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Return where the lists of rows begin within their chunk's values, and their lengths: int64 [rows] each."""

@@ -18,6 +18,9 @@ from tokenloom.resources.tables.ragged import Ints, flat_numbers, one_array
 from tokenloom.resources.tables.sequence_schema import ID_TYPES, OPTIONAL, REQUIRED, TRAINED, WEIGHTS
 from tokenloom.resources.tables.untrusted_table import read_table
 
+_LISTS = (*ID_TYPES, *REQUIRED[TRAINED], *OPTIONAL[WEIGHTS])
+_LENGTHS = (pa.uint16(), pa.uint32())
+
 
 class MappedObject:
     """A memory-mapped, uncompressed object of one record batch.
@@ -30,7 +33,7 @@ class MappedObject:
         chunk: the manifest's entry for the object.
         dataset: dataset name for error messages.
         check: raises a ValueError if the table is not what it should be; it must not read values of `deferred` columns.
-        deferred: list columns whose flat values are checked by `touch`.
+        deferred: columns of lists or lengths whose flat values are checked by `touch`.
         verify: False: compare no digests.
 
     Attributes:
@@ -105,9 +108,10 @@ class MappedObject:
         alone = np.zeros(len(self._checked), bool)
         for name in {*deferred} & {*self.table.column_names}:
             array = one_array(self.table[name])
-            if array.type not in (*ID_TYPES, *REQUIRED[TRAINED], *OPTIONAL[WEIGHTS]) or array.values.null_count:
+            flat = array.values if array.type in _LISTS else array
+            if array.type not in (*_LISTS, *_LENGTHS) or flat.null_count:
                 raise ValueError(f"has nulls, or values of type {array.type}, in column {name}")
-            values = flat_numbers(array.values)
+            values = flat_numbers(flat)
             check_mapped(values, self._data)
             begin = self._place(values)
             if len(values):

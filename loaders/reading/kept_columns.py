@@ -38,6 +38,11 @@ class KeptColumns:
         """Register the raw rows of a chunk's sequences."""
         self._rows.hold(chunk, rows)
 
+    def release(self, chunk: int) -> None:
+        """Drop what is held of a chunk."""
+        self._rows.release(chunk)
+        self._sidecars.pop(chunk, None)
+
     def sidecar(self, chunk: int) -> pa.Table | None:
         """Return the sidecar of a chunk, or None if it has none.
 

@@ -16,8 +16,10 @@ from tokenloom.errors import StoreError
 from tokenloom.loaders.reading.address_space import FlatValues
 from tokenloom.loaders.reading.batch import Batch, PaddingPolicy
 from tokenloom.loaders.reading.chunk import Chunk, InMemory
+from tokenloom.loaders.reading.far_chunks import FarChunks
 from tokenloom.loaders.reading.kept_columns import KeptColumns
 from tokenloom.loaders.reading.kept_columns import Load as LoadSidecar
+from tokenloom.loaders.reading.mapped_chunks import MappedChunks, Use
 from tokenloom.loaders.reading.rectangles import Flags
 from tokenloom.loaders.reading.sequences import SequenceBatches, SequenceColumns
 from tokenloom.resources.tables.preference_pairs import sides
@@ -26,7 +28,8 @@ from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, ROWS, W
 
 
 class SequenceReader:
-    """Reads batches from chunks. Rows are numbered across all chunks. A chunk is opened when it is first read.
+    """Reads batches from chunks. Rows are numbered across all chunks. A chunk is opened when it is first read. Chunks
+    of a bucket are downloaded then, and released again when others have been read since.
 
     Args:
         lengths: number of rows in each chunk.
@@ -35,6 +38,7 @@ class SequenceReader:
         all_trained: bool, or bool [chunks]: whether all tokens are known to be trained.
         labels: whether batches have labels; prompts have none.
         kept: names of kept columns, and what opens the sidecar of a chunk.
+        far: the chunks that are downloaded; None if all are on this host.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class SequenceReader:
         all_trained: bool | Flags = False,
         labels: bool = True,
         kept: tuple[Sequence[str], LoadSidecar] | None = None,
+        far: FarChunks | None = None,
     ):
         self._first_row = offsets_of(np.asarray(lengths, np.int64))
         self._load, self._weighted = load, weighted
@@ -56,6 +61,9 @@ class SequenceReader:
         self._label: FlatValues | None = None
         self._labels = labels
         self.kept = KeptColumns(*kept, len(self._open)) if kept else None
+        self.far = far
+        self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else None
+        self._empty = np.flatnonzero(np.diff(self._first_row) == 0)  # never read, but checked if they are on this host
 
     @classmethod
     def of_tables(
@@ -90,7 +98,8 @@ class SequenceReader:
         names = dict.fromkeys(name for reader in readers if reader.kept for name in reader.kept.names)
         labels = all(reader._labels for reader in readers)
         kept = (tuple(names), sidecar) if names else None
-        return cls(lengths, load, any(reader._weighted for reader in readers), all_trained, labels, kept)
+        far = FarChunks.joined([reader.far for reader in readers], np.diff(first).tolist())
+        return cls(lengths, load, any(reader._weighted for reader in readers), all_trained, labels, kept, far)
 
     def __len__(self) -> int:
         return int(self._first_row[-1])
@@ -119,7 +128,7 @@ class SequenceReader:
             StoreError: bytes of a batch are missing or damaged; earlier batches were yielded.
         """
         try:
-            batch_of = self._prepared(rows, policy)
+            batch_of, _in_use = self._prepared(rows, policy)
         except StoreError:
             if len(rows) == 1:
                 raise
@@ -129,12 +138,13 @@ class SequenceReader:
         for number in range(len(rows)):
             yield batch_of(number)
 
-    def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Callable[[int], Batch]:
-        """Check all bytes that some batches need, and return the function that builds each batch."""
+    def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> tuple[Callable[[int], Batch], Use | None]:
+        """Check all bytes that some batches need. Return the function that builds each batch, and what keeps the chunks
+        mapped as long as it is called."""
         bounds, joined = offsets_of(np.array([len(batch_rows) for batch_rows in rows])), np.concatenate(rows)
         real = joined >= 0
         real = None if real.all() else real
-        chunks, local = self._places(joined if real is None else np.where(real, joined, max(int(joined.max()), 0)))
+        chunks, local, use = self._places(joined if real is None else np.where(real, joined, max(int(joined.max()), 0)))
         if self._unchecked:
             self._touch(chunks, local)
         batches_of = {
@@ -162,17 +172,33 @@ class SequenceReader:
                 columns[name] = values[bounds[number] : bounds[number + 1]]
             return columns
 
-        return batch
+        return batch, use
 
-    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Open the chunks of rows. Return each row's chunk and its index within the chunk, int64 [rows] each."""
-        chunks = self._first_row.searchsorted(rows, "right") - 1
-        if not self._open[chunks].all():
+    def chunks_of(self, rows: Ints) -> Ints:
+        """Return the chunk of each row, int64 [rows]."""
+        return self._first_row.searchsorted(rows, "right") - 1
+
+    def _places(self, rows: Ints) -> tuple[Ints, Ints, Use | None]:
+        """Open the chunks of rows. Return each row's chunk and its index within the chunk, int64 [rows] each, and what
+        keeps the chunks open."""
+        chunks, use = self.chunks_of(rows), None
+        if self._mapped is not None:
+            with self._opening:
+                use = self._mapped.use(chunks)
+                self._open_missing(use.chunks)
+                for chunk in self._mapped.surplus(self._open):
+                    self._release(chunk)
+        elif not self._open[chunks].all():
             with self._opening:  # threads can share a reader
-                empty = np.flatnonzero((np.diff(self._first_row) == 0) & ~self._open)  # never read, but checked too
-                for chunk in np.unique(np.append(chunks[~self._open[chunks]], empty)).tolist():
-                    self._hold(chunk, self._load(chunk))
-        return chunks, rows - self._first_row[chunks]
+                self._open_missing(np.unique(np.append(chunks, self._empty)))
+        return chunks, rows - self._first_row[chunks], use
+
+    def _open_missing(self, chunks: Ints) -> None:
+        missing = chunks[~self._open[chunks]]
+        if self.far is not None and len(missing) > 1:
+            self.far.download(missing)
+        for chunk in missing.tolist():
+            self._hold(chunk, self._load(chunk))
 
     def _touch(self, chunks: Ints, local: Ints) -> None:
         for number in sorted({*chunks.tolist()} & {*self._unchecked}):
@@ -202,3 +228,12 @@ class SequenceReader:
             self._label = self._label or FlatValues(np.uint8, len(self._open))
             self._label.hold(chunk, table[LABEL].to_numpy().view(np.uint8))
         self._open[chunk] = True
+        if self._mapped is not None:
+            self._mapped.add(chunk)
+
+    def _release(self, chunk: int) -> None:
+        self._open[chunk] = False
+        self._unchecked.pop(chunk, None)
+        for held in (*self._sides.values(), self._label, self.kept):
+            if held is not None:
+                held.release(chunk)

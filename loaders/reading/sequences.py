@@ -56,6 +56,12 @@ class SequenceColumns:
                 "rows have different numbers of tokens and flags: an object is damaged; `tokenloom verify` names it"
             )
 
+    def release(self, chunk: int) -> None:
+        """Drop a chunk's table, if it is held."""
+        for column in (self.ids, self.documents, self.trained, self.weights):
+            if column is not None:
+                column.release(chunk)
+
     def touch(self, chunk: Chunk, number: int, rows: Ints) -> None:
         """Check the flat values of some rows of a chunk."""
         begins, lengths = self.ids.rows(np.full(len(rows), number), rows)

@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
 from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store import ArtifactStore
 
 RELEASE_EVERY = 8
 """Number of items after which unused memory is returned to the operating system."""
@@ -28,6 +31,19 @@ class Ready(Generic[U]):
     result: U
 
 
+@dataclass
+class Retries:
+    """Items that had to be computed again, because a machine or a store was away.
+
+    Args:
+        count: how often since the engine was made.
+        last: which item it was the last time, and why.
+    """
+
+    count: int = 0
+    last: str = ""
+
+
 class ComputeEngine:
     """A pool of threads. The kernels of Arrow, NumPy, tokenizers and BLAKE3 release the GIL; functions that hold it run
     in worker processes (`apart`).
@@ -41,8 +57,19 @@ class ComputeEngine:
     """Whether functions run in this process, so that what they share with it needs no copies."""
 
     def __init__(self, workers: int | Literal["auto"] = "auto"):
-        self.workers = cpu_count() if workers == "auto" else workers
+        self._workers: int | Literal["auto"] = workers
+        self.retries = Retries()
         self._apart: list[WorkerProcesses] = []
+
+    @property
+    def workers(self) -> int:
+        """Number of chunks computed in parallel."""
+        return cpu_count() if self._workers == "auto" else self._workers
+
+    @property
+    def here(self) -> ComputeEngine:
+        """The engine for short work that waits for the store, in threads of this process."""
+        return self
 
     def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:
         """Return `function` wrapped to run in worker processes until the next `map` ends, for work that holds the GIL.
@@ -55,8 +82,14 @@ class ComputeEngine:
         self._apart.append(WorkerProcesses(function, self.workers))
         return self._apart[-1]
 
-    def map(self, function: Callable[[T], U], items: Iterable[T | Ready[U]]) -> Iterator[U]:
-        """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight."""
+    def map(
+        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: ArtifactStore | None = None
+    ) -> Iterator[U]:
+        """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight.
+
+        Args:
+            store: where the function reads and writes. An engine that uses several machines checks that all reach it.
+        """
         if self.workers == 1:
             for item in items:
                 yield item.result if isinstance(item, Ready) else function(item)
@@ -69,7 +102,7 @@ class ComputeEngine:
                     pending.append(item if isinstance(item, Ready) else pool.submit(function, item))
                     submitted += not isinstance(item, Ready)
                     if not count % RELEASE_EVERY:
-                        _release_memory()
+                        release_memory()
                     while pending and (submitted >= 2 * self.workers or isinstance(pending[0], Ready)):
                         submitted -= not isinstance(pending[0], Ready)
                         yield _result(pending.popleft())
@@ -96,7 +129,7 @@ def keep_memory_low() -> None:
         pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _release_memory() -> None:
+def release_memory() -> None:
     """Return unused memory to the operating system: Arrow's, and all of the C library's if it supports that."""
     pa.default_memory_pool().release_unused()
     pa.system_memory_pool().release_unused()

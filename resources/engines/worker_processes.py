@@ -153,7 +153,7 @@ def serve() -> None:
             try:
                 answer = True, function(argument)
             except Exception as error:
-                answer = False, _portable(error)
+                answer = False, portable(error)
             _send(sending, answer)
 
 
@@ -164,7 +164,7 @@ def _postpone_end() -> None:
         time.sleep(1)
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """Return the error, or a RuntimeError with the same text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))

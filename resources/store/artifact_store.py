@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tokenloom.errors import DatasetNotFoundError, PinnedError, StoreAddressError, StoreError, did_you_mean
-from tokenloom.resources.digest import block_digests, digest_bytes
+from tokenloom.resources.digest import BLOCK_SIZES, block_digests, digest_bytes
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.build_marks import only_build, running_build
@@ -249,6 +249,7 @@ class ArtifactStore:
         lengths: pa.Table | None = None,
         engine: str = "",
         write: Callable[[Callable[[], None]], object] = lambda store: store(),
+        block_size: int = BLOCK_SIZES[0],
     ) -> Action:
         """Store the result of a stage on one chunk: objects first, then the action that names them.
 
@@ -263,6 +264,7 @@ class ArtifactStore:
             engine: key of the certificate that the result relies on, or "".
             write: receives the function that writes everything, once all digests are known; it can call it later, in
                 another thread.
+            block_size: one of `BLOCK_SIZES`.
         """
         data = encode_table(table, compressed)
         rejected = encode_table(rejects, compressed=True) if rejects.num_rows else None
@@ -274,7 +276,7 @@ class ArtifactStore:
             lengths=digest_bytes(memoryview(counted)) if counted is not None else None,
             **counts,
             table_rows=table.num_rows,
-            blocks=block_digests(memoryview(data)).hex() if blocks else "",
+            blocks=block_digests(memoryview(data), block_size).hex() if blocks else "",
             counters=counters,
             engine=engine,
         )

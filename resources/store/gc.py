@@ -204,8 +204,8 @@ class _Collection:
             self._garbage.owners |= dict.fromkeys(outputs, dropped_by)
         if isinstance(tokenizer := manifest.facts.get("tokenizer"), str):
             self._objects.add(tokenizer)
-        if sidecars := manifest.sidecars:
-            self._mark(sidecars, self._manifest(sidecars, manifest.dataset))
+        for named in manifest.named.values():
+            self._mark(named, self._manifest(named, manifest.dataset))
 
     def _mark_running(self, marks: Iterable[Mark]) -> None:
         """Mark what running builds reuse. A manifest that cannot be read is not reused."""
@@ -265,7 +265,7 @@ class _Collection:
                 manifest = Manifest.from_table(self._store.objects.get(digest))
             except StoreError:
                 continue
-            digests += [manifest.sidecars] if manifest.sidecars else []
+            digests += manifest.named.values()
             for name in ("output", "rejects", "lengths"):
                 yield from filter(None, manifest.chunks.digests(name))
 

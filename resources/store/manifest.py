@@ -28,6 +28,12 @@ TRAINED = "tokens_trained"
 SIDECARS = "sidecars"
 """Stage name in the manifest of sidecars: the columns that are kept next to each chunk of sequences."""
 
+LENGTHS = "lengths"
+"""Stage name in the manifest of the lengths of sequences, joined for many chunks each."""
+
+NAMED = (SIDECARS, LENGTHS)
+"""Stages whose manifests are named in the notes of that of sequences."""
+
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
 
@@ -106,6 +112,12 @@ class Manifest:
         return self.notes.get(SIDECARS)
 
     @property
+    def named(self) -> dict[str, str]:
+        """For sequences: the object digests of the manifests of their lengths and of their sidecars, by stage. There
+        are no sidecars if no columns are kept, and no lengths in versions before 5."""
+        return {stage: self.notes[stage] for stage in NAMED if self.notes.get(stage)}
+
+    @property
     def splits(self) -> list[str]:
         """Names of the splits, in order of first occurrence."""
         return self.chunks.splits
@@ -165,7 +177,7 @@ def _head(table: pa.Table) -> dict[str, Any]:
         fields = {name: head.get(name, {}) for name in _JSON_FIELDS}
         notes = fields["notes"]
         pinned = notes.get("manifests", {})
-        digests = [*pinned.values(), *(notes[name] for name in (SIDECARS,) if notes.get(name) is not None)]
+        digests = [*pinned.values(), *(notes[name] for name in NAMED if notes.get(name) is not None)]
         valid = [
             all(isinstance(head.get(name, ""), str) for name in ("dataset", "stage")),
             all(isinstance(value, dict) for value in (*fields.values(), pinned)),

@@ -167,8 +167,7 @@ class ManifestChunks(Sequence[ManifestChunk]):
     def __getitem__(self, index: slice) -> ManifestChunks: ...
     def __getitem__(self, index: int | slice) -> ManifestChunk | ManifestChunks:
         if isinstance(index, slice):
-            rows = np.arange(self.table.num_rows) if self._rows is None else self._rows
-            return ManifestChunks(self.table, rows[index])
+            return ManifestChunks(self.table, self.rows[index])
         row = range(len(self))[index]
         return self._built(row if self._rows is None else int(self._rows[row]), 1)[0]
 
@@ -192,6 +191,11 @@ class ManifestChunks(Sequence[ManifestChunk]):
 
     def __repr__(self) -> str:
         return f"ManifestChunks({len(self):,} chunks)"
+
+    @property
+    def rows(self) -> Ints:
+        """The rows of the table that are included, ascending."""
+        return np.arange(self.table.num_rows) if self._rows is None else self._rows
 
     def numbers(self, name: str) -> Ints:
         """Return one of the counts of each chunk, int64 [chunks]."""

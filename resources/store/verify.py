@@ -23,7 +23,7 @@ from tokenloom.resources.store.blobs.folder import SCRATCH
 from tokenloom.resources.store.blobs.object_names import is_digest, object_digest
 from tokenloom.resources.store.certificates import CERTIFICATES, parse_certificate, void_key
 from tokenloom.resources.store.known_files import FILES
-from tokenloom.resources.store.manifest import SIDECARS, Manifest
+from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, Manifest
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.pins import PINS, Pin
@@ -174,8 +174,8 @@ def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Tab
         for side in sides(table).values():
             check_mapped(flat_numbers(list_parts(side[INPUT_IDS])[1]), data)
 
-    def is_lengths(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
-        check_lengths(table, chunk.table_rows, facts.max_length)
+    def is_lengths(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer, longest: int) -> None:
+        check_lengths(table, chunk.table_rows, longest)
 
     def is_sidecar(chunk: ManifestChunk, table: pa.Table, data: pa.Buffer) -> None:
         has_rows(chunk, table, data)
@@ -183,7 +183,11 @@ def _checks_of(manifest: Manifest) -> dict[Kind, Callable[[ManifestChunk, pa.Tab
 
     if manifest.stage == LOADED:
         facts = SequenceFacts.of(manifest.facts)
-        return {"output": is_sequences, "lengths": is_lengths}
+        return {"output": is_sequences, "lengths": partial(is_lengths, longest=facts.max_length)}
+    if manifest.stage == LENGTHS:
+        if type(longest := manifest.facts.get("max_length")) is not int:
+            raise ValueError("has no valid max_length")
+        return {"output": partial(is_lengths, longest=longest)}
     if manifest.stage == "tokenizer":
         return {"output": lambda _, table, __: check_tokenizer(table)}
     return {"output": is_sidecar if manifest.stage == SIDECARS else has_rows}
@@ -274,10 +278,10 @@ class _Run:
                 intact[stage, digest] = manifest
                 self._expect(manifest, is_latest)
                 mixed |= manifest.pinned
-                if (named_by := manifest.sidecars) and named_by not in self._manifests:
-                    expected = _Expected(named_by, "manifest", name, SIDECARS, latest=is_latest)
-                    if sidecars := self._read_manifest(expected):
-                        self._expect(sidecars, is_latest)
+                for other, named_by in manifest.named.items():
+                    expected = _Expected(named_by, "manifest", name, other, latest=is_latest)
+                    if named_by not in self._manifests and (named := self._read_manifest(expected)):
+                        self._expect(named, is_latest)
         for blob, version in versions.items():
             self._check_version(name, blob, version, intact, latest)
         for dataset in mixed.keys() - self._visited:
@@ -342,7 +346,7 @@ class _Run:
         stage = manifest.stage
         checks = _checks_of(manifest)
         for chunk in manifest.chunks:
-            needed = not manifest.droppable if latest else stage in (LOADED, SIDECARS, "tokenizer")
+            needed = not manifest.droppable if latest else stage in (LOADED, *NAMED, "tokenizer")
             named: dict[Kind, str | None] = {
                 "output": chunk.output,
                 "rejects": chunk.rejects,

@@ -138,10 +138,19 @@ def check_lengths(table: pa.Table, rows: int, longest: int) -> None:
         ValueError: they are not what the stage `sequences` writes.
     """
     short = table.column_names == [LENGTH] and table.schema.field(LENGTH).type == pa.uint16()
-    _check_columns(table, {LENGTH: pa.uint16() if short else pa.uint32()})
+    check_lengths_type(table, pa.uint16() if short else pa.uint32())
     lengths = flat_numbers(one_array(table[LENGTH]))
     if len(lengths) != rows or lengths.max(initial=0) > longest:
         raise ValueError(f"has {len(lengths):,} lengths of at most {lengths.max(initial=0):,} tokens")
+
+
+def check_lengths_type(table: pa.Table, kind: pa.DataType) -> None:
+    """Check that a table has lengths of this type alone, without reading them.
+
+    Raises:
+        ValueError: it does not.
+    """
+    _check_columns(table, {LENGTH: kind})
 
 
 def check_sidecar(table: pa.Table, names: Sequence[str]) -> None:

@@ -31,6 +31,12 @@ RAW_ROW = "_row"
 LENGTH = "length"
 """uint16 or uint32, the number of tokens of each sequence; for pairs, of the longer side. In a separate object."""
 
+
+def length_type(longest: int) -> pa.DataType:
+    """Return the type of the lengths of rows of at most `longest` tokens in one object for many chunks."""
+    return pa.uint16() if longest < 1 << 16 else pa.uint32()
+
+
 SEQUENCE, PROMPT = "sequence", "prompt"
 KINDS = {"preference": "pair", "kto": "labelled sequence", "prompt_only": PROMPT}
 """What a row is, by its canonical form; rows of other forms are sequences. Prompts have no labels."""

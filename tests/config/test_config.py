@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from support.datasets_on_disk import DESIGN
 from tokenloom.config import PipelineConfig
-from tokenloom.config.declaration import UNAVAILABLE
 from tokenloom.errors import ConfigError
 
 
@@ -99,23 +98,6 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "alpaca.yaml").write_text(DESIGN)
     with pytest.raises(ConfigError, match=r"alpacca\.yaml: no such file; did you mean alpaca\.yaml\?"):
         PipelineConfig.from_file(tmp_path / "alpacca.yaml")
-
-
-@pytest.mark.parametrize("setting", sorted(UNAVAILABLE))
-def test_a_setting_that_is_not_available_is_refused_rather_than_ignored(setting: str) -> None:
-    values = {
-        "dataset.filters": ["len(output) > 0"],
-        "dataset.reader.root": "data[]",
-    }
-    value = values.get(setting) or sorted(UNAVAILABLE[setting])[0]
-    settings: dict[str, object] = {"dataset": {"name": "x"}}
-    *sections, last = setting.split(".")
-    holder: dict[str, object] = settings
-    for section in sections:
-        holder = holder.setdefault(section, {})  # type: ignore[assignment]
-    holder[last] = value
-    with pytest.raises(ConfigError, match="is not available in this version"):
-        PipelineConfig.from_mapping(settings)
 
 
 @given(st.text(max_size=200))

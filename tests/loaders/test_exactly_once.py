@@ -110,7 +110,7 @@ class Data:
             self.datasets[name] = open_dataset(name, store=folder)
             numbers = tuple(range(begin, len(self.rows)))
             lengths = tuple(len(self.rows[number]) for number in numbers)
-            self.sources[name] = Source(self.datasets[name].digest, numbers, lengths)
+            self.sources[name] = Source(self.datasets[name].digest, tuple(chunks), numbers, lengths)
         self.known = {tuple(row): number for number, row in enumerate(self.rows)}
 
     def read(self, batch: dict[str, torch.Tensor], width: int, side: str) -> list[Row]:

@@ -32,9 +32,10 @@ def permutation(size: int, of: int) -> list[int]:
 
 
 @cache
-def epoch_of(rows: int, digest: str, seed: int, shuffle: str, epoch: int) -> list[int]:
-    """Return the rows of an epoch of at most 256 rows: a single block, and a single window."""
-    assert rows <= 256
+def epoch_of(chunks: tuple[int, ...], digest: str, seed: int, shuffle: str, epoch: int) -> list[int]:
+    """Return the rows of an epoch; fewer than 16 chunks are a single window."""
+    assert len(chunks) < 16
+    rows = sum(chunks)
 
     def key_for(purpose: str) -> int:
         return key("order", seed, digest, epoch, purpose, 0)
@@ -43,22 +44,25 @@ def epoch_of(rows: int, digest: str, seed: int, shuffle: str, epoch: int) -> lis
         return list(range(rows))
     if shuffle == "full":
         return permutation(rows, key_for("rows"))
-    rotation = key_for("rotation") * rows >> 128
-    return [(rotation + slot) % rows for slot in permutation(rows, key_for("window"))]
+    numbered = [list(range(sum(chunks[:number]), sum(chunks[: number + 1]))) for number in range(len(chunks))]
+    shuffled = [row for number in permutation(len(chunks), key_for("blocks")) for row in numbered[number]]
+    return [shuffled[slot] for slot in permutation(rows, key_for("window"))]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that are read as a whole or as part of a mixture: their digest, their numbers, and their token counts."""
+    """Rows that are read as a whole or as part of a mixture: their digest, the rows of each chunk, the numbers of the
+    rows, and their token counts."""
 
     digest: str
+    chunks: tuple[int, ...]
     numbers: tuple[int, ...]
     lengths: tuple[int, ...]
 
     def row(self, position: int, seed: int, shuffle: str) -> int:
         """Return the row at a position, counted across epochs."""
         epoch, place = divmod(position, len(self.numbers))
-        return self.numbers[epoch_of(len(self.numbers), self.digest, seed, shuffle, epoch)[place]]
+        return self.numbers[epoch_of(self.chunks, self.digest, seed, shuffle, epoch)[place]]
 
 
 def turns(sources: Sequence[Source], rates: Sequence[Fraction], limits: Sequence[int | None]) -> Iterator[int]:

@@ -38,7 +38,15 @@ def versions(store: Path, name: str) -> list[dict[str, Any]]:
 
 
 def chunks(store: Path, manifest: str) -> list[dict[str, Any]]:
-    return read_object(store, manifest).to_pylist()
+    """Return the chunks of a manifest, digests in hexadecimal."""
+    rows = read_object(store, manifest).to_pylist()
+    return [{name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()} for row in rows]
+
+
+def named(store: Path, manifest: str) -> list[tuple[str, str]]:
+    """Return the stages and digests of the manifests that a manifest names in its notes."""
+    notes = json.loads(read_object(store, manifest).schema.metadata[b"tokenloom"])["notes"]
+    return [(stage, notes[stage]) for stage in ("sidecars", "lengths") if stage in notes]
 
 
 def reachable(store: Path, keep: int, dropping: tuple[str, ...] = ()) -> tuple[set[str], set[str]]:
@@ -55,6 +63,7 @@ def reachable(store: Path, keep: int, dropping: tuple[str, ...] = ()) -> tuple[s
         for version in reversed(versions(store, name)):
             states += [version["digest"]] if version["digest"] not in states else []
             manifests += [*version["stages"].items()] if version["digest"] in states[:keep] else []
+        manifests += [other for _, manifest in manifests for other in named(store, manifest)]
         for stage, manifest in manifests:
             objects.add(manifest)
             for chunk in chunks(store, manifest):

@@ -89,7 +89,7 @@ def build_target(args: argparse.Namespace, config: Config, console: Console, las
     from tokenloom.assets.building.target import open_target
     from tokenloom.cli.terminal.progress import BuildProgress
 
-    engine, last = compute_engine(args), last or STAGES[-1]
+    engine, last = compute_engine(args, config.compute), last or STAGES[-1]
     if last not in STAGES:
         message = f"{last!r} is not one of {', '.join(STAGES)}{did_you_mean(last, STAGES)}"
         raise ConfigError.at("--stage", message)

@@ -13,6 +13,7 @@ from tokenloom.errors import ConfigError
 from tokenloom.resources.visible import visible
 
 if TYPE_CHECKING:
+    from tokenloom.config.schema import ComputeConfig
     from tokenloom.resources.engines.compute import ComputeEngine
     from tokenloom.resources.store import ArtifactStore
 
@@ -72,14 +73,19 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("local", "ray"), help="where to run stages (default: compute.engine)")
 
 
-def compute_engine(args: argparse.Namespace) -> ComputeEngine | None:
-    """Return the engine that `--workers` and `--engine` select; None: the one that the YAML sets."""
-    if args.engine == "ray":
-        raise ConfigError.at("--engine", "ray is not available in this version")
-    from tokenloom.resources.engines.compute import ComputeEngine, keep_memory_low
+def compute_engine(args: argparse.Namespace, compute: ComputeConfig) -> ComputeEngine | None:
+    """Return the engine that `--workers` and `--engine` select; None: the one that the YAML sets.
+
+    Args:
+        compute: the YAML's section, for what the options leave open.
+    """
+    from tokenloom.resources.engines.compute import keep_memory_low
+    from tokenloom.resources.engines.open_engine import open_engine
 
     keep_memory_low()
-    return ComputeEngine(args.workers) if args.workers else None
+    given = {"workers": args.workers, "engine": args.engine}
+    chosen = {name: value for name, value in given.items() if value}
+    return open_engine(compute.model_copy(update=chosen)) if chosen else None
 
 
 def positive_integer(text: str) -> int:

@@ -10,15 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 
-from tokenloom.config.faults import setting_fault, shown, validation_faults
+from tokenloom.config.faults import setting_fault, validation_faults
 from tokenloom.config.schema import DATASET_NAME, Section
 from tokenloom.config.yaml_file import Origin, read_yaml
 from tokenloom.errors import ConfigError
-
-UNAVAILABLE: Mapping[str, frozenset[Any]] = {
-    "compute.engine": frozenset({"ray"}),
-}
-"""Settings that this version refuses: the listed values, or any value but the default if none are listed."""
 
 
 def _version_text(value: Any) -> Any:
@@ -77,7 +72,7 @@ class Declaration(Section):
         if not re.fullmatch(DATASET_NAME, config.dataset_name):
             message = f"{config.dataset_name!r} is not a valid dataset name; set `name:` to letters, digits, _, . and -"
             raise config.fault("name", f"name: {message}")
-        faults = [setting_fault(origin, name, message) for name, message in config._unusable()]
+        faults = [setting_fault(origin, name, message) for name, message in config.contradictions()]
         if faults:
             raise ConfigError(faults)
         return config
@@ -92,18 +87,6 @@ class Declaration(Section):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Yield settings that conflict with others or have no effect, and why."""
         yield from ()
-
-    def _unusable(self) -> Iterator[tuple[str, str]]:
-        for name, values in UNAVAILABLE.items():
-            section: Any = self
-            *sections, last = name.split(".")
-            for part in sections:
-                section = getattr(section, part)
-            value = getattr(section, last)
-            default = type(section).model_fields[last].get_default(call_default_factory=True)
-            if value in values if values else value != default:
-                yield name, f"{shown(value)} is not available in this version"
-        yield from self.contradictions()
 
     @property
     def dataset_name(self) -> str:

@@ -354,9 +354,10 @@ class ComputeConfig(Section):
     engine: Literal["local", "ray"] = "local"
     """Where stages run: on this machine (`local`), or on a Ray cluster (`ray`)."""
     workers: Literal["auto"] | Positive = "auto"
-    """Chunks processed in parallel. `auto` uses one worker per CPU core."""
+    """Chunks processed in parallel. `auto` uses one worker per CPU core, of this machine or of the Ray cluster."""
     address: str | None = None
-    """Address of the Ray cluster."""
+    """Address of the Ray cluster: `host:port`, or `ray://host:port` for Ray Client. null or `auto`: $RAY_ADDRESS, else
+    the cluster that runs on this machine."""
 
 
 class MixtureSource(Section):

@@ -54,8 +54,7 @@ def _present(build: Build) -> Verdict:
 def _latest(build: Build) -> Iterator[Manifest]:
     for stage in STAGES:
         yield (manifest := build.manifest(stage))
-        if manifest.sidecars:
-            yield build.store.manifest_at(manifest.sidecars)
+        yield from map(build.store.manifest_at, manifest.named.values())
 
 
 def _missing(store: ArtifactStore, manifest: Manifest, chunk: ManifestChunk) -> list[str]:

@@ -74,6 +74,10 @@ class RecordFile:
     found: dict[str, str]
     limit: int
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs, which parses chunks and does not read the file."""
+        return {**self.__dict__, "text": iter(())}
+
     @property
     def bounds_follow(self) -> bool:
         """Whether the bytes of several files, each with a newline at its end, determine the bounds of their records."""
@@ -164,11 +168,12 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
         found["root"] = layout.root
     line_ends_of = _newlines if layout.kind == "lines" and not layout.inner else None
     closing = "}" if layout.kind == "entries" else "]"
+    columns, name = dataset.columns, file.name
 
     def finder(lines: int) -> Finder:
         if layout.kind in ("lines", "whole"):
             return Lines() if layout.kind == "lines" else WholeFile()
-        return JsonElements(layout.keys, start, layout.found, file.name, closing)
+        return JsonElements(layout.keys, start, layout.found, name, closing)
 
     facts = {
         "format": "json",
@@ -178,9 +183,9 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
     }
 
     def parse(part: Bytes, bounds: Ints, done: int) -> ParsedChunk:
-        return parse_json(part, bounds, layout, dataset.columns, file.name, start + done)
+        return parse_json(part, bounds, layout, columns, name, start + done)
 
-    return RecordFile(file.name, blocks, finder, layout.kind == "lines", facts, parse, line_ends_of, 0, found, limit)
+    return RecordFile(name, blocks, finder, layout.kind == "lines", facts, parse, line_ends_of, 0, found, limit)
 
 
 def _detect_layout(
@@ -221,18 +226,18 @@ def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], found: dict[str, str]) -> RecordFile:
-    options, usual = dataset.reader, DELIMITERS[file.format]
+    options, usual, name = dataset.reader, DELIMITERS[file.format], file.name
     head = next(blocks, b"")
     delimiter = options.delimiter or guess_delimiter(head, usual)
     if delimiter != (options.delimiter or usual):
         found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
 
     def finder(lines: int) -> Finder:
-        return QuotedLines(delimiter, file.name, lines)
+        return QuotedLines(delimiter, name, lines)
 
-    blank, first, rest = _first_record(_chained(head, blocks), finder, options.max_record_bytes, file.name)
-    cells = csv_record(first, delimiter, file.name) if first else []
-    check_columns(len(cells), file.name)
+    blank, first, rest = _first_record(_chained(head, blocks), finder, options.max_record_bytes, name)
+    cells = csv_record(first, delimiter, name) if first else []
+    check_columns(len(cells), name)
     header = is_header(cells) if options.header == "auto" else options.header
     if options.header == "auto" and not header and cells:
         found["header"] = "none"
@@ -244,15 +249,15 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
         names = [f"column_{index}" for index in range(len(cells))]
         rest = _chained(first, rest)
     if len(set(names)) < len(names):
-        raise SourceError(f"{file.name}: two columns would have the same name: {', '.join(names)}")
+        raise SourceError(f"{name}: two columns would have the same name: {', '.join(names)}")
     facts = {"names": names, "delimiter": delimiter}
     return RecordFile(
-        file.name,
+        name,
         rest,
         finder,
         True,
         facts,
-        lambda part, bounds, start: parse_csv(part, bounds, names, delimiter, file.name),
+        lambda part, bounds, start: parse_csv(part, bounds, names, delimiter, name),
         line_ends,
         lines,
         found,

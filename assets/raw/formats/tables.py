@@ -20,6 +20,7 @@ from tokenloom.assets.raw.formats.text import is_utf8
 from tokenloom.assets.stage.rejects import reject_rows
 from tokenloom.errors import SourceError
 from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.tables.compact import compact
 from tokenloom.resources.tables.json_text import is_json
 from tokenloom.resources.tables.nested_paths import is_list
 from tokenloom.resources.tables.ragged import Ints, offsets_of, one_array
@@ -74,7 +75,7 @@ class TableBlock:
 
     def slice(self, start: int, end: int) -> TableBlock:
         """Return the rows [start, end)."""
-        part = TableBlock(self.table.slice(start, end - start).combine_chunks())
+        part = TableBlock(compact(self.table.slice(start, end - start)))
         part.__dict__["_hashed"] = (self.hashes[start:end], self.sizes[start:end])
         return part
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store.blobs.file_cache import FileCache
 
 RENEW_SECONDS = 6 * 3600
 """Blobs older than this are touched when a build uses them, so that `gc` keeps them for a day. `build_marks` describes
@@ -38,6 +41,11 @@ class Blobs(Protocol):
     @property
     def address(self) -> str:
         """The address that opens the same blobs again, without secrets."""
+        ...
+
+    @property
+    def cache(self) -> FileCache | None:
+        """The cache of local copies, or None if the blobs themselves are local."""
         ...
 
     def read(self, name: str) -> bytes:
@@ -116,7 +124,8 @@ class Blobs(Protocol):
         ...
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Download blobs in parallel, so that `local` is fast for them. Missing ones are ignored."""
+        """Download objects in parallel, so that `local` is fast for them. Ignored: missing ones, and those that another
+        process or thread is downloading."""
         ...
 
     def sweep(self) -> None:

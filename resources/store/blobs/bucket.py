@@ -222,12 +222,16 @@ class Bucket:
         digest = object_digest(name)
         if digest is None:
             return self.cache.put_named(self.address, name, self.read(name))
-        if path := self.cache.find(digest):
-            return path
+        path = self.cache.obtain(digest, lambda: self._intact(name, digest))
+        assert path is not None
+        return path
+
+    def _intact(self, name: str, digest: str) -> bytes:
+        """Return the bytes of an object after comparing them with its digest."""
         for _ in range(2):
             content = self.read(name)
             if digest_bytes(content) == digest:
-                return self.cache.add(digest, content)
+                return content
         raise DamagedObjectError(
             f"object {digest} in {self.address} is damaged; `tokenloom verify` removes it and the next build "
             "recomputes it"
@@ -236,7 +240,8 @@ class Bucket:
     def fetch(self, names: Iterable[str]) -> None:
         def fetch_one(name: str) -> None:
             with suppress(FileNotFoundError):
-                self.local(name)
+                if digest := object_digest(name):
+                    self.cache.obtain(digest, lambda: self._intact(name, digest), wait=False)
 
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="tokenloom-fetch") as pool:
             list(pool.map(fetch_one, names))

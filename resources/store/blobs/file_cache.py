@@ -2,10 +2,11 @@
 
 objects/<ab>/<digest>.arrow      named by the BLAKE3 of their bytes, as in a store
 <address>/<name>                 blobs with other names, separate for each store (<address> is a digest of its address)
-scratch/                         files being written
+scratch/                         files being written, and a locked file <digest>.lock for each object being downloaded
 
 Files are written atomically, and their bytes are checked before a process uses them. Above the size limit, the least
-recently used objects are deleted; a process that has one mapped can still read it.
+recently used objects are deleted; a process that has one mapped can still read it. The processes of a host download an
+object once: the others wait for the lock, which ends with its process.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tokenloom.errors import ConfigError, Fault, StoreUnavailableError
 from tokenloom.resources.digest import digest_bytes
+from tokenloom.resources.file_lock import lock_exclusive
 
 DEFAULT_LIMIT = "50GB"
 STALE_SECONDS = 24 * 3600
@@ -89,6 +91,33 @@ class FileCache:
             return None
         return path
 
+    def obtain(self, digest: str, download: Callable[[], bytes], wait: bool = True) -> Path | None:
+        """Return the file of an object, which only one process and thread downloads at a time.
+
+        Args:
+            download: returns the object's bytes after checking them. Its errors are raised.
+            wait: while another process or thread downloads the object, wait; False: return None instead.
+
+        Raises:
+            StoreUnavailableError: the folder cannot be written.
+        """
+        if path := self.find(digest):
+            return path
+        lock = self.root / "scratch" / f"{digest}.lock"
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with lock_exclusive(lock, wait) as free:
+            if not free:
+                return None
+            try:
+                return self.find(digest) or self.add(digest, download())
+            finally:
+                with suppress(OSError):
+                    lock.unlink()  # those who wait for it look for the object first
+
     def add(self, digest: str, data: bytes | memoryview) -> Path:
         """Add an object whose bytes were checked, and return its file.
 
@@ -139,11 +168,14 @@ class FileCache:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise StoreUnavailableError(
-                f"cannot write to the cache {self.root}: {error.strerror or error}; "
-                "set TOKENLOOM_CACHE to a folder with free space, or set a smaller TOKENLOOM_CACHE_SIZE"
-            ) from error
+            raise self._unwritable(error) from error
         return found
+
+    def _unwritable(self, error: OSError) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            f"cannot write to the cache {self.root}: {error.strerror or error}; "
+            "set TOKENLOOM_CACHE to a folder with free space, or set a smaller TOKENLOOM_CACHE_SIZE"
+        )
 
     def _trim(self, kept: Path) -> None:
         """Delete the least recently used objects until the size is a little below the limit, and stale scratch files.

@@ -26,6 +26,8 @@ STALE_SECONDS = 24 * 3600
 class Folder:
     """Blobs in a folder, which hosts can share over a network file system."""
 
+    cache = None
+
     def __init__(self, root: Path):
         self.root = root
         self._prefix = f"{root}{os.sep}"

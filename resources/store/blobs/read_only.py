@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tokenloom.resources.store.blobs.blobs import Blob, Blobs
+from tokenloom.resources.store.blobs.file_cache import FileCache
 
 
 class ReadOnly:
@@ -17,6 +18,10 @@ class ReadOnly:
     @property
     def address(self) -> str:
         return self._blobs.address
+
+    @property
+    def cache(self) -> FileCache | None:
+        return self._blobs.cache
 
     @property
     def fresh_since(self) -> float:

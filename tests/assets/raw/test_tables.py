@@ -16,14 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv as csv_writer
 
-from support.raw_rows import TEXT, read, write_table
+from support.raw_rows import TEXT, chunks_of, read, write_table
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.raw.formats import tables as table_files
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import SourceError, TokenloomError
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.objects import encode_table
 
 KINDS = st.recursive(
     st.sampled_from(
@@ -113,6 +115,45 @@ def test_any_table_written_as_lines_or_records_comes_back_equal(table: pa.Table,
         texts = pa.table({name: texts[name].fill_null("") for name in flat} | {"z": ["x"] * table.num_rows})
         csv_writer.write_csv(texts, folder / "rows.csv")
         assert read(folder / "rows.csv") == (texts.to_pylist(), [], 0)
+
+
+def write_arrow(path: Path, table: pa.Table, group: int | None = None) -> Path:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=group)
+    return path
+
+
+def stored_bytes(table: pa.Table) -> bytes:
+    return encode_table(table, compressed=False).to_pybytes()
+
+
+@given(tables(), st.integers(1, 9))
+def test_the_bytes_of_a_chunk_are_those_of_its_rows_alone(table: pa.Table, group: int) -> None:
+    """Whatever rows are around it in the file, and however they are stored there."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pq.write_table(table, folder / "rows.parquet", row_group_size=group)
+        write_arrow(folder / "rows.arrow", table, group)
+        for path in (folder / "rows.parquet", folder / "rows.arrow"):
+            for chunk in chunks_of(path, ChunkSize(16, 64)):
+                found = chunk.load().table
+                rows = found.drop_columns([ROW])
+                columns = {field.name: pa.array(rows[field.name].to_pylist(), field.type) for field in rows.schema}
+                alone = write_arrow(folder / "alone", pa.table(columns)).rename(folder / "alone.arrow")
+                (same,) = chunks_of(alone, ChunkSize())
+                assert (stored_bytes(found), chunk.digest) == (stored_bytes(same.load().table), same.digest)
+
+
+@pytest.mark.parametrize("taken", [{"filters": ["n < 3"]}, {"limit": 3}])
+def test_the_bytes_of_the_rows_that_are_taken_hold_nothing_of_others(taken: dict[str, Any], tmp_path: Path) -> None:
+    texts = pa.array([f"secret {number}" if number > 2 else f"text {number}" for number in range(20)])
+    columns = {"n": range(20), "plain": texts, "coded": texts.dictionary_encode(), "lists": [[text] for text in texts]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    settings = {"dataset": {"name": str(tmp_path / "rows.parquet"), "filters": taken.get("filters", [])}}
+    (chunk,) = source_chunks(PipelineConfig.from_mapping(settings), limit=taken.get("limit"))
+    stored = stored_bytes(chunk.load().table)
+    assert b"text 2" in stored
+    assert b"secret" not in stored
 
 
 @pytest.mark.parametrize("make", [pa.table, lambda columns: pa.table(columns).slice(1)])

@@ -171,6 +171,18 @@ def test_a_state_of_another_run_is_refused(store: Path, change: dict[str, Any], 
         TokenLoader(dataset, **arguments).load_state_dict(state)
 
 
+def test_a_state_of_the_former_block_shuffle_is_refused(store: Path) -> None:
+    (loader,) = loaders(open_dataset("data", store=store), 1, shuffle="block")
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    with pytest.raises(LoaderStateError, match="block shuffle had another order: finish its epoch with"):
+        loader.load_state_dict({**state, "version": 1})
+    (full,) = loaders(open_dataset("data", store=store), 1)
+    assert full.state_dict()["version"] == 1
+    with pytest.raises(LoaderStateError, match="shuffle is block in the state, full here"):
+        full.load_state_dict(state)
+
+
 def test_a_state_of_other_data_is_refused(store: Path) -> None:
     state = loaders(open_dataset("other", store=store), 1)[0].state_dict()
     with pytest.raises(LoaderStateError, match="the state is from another run: data is"):

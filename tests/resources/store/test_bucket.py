@@ -356,14 +356,19 @@ def test_cached_objects_are_read_without_the_service(
     assert not service.proxy.requests
 
 
-def test_the_first_read_downloads_the_whole_dataset(service: ObjectService, folder: Path) -> None:
+def test_a_chunk_is_downloaded_when_it_is_first_read(service: ObjectService, folder: Path) -> None:
     address = service.address()
     service.copy(folder, address)
     dataset = open_dataset("small", store=address)
-    _ = dataset[0]
+    chunks = [chunk.output for chunk in ArtifactStore(folder).manifest("small").of_split("train")]
+    assert len(chunks) > 1
     service.proxy.plan()
+    _ = dataset[0]
+    assert [request.rpartition("/")[2] for request in service.proxy.requests] == [f"{chunks[0]}.arrow"]
     assert len(rows(dataset)) == 300
-    assert service.proxy.requests == []
+    assert sorted(request.rpartition("/")[2][:64] for request in service.proxy.requests) == sorted(chunks)
+    _ = dataset[299]
+    assert len(service.proxy.requests) == len(chunks)
 
 
 def test_a_damaged_cached_file_is_downloaded_again(service: ObjectService, folder: Path) -> None:

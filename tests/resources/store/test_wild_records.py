@@ -112,7 +112,8 @@ def test_wild_manifests_raise_a_store_error(store: ArtifactStore) -> None:
     wild_bytes = (b"", b"x", b"x" * 16, b"x" * 32, b"{}")
     for name in row:
         kind = table.schema.field(name).type
-        for value in (None, *((-1, 1 << 40, 1 << 62) if kind == pa.int64() else wild_bytes)):
+        values: tuple[Any, ...] = (-1, 1 << 40, 1 << 62) if kind == pa.int64() else wild_bytes
+        for value in (None, *values):
             if name == "runs":
                 continue
             if kind == pa.string() and value is not None:

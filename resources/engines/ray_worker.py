@@ -1,0 +1,102 @@
+"""What runs in the worker processes of a Ray cluster: a function that is loaded once and called for many items."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+import uuid
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tokenloom.errors import StoreError
+from tokenloom.resources.engines.compute import RELEASE_EVERY, keep_memory_low, release_memory
+from tokenloom.resources.engines.worker_processes import portable
+from tokenloom.resources.store.blobs.folder import SCRATCH
+
+if TYPE_CHECKING:
+    from tokenloom.resources.store import ArtifactStore
+
+LIBRARIES = (
+    *("tokenloom", "pyarrow", "numpy", "blake3", "pydantic", "awkward", "charset-normalizer", "gigatoken", "jinja2"),
+    *("msgspec", "pandera", "rapidfuzz", "tokenizers", "transformers"),
+)
+"""Distributions that can change what a chunk's output is, or how tasks are pickled."""
+
+
+class Reply(NamedTuple):
+    """What a task returns.
+
+    Args:
+        kind: whether `value` is the result, the error that the function raised, or why the process cannot run it.
+        host: name of the machine.
+        mark: a blob that the process wrote into the store when it loaded the function, or "".
+    """
+
+    kind: Literal["done", "failed", "unfit"]
+    value: Any
+    host: str
+    mark: str = ""
+
+
+_loaded: dict[str, Callable[[Any], Any]] = {}
+_count = 0
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions that all machines must have in common."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def run(expected: Mapping[str, str], key: str, shared: Callable[[], bytes], item: bytes) -> Reply:
+    """Return what the function returns for one item.
+
+    Args:
+        expected: `versions` of the process that pickled the function.
+        key: identifies the function; it is loaded once per process.
+        shared: returns the pickled function, and the store that it uses or None.
+        item: pickled.
+    """
+    global _count
+    host, mark = platform.node(), ""
+    if key not in _loaded:
+        for name, version in expected.items():
+            if (own := versions().get(name)) != version:
+                return Reply("unfit", f"it has {name} {own}, but the process that builds has {version}", host)
+        keep_memory_low()
+        function, store = pickle.loads(shared())
+        if store is not None:
+            try:
+                mark = leave_mark(store)
+            except StoreError as error:
+                return Reply("failed", error, host) if error.is_outage else Reply("unfit", str(error), host)
+        _loaded.clear()
+        _loaded[key] = function
+    _count += 1
+    if not _count % RELEASE_EVERY:
+        release_memory()
+    try:
+        return Reply("done", _loaded[key](pickle.loads(item)), host, mark)
+    except Exception as error:
+        return Reply("failed", portable(error), host, mark)
+
+
+def leave_mark(store: ArtifactStore) -> str:
+    """Write a blob into the store, so that another machine can check that it is the same store; returns its name.
+
+    Raises:
+        StoreError: no store is found, or it cannot be written.
+    """
+    if store.blobs.size("FORMAT") is None:
+        raise StoreError(f"it finds no store at {store.address}")
+    name = f"{SCRATCH}/{uuid.uuid4().hex}"
+    store.blobs.write(name, b"")
+    return name
