@@ -85,6 +85,7 @@ bench: $(DEVELOPMENT)  ## run all benchmarks
 	$(BIN)/python benchmarks/raw.py
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/incremental.py
+	$(BIN)/python benchmarks/far_store.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/collation.py

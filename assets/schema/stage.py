@@ -66,6 +66,7 @@ def _describe(table: pa.Table) -> ChunkOutput:
 
 def _sketches(objects: ObjectStore, digests: Sequence[str]) -> list[pa.Table]:
     """Return stored sketches. All are checked at once, and one by one only if that fails."""
+    objects.fetch(digests)
     sketches = [objects.get_verified(digest, partial(check_schema, SKETCH)) for digest in digests]
     try:
         _check_sketch(pa.concat_tables(sketches))

@@ -394,8 +394,7 @@ class ArtifactStore:
         versions = [blob.name for blob in self.versions.blobs(dataset)]
         if not pointers and not versions:
             raise DatasetNotFoundError(self._not_found(dataset, LOADED))
-        for name in (*pointers, *versions):
-            self.blobs.delete(name)
+        self.blobs.delete_all([*pointers, *versions])
         return len(versions)
 
     def read_lock(self, digest: str) -> ReadLock | None:

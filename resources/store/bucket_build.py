@@ -14,8 +14,8 @@ from tokenloom.errors import StoreError, StoreUnavailableError
 from tokenloom.resources.store.actions import ACTIONS, Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blob
 from tokenloom.resources.store.blobs.bucket import Bucket, at_once, is_same
-from tokenloom.resources.store.blobs.bucket_marks import marked_build
 from tokenloom.resources.store.blobs.object_names import is_digest
+from tokenloom.resources.store.bucket_marks import marked_build
 from tokenloom.resources.store.cache_key import KeyParts
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.manifest import Manifest

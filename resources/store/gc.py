@@ -23,10 +23,10 @@ from tokenloom.resources.file_lock import lock_exclusive
 from tokenloom.resources.store.actions import ACTIONS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
-from tokenloom.resources.store.blobs.bucket_marks import Mark, marked_collection, running_builds
 from tokenloom.resources.store.blobs.build_marks import announce_collection, in_use_since
 from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
+from tokenloom.resources.store.bucket_marks import Mark, marked_collection, running_builds
 from tokenloom.resources.store.manifest import Manifest, is_manifest
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.pins import PINS, Pin

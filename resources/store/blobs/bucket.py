@@ -213,8 +213,10 @@ class Bucket:
         return time.time() - RENEW_SECONDS
 
     def touch(self, name: str) -> None:
+        key = self._key(name)
+        source = {"Bucket": self._s3.bucket, "Key": key}
         with suppress(FileNotFoundError):
-            self.write(name, self.read(name))
+            self._s3.request(name, "copy_object", Key=key, CopySource=source, MetadataDirective="REPLACE")
 
     def local(self, name: str) -> Path:
         digest = object_digest(name)

@@ -30,8 +30,8 @@ from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import ActionStore
 from tokenloom.resources.store.blobs.blobs import renew
 from tokenloom.resources.store.blobs.bucket import Bucket
-from tokenloom.resources.store.blobs.bucket_marks import marked_build, marked_collection, running_builds
 from tokenloom.resources.store.bucket_build import BucketBuild
+from tokenloom.resources.store.bucket_marks import marked_build, marked_collection, running_builds
 from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.gc import BUCKET_AGE, collect
 from tokenloom.resources.store.objects import ObjectStore
@@ -285,7 +285,7 @@ def test_marks_end_with_their_build_or_after_a_day(service: ObjectService) -> No
 
 
 def test_a_mark_is_written_again(service: ObjectService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.resources.store.blobs.bucket_marks.REPEAT_SECONDS", 0.05)
+    monkeypatch.setattr("tokenloom.resources.store.bucket_marks.REPEAT_SECONDS", 0.05)
     blobs = Bucket(service.address())
     with marked_build(blobs, ()):
         service.age(blobs.address, 2 * DAY)
