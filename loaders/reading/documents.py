@@ -68,7 +68,7 @@ class Documents:
         positions = self._wrapped[runs].repeat(self._sizes[runs])
         np.subtract(self._places[: len(positions)], positions, out=positions)
         if own is not None:
-            positions *= own.reshape(-1)
+            positions *= own.view(np.uint8).reshape(-1)
         return positions.astype(np.int64).reshape(shape)
 
     def max_seqlen(self, batch: int) -> int:
@@ -76,7 +76,7 @@ class Documents:
         return self._longest[batch]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def _places(size: int, dtype: str) -> Wrapped:
     """Return the cached places [0, size)."""
     return np.arange(size).astype(dtype)
