@@ -132,7 +132,7 @@ def trials(home: Path, folder: Path, workload: str, only: list[str]) -> list[Tri
     rows = folder / ("sft" if workload == "W1" else "stream")
     selected = [Trial(home, rows, kind) for kind in only or CONTENDERS]
     if workload == "W2":
-        selected += [Trial(home, folder / "packed", kind) for kind in only or CONTENDERS if kind == OWN]
+        selected += [Trial(home, folder / "packed", kind) for kind in only or CONTENDERS if kind in (FLOOR, OWN)]
     ready = []
     for trial in selected:
         try:
@@ -183,7 +183,7 @@ def main() -> None:
         if options.prepare:
             continue
         done = timed(ready, options.runs, options.seconds)
-        floor = next((trial for trial in done if trial.kind == FLOOR), None)
+        floor = next((trial for trial in done if trial.label == FLOOR), None)
         others = [trial for trial in done if trial.other]
         print(f"\n{workload}: {cpu_count()} cores, {options.runs} runs of {options.seconds:g} s, medians\n")
         print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,13 +133,22 @@ class Tokenloom(Contender):
 
 
 class Floor(Contender):
-    """A NumPy loop over a memory map that only copies shuffled rows into batches."""
+    """A NumPy loop over a memory map that only copies shuffled rows into batches; for packed rows, with all arrays that
+    tokenloom returns."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.make = self._ragged if self.rows.ragged else self._even
+        if folder.name == "packed":
+            self.make = self._packed
+            self.counted = np.arange(self.rows.length)
+            self.documents = np.append(0, np.cumsum(np.load(folder / "documents.npy"), dtype=np.int64))
+            self.first = np.searchsorted(self.documents, self.rows.offsets)
 
     def batches(self, state: Any = None) -> Batches:
         order = np.random.default_rng(SEED).permutation(len(self.rows))
-        make = self._ragged if self.rows.ragged else self._even
         for start in range(0, len(order), BATCH):
-            batch = make(order[start : start + BATCH])
+            batch = self.make(order[start : start + BATCH])
             yield {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def _ragged(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
@@ -162,6 +172,25 @@ class Floor(Contender):
             input_ids[row] = values
             labels[row] = values
         return {"input_ids": input_ids, "labels": labels}
+
+    def _packed(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
+        shape, bounds = (len(chosen), self.rows.length), list[int]()
+        input_ids, attention_mask, labels, position_ids = (np.empty(shape, np.int64) for _ in range(4))
+        for row, number in enumerate(chosen.tolist()):
+            documents = self.documents[self.first[number] : self.first[number + 1] + 1]
+            starts = (documents - documents[0]).tolist()
+            length = starts.pop()
+            values = self.rows.ids[documents[0] : documents[-1]]
+            input_ids[row, :length], input_ids[row, length:] = values, self.rows.pad
+            labels[row, :length], labels[row, length:] = values, IGNORED
+            attention_mask[row, :length], attention_mask[row, length:] = 1, 0
+            position_ids[row, length:] = 0
+            for start, end in pairwise([*starts, length]):
+                position_ids[row, start:end] = self.counted[: end - start]
+                labels[row, start] = IGNORED
+            bounds += [row * shape[1] + start for start in (starts if length == shape[1] else [*starts, length])]
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        return {**batch, "position_ids": position_ids, "cu_seqlens": np.array([*bounds, input_ids.size], np.int32)}
 
 
 class Datasets(Contender):

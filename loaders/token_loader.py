@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SAVED_DIGITS = 16
 """Digits of a version that states name."""
 
-_ROWS_AT_ONCE = 512
+_ROWS_AT_ONCE = 2048
 """Rows located at once; more give no measurable speedup."""
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenloom.loaders.reading.address_space import RaggedLists
 from tokenloom.loaders.reading.rectangles import Flags, Rectangles
-from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
+from tokenloom.resources.tables.ragged import Ints, offsets_of
+
+Wrapped = npt.NDArray[np.unsignedinteger[Any]]
+"""Places modulo a power of 2 above every position: the difference of two places is exact if it is a position."""
 
 
 class Documents:
@@ -26,40 +31,52 @@ class Documents:
         first, counts = lengths.rows(chunks, local)
         if real is not None:
             counts *= real
-        padded, bounds = rows.blank > 0, rows.bounds
-        runs = offsets_of(counts + padded)
-        self._sizes = sizes = np.empty(runs[-1], np.int64)
-        sizes[(runs[:-1] if rows.left else runs[1:] - 1)[padded]] = rows.blank[padded]
-        documents = ranges(runs[:-1] + (padded & rows.left), counts)
-        sizes[documents] = lengths.values.lists(lengths.values.places(chunks, first), counts)
-        first_runs = runs[bounds]
-        begins = offsets_of(np.diff(bounds) * rows.widths)[:-1]
-        self._starts = (np.cumsum(sizes) - sizes - np.repeat(begins, np.diff(first_runs))).astype(np.int32)
-        self._longest = np.maximum.reduceat(sizes, first_runs[:-1]).tolist()
-        self._bounds = first_runs.tolist()
+        sizes = lengths.values.lists(lengths.values.places(chunks, first), counts).astype(np.int64)
+        padded = np.flatnonzero(rows.blank)
+        if len(padded):
+            sizes = np.insert(sizes, offsets_of(counts)[padded + (not rows.left)], rows.blank[padded])
+            counts[padded] += 1
+        runs = offsets_of(counts)[rows.bounds]
+        bounds, first_runs = offsets_of(sizes), runs[:-1]
+        self._sizes, self._starts = sizes, bounds[:-1] - np.repeat(bounds[first_runs], np.diff(runs))
+        batch_sizes = np.diff(bounds[runs])
+        self._bounds = np.insert(self._starts, runs[1:], batch_sizes).astype(np.int32)
+        self._longest = np.maximum.reduceat(sizes, first_runs).tolist()
+        self._runs = [slice(*pair) for pair in pairwise(runs.tolist())]
+        dtype = np.min_scalar_type(max(self._longest) - 1)
+        self._wrapped = self._starts.astype(dtype)
+        self._places = _places(1 << int(batch_sizes.max()).bit_length(), dtype.char)
 
-    def starts(self, batch: int) -> npt.NDArray[np.int32]:
-        """Return where the documents of a flattened batch begin, int32 [documents]."""
-        return self._starts[self._bounds[batch] : self._bounds[batch + 1]]
+    def starts(self, batch: int) -> Ints:
+        """Return where the documents of a flattened batch begin, int64 [documents]."""
+        return self._starts[self._runs[batch]]
 
-    def position_ids(self, batch: int, rows: int, width: int) -> Ints:
-        """Return positions that restart at 0 in each document, int64 [rows, width]."""
-        sizes = self._sizes[self._bounds[batch] : self._bounds[batch + 1]]
-        within = np.repeat(self.starts(batch), sizes)
-        return np.subtract(_counted(rows * width), within, out=within).astype(np.int64).reshape(rows, width)
-
-    def cu_seqlens(self, batch: int, size: int) -> npt.NDArray[np.int32]:
+    def cu_seqlens(self, batch: int) -> npt.NDArray[np.int32]:
         """Return where documents begin, followed by the size of the flattened batch, int32 [documents + 1]."""
-        starts = self.starts(batch)
-        bounds = np.empty(len(starts) + 1, np.int32)
-        bounds[:-1], bounds[-1] = starts, size
-        return bounds
+        runs = self._runs[batch]
+        return self._bounds[runs.start + batch : runs.stop + batch + 1].copy()
+
+    def position_ids(self, batch: int, own: Flags | None, shape: tuple[int, ...]) -> Ints:
+        """Return positions that restart at 0 in each document, int64 of a shape.
+
+        Args:
+            batch: its index.
+            own: bool of that shape, False where the positions are 0; None: True everywhere.
+            shape: rows and width of the batch.
+        """
+        runs = self._runs[batch]
+        positions = self._wrapped[runs].repeat(self._sizes[runs])
+        np.subtract(self._places[: len(positions)], positions, out=positions)
+        if own is not None:
+            positions *= own.view(np.uint8).reshape(-1)
+        return positions.astype(np.int64).reshape(shape)
 
     def max_seqlen(self, batch: int) -> int:
         """Return the length of the longest document."""
         return self._longest[batch]
 
 
-@lru_cache(maxsize=4)
-def _counted(size: int) -> npt.NDArray[np.int32]:
-    return np.arange(size, dtype=np.int32)
+@lru_cache(maxsize=2)
+def _places(size: int, dtype: str) -> Wrapped:
+    """Return the cached places [0, size)."""
+    return np.arange(size).astype(dtype)

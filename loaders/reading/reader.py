@@ -157,10 +157,10 @@ class SequenceReader:
             label = label if real is None else label & real
 
         kept = self.kept.values(chunks, local, real, policy.packed) if self.kept else {}
+        if label is None and not kept and "" in batches_of:
+            return batches_of[""].batch
 
         def batch(number: int) -> Batch:
-            if label is None and not kept and "" in batches_of:
-                return batches_of[""].batch(number)
             columns: Batch = {
                 f"{side}{name}": value
                 for side, batches in batches_of.items()

@@ -128,12 +128,9 @@ class SequenceBatches:
         labels = input_ids.copy() if trained is None else np.where(trained, input_ids, _IGNORED)
         batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
         if self._documents is not None:
-            position_ids = self._documents.position_ids(number, *ids.shape)
-            if own is not None:
-                position_ids *= own
-            labels.reshape(-1)[self._documents.starts(number)] = IGNORED  # a document's first token is not predicted
-            batch["position_ids"] = position_ids
-            batch["cu_seqlens"] = self._documents.cu_seqlens(number, ids.size)
+            batch["position_ids"] = self._documents.position_ids(number, own, ids.shape)
+            labels.reshape(-1)[self._documents.starts(number)] = _IGNORED  # a document's first token is not predicted
+            batch["cu_seqlens"] = self._documents.cu_seqlens(number)
             batch["max_seqlen"] = self._documents.max_seqlen(number)
         if columns.weights is not None and self._weights is not None:
             loss_weights = rows.take(number, columns.weights, self._weights)
@@ -146,5 +143,5 @@ class SequenceBatches:
 
 @lru_cache(maxsize=4)
 def _ones(shape: tuple[int, ...]) -> Ints:
-    """Return cached ones: a copy is faster than `np.ones`."""
-    return np.ones(shape, np.int64)
+    """Return cached ones, rows of which share memory: a copy is faster than `np.ones`."""
+    return np.broadcast_to(np.ones(shape[-1], np.int64), shape)

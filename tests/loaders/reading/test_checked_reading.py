@@ -21,9 +21,14 @@ from tokenloom import DataPipeline, open_dataset
 from tokenloom.errors import StoreError
 from tokenloom.loaders import TokenLoader
 from tokenloom.loaders.order.batch_plan import WINDOW_ROWS
+from tokenloom.loaders.reading.batch import PaddingPolicy
+from tokenloom.loaders.reading.checksum import MappedObject
+from tokenloom.loaders.reading.chunk import DEFERRED
+from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.digest import BLOCK_SIZES
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, ManifestChunk, Run
 from tokenloom.resources.store.verify import verify as verify_store
+from tokenloom.resources.tables.ragged import list_array
 
 MIB = 1 << 20
 FLIPS = 2000 if os.environ.get("TOKENLOOM_SOAK") == "1" else 60
@@ -198,6 +203,56 @@ def test_what_was_checked_is_not_checked_again(tiny: Written) -> None:
     begin, _ = regions(path)["input_ids values"]
     with flipped(path, begin, 1):
         assert dataset[0]["input_ids"].tolist() == [tiny.rows[0][0][0] ^ 1, *tiny.rows[0][0][1:].tolist()]
+
+
+class Counted(MappedObject):
+    """Counts how often its rows are passed to be checked."""
+
+    touched = 0
+
+    def touch(self, values: Any, begins: Any, ends: Any) -> None:
+        self.touched += 1
+        super().touch(values, begins, ends)
+
+
+@pytest.mark.parametrize("all_trained", [True, False])
+def test_chunks_are_looked_at_until_all_that_batches_read_is_checked(large: Written, all_trained: bool) -> None:
+    store = ArtifactStore(large.folder)
+    chunk = store.manifest("large").chunks[0]
+    opened = Counted(store.objects, chunk, "large", lambda _: None, DEFERRED)
+    reader = SequenceReader([chunk.table_rows], lambda _: opened, False, all_trained)
+    rows, policy = np.arange(chunk.table_rows), PaddingPolicy(0, "longest", "right", 1, False)
+    for part in np.array_split(rows, 4):
+        reader.batch(part, policy)
+    before = opened.touched
+    assert before > 0
+    reader.batch(rows, policy)
+    assert opened.touched == before
+
+
+def test_weights_of_pairs_are_checked(tmp_path: Path) -> None:
+    store, offsets = ArtifactStore(tmp_path), np.arange(0, 900_001, 90_000)
+    store.prepare()
+    columns = {"rows": list_array(np.arange(11), np.arange(10, dtype=np.int32))}
+    for side in ("chosen", "rejected"):
+        columns[f"{side}_input_ids"] = list_array(offsets, np.arange(900_000).astype(np.uint16))
+        columns[f"{side}_trained"] = list_array(offsets, np.ones(900_000, np.uint8))
+        columns[f"{side}_weights"] = list_array(offsets, np.full(900_000, 0.5, np.float32))
+        columns[f"{side}_document_lengths"] = list_array(np.arange(11), np.full(10, 90_000, np.int32))
+    table = pa.table(columns)
+    counts = {"rows_in": 10, "rows_out": 10, "rejected": 0, "filtered": 0, "tokens": 900_000}
+    action = store.put_action("0" * 64, table, table.slice(0, 0), counts, {}, compressed=False, blocks=True)
+    place: dict[str, Any] = {"split": "train", "runs": (Run("pairs", offset=0),), "unit": "row"}
+    chunk = ManifestChunk(**place, input="0" * 64, key="0" * 64, **action.outcome())
+    path, policy = store.objects.path(chunk.output), PaddingPolicy(0, "longest", "right", 1, False)
+    for side in ("chosen", "rejected"):
+        _, end = regions(path)[f"{side}_weights values"]
+        with flipped(path, end - 90_000, 1):  # within the last row
+            opened = MappedObject(store.objects, chunk, "pairs", lambda _: None, DEFERRED)
+            reader = SequenceReader([10], lambda _, opened=opened: opened, True)
+            assert np.array_equal(reader.batch(np.array([0]), policy)[f"{side}_loss_weights"], [[0.5] * 90_000])
+            with pytest.raises(StoreError, match="damaged in block"):
+                reader.batch(np.array([9]), policy)
 
 
 def test_with_verify_off_nothing_is_checked(tiny: Written) -> None:
