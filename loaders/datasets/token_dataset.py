@@ -26,6 +26,7 @@ from tokenloom.loaders.reading.unpadded import unpadded
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import TRAINED, WEIGHTED
+from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.loaded_chunk import SequenceFacts, check_lengths, check_sequences, check_sidecar
@@ -99,8 +100,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         columns = [self._chunks, self._sidecars] if self._sidecars else [self._chunks]
         sizes = np.array([[chunk.bytes for chunk in column] for column in columns], np.int64).sum(axis=0)
 
-        def download(chunks: Ints) -> None:
-            self._store.objects.fetch(column[chunk].output for chunk in chunks.tolist() for column in columns)
+        def download(chunks: Ints, objects: ObjectStore = self._store.objects) -> None:
+            objects.fetch(column[chunk].output for chunk in chunks.tolist() for column in columns)
 
         return FarChunks(sizes, cache.limit, download)
 

@@ -45,17 +45,21 @@ class FaultProxy:
     Attributes:
         kinds, fraction: which faults are injected, and into what fraction of the requests.
         in_a_row: maximum number of faults in a row for the same request.
+        delay: seconds before each request is forwarded. Requests of several connections wait at the same time.
         injected: number of injected faults of each kind.
         requests: all requests, such as `HEAD /bucket/key`.
+        sent: bytes of the responses' bodies, by request.
     """
 
     def __init__(self, host: str, port: int, listen: int = 0):
         self.upstream = (host, port)
         self.kinds: Sequence[str] = ()
         self.fraction, self.in_a_row = 0.0, IN_A_ROW
+        self.delay = 0.0
         self.injected: Counter[str] = Counter()
         self.requests: list[str] = []
-        self._random, self._lock = random.Random(0), Lock()
+        self.sent: Counter[str] = Counter()
+        self._random, self.lock = random.Random(0), Lock()
         self._faults: Counter[str] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", listen), _Handler)
         self._server.daemon_threads = True
@@ -74,15 +78,15 @@ class FaultProxy:
         self, seed: int = 0, fraction: float = 0.0, kinds: Sequence[str] = PASSING, in_a_row: int = IN_A_ROW
     ) -> None:
         """Reset all counts, and inject these faults from now on; none by default."""
-        with self._lock:
+        with self.lock:
             self.kinds, self.fraction, self.in_a_row = kinds, fraction, in_a_row
             self._random = random.Random(seed)
-            for counted in (self.injected, self._faults, self.requests):
+            for counted in (self.injected, self._faults, self.requests, self.sent):
                 counted.clear()
 
     def fault(self, request: str) -> str | None:
         """Record a request, and return the fault to inject, or None."""
-        with self._lock:
+        with self.lock:
             self.requests.append(request)
             if self._faults[request] >= self.in_a_row or self._random.random() >= self.fraction:
                 self._faults[request] = 0
@@ -106,6 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert "Transfer-Encoding" not in self.headers
         size = int(self.headers.get("Content-Length", 0))
         fault = proxy.fault(f"{self.command} {self.path}")
+        time.sleep(proxy.delay)
         if fault == "drop":
             self._cut()
             return
@@ -130,6 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "late 500":
             self._send(*self._error(fault))
             return
+        with proxy.lock:
+            proxy.sent[f"{self.command} {self.path}"] += len(content)
         hop = ("connection", "transfer-encoding", "keep-alive")
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in hop]
         if not any(name.lower() == "content-length" for name, _ in headers):
