@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from support.builds import build, digests, frozen_tokenizer
 from support.datasets_on_disk import write_dataset
 from support.golden_datasets import DATASETS, write_golden
 from support.ray_cluster import NODE, ray_cluster
+from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
 from tokenloom.assets.prompts.stage import PromptsStage
@@ -51,25 +54,28 @@ def test_a_cluster_stores_what_this_machine_stores(name: str, cluster: Any, tmp_
     assert all(report.chunks_reused == report.chunks for report in warm.values())
 
 
-def slowly(log: Path, first: str) -> Any:
-    """Return a `prepare` of prompts whose work takes a while and logs the rows and the process of each chunk.
+def marked(log: Path) -> Any:
+    """Return a `prepare` of prompts whose work logs each chunk, and in one process hangs at its third chunk.
 
-    Args:
-        first: what happens in the process that is the first to compute: `dies` or nothing.
+    That process is on the node that `log/victim` names, if it names one.
     """
     prepare = PromptsStage.prepare
 
     def prepared(self: PromptsStage, context: Context) -> Work:
         work = prepare(self, context)
+        render = work.compute
 
         def compute(table: Any) -> Any:
-            with (log / f"{os.getpid()}").open("a") as file:
+            import ray
+
+            own, victim = log / f"{os.getpid()}.log", (log / "victim").read_text()
+            with own.open("a") as file:
                 file.write(f"{table.slice(0, 1).to_pylist()}\n")
-            if first == "dies" and not (log / "dead").exists():
-                (log / "dead").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.15)
-            return work.compute(table)
+            if victim in ("", ray.get_runtime_context().get_node_id()) and len(own.read_text().splitlines()) == 3:
+                with suppress(FileExistsError):
+                    (log / "hanging").symlink_to(str(os.getpid()))  # its content is there as soon as it exists
+                    time.sleep(600)
+            return render(table)
 
         return Work(work.chunks, compute, work.sides, work.settings, work.notes)
 
@@ -80,27 +86,32 @@ def slowly(log: Path, first: str) -> Any:
 def test_only_chunks_that_were_not_finished_run_again(
     what: str, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = write_dataset(tmp_path, 700, tokenizer=frozen_tokenizer(tmp_path))
+    config = write_dataset(tmp_path, 1500, tokenizer=frozen_tokenizer(tmp_path))
     expected = digests(build(config, tmp_path / "local", size=TINY))
-    (tmp_path / "log").mkdir()
-    monkeypatch.setattr(PromptsStage, "prepare", slowly(tmp_path / "log", "dies" if what == "worker" else ""))
-    seen: list[Progress] = []
+    log = tmp_path / "log"
+    log.mkdir()
+    (node,) = cluster.worker_nodes
+    (log / "victim").write_text(node.unique_id if what == "node" else "")
+    monkeypatch.setattr(PromptsStage, "prepare", marked(log))
 
-    def on_progress(progress: Progress) -> None:
-        seen.append(progress)
-        if what == "node" and len(cluster.worker_nodes) and (progress.stage, progress.chunks) == ("prompts", 6):
-            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    def kill() -> None:
+        until(lambda: (log / "hanging").is_symlink())
+        if what == "node":
+            cluster.remove_node(node, allow_graceful=False)
+        os.kill(int((log / "hanging").readlink().name), signal.SIGKILL)
 
+    killer, seen = threading.Thread(target=kill, daemon=True), list[Progress]()
+    killer.start()
     engine = RayEngine(address=cluster.address)
-    store = ArtifactStore(tmp_path / "ray")
-    made = Build(PipelineConfig.from_file(config), store, engine, chunk_size=TINY, on_progress=on_progress)
+    config = PipelineConfig.from_file(config)
+    made = Build(config, ArtifactStore(tmp_path / "ray"), engine, chunk_size=TINY, on_progress=seen.append)
     found = {report.name: report for report in made.run_all()}
+    killer.join()
     if what == "node":
         cluster.add_node(**NODE)
     assert digests(found) == expected
-    runs = Counter(line for file in (tmp_path / "log").iterdir() for line in file.read_text().splitlines())
+    runs = Counter(line for file in log.glob("*.log") for line in file.read_text().splitlines())
     assert len(runs) == found["prompts"].chunks > 20
-    assert 1 <= engine.retries.count <= 4
-    assert sum(runs.values()) - len(runs) <= engine.retries.count
+    assert 1 <= sum(runs.values()) - len(runs) <= engine.retries.count <= 4
     assert seen[-1].retried == engine.retries.count
     assert seen[-1].trouble.startswith("small.jsonl:")

@@ -80,7 +80,8 @@ def test_results_come_in_order_and_known_ones_run_nothing(address: str) -> None:
         time.sleep(0.05 * (item.number % 2 == 0))
         return item.number, os.getpid()
 
-    items = [Ready((number, 0)) if number % 3 == 0 else Item(number) for number in range(40)]
+    items: list[Item | Ready[tuple[int, int]]] = list(map(Item, range(40)))
+    items[::3] = [Ready((number, 0)) for number in range(0, 40, 3)]
     found = list(RayEngine(address=address).map(slow_when_even, items))
     assert [number for number, _ in found] == list(range(40))
     assert all((pid == 0) == (number % 3 == 0) for number, pid in found)
