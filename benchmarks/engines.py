@@ -94,7 +94,8 @@ def main() -> None:
         for _ in range(args.runs):
             for engine, results in found.items():
                 child = [sys.executable, __file__, "--stage", args.stage, "--child", str(config), engine]
-                printed = subprocess.run([*child, str(cluster.address)], check=True, capture_output=True, text=True).stdout
+                child.append(str(cluster.address))
+                printed = subprocess.run(child, check=True, capture_output=True, text=True).stdout
                 results.append(json.loads(printed.splitlines()[-1]))
     cluster.shutdown()
     times = {engine: [1e3 * each["seconds"] / each["chunks"] for each in results] for engine, results in found.items()}

@@ -55,7 +55,7 @@ def test_a_cluster_stores_what_this_machine_stores(name: str, cluster: Any, tmp_
 
 
 def marked(log: Path) -> Any:
-    """Return a `prepare` of prompts whose work logs each chunk, and in one process hangs at its third chunk.
+    """Return a `prepare` of prompts whose work logs each chunk, and hangs in one process, for which the others wait.
 
     That process is on the node that `log/victim` names, if it names one.
     """
@@ -68,18 +68,36 @@ def marked(log: Path) -> Any:
         def compute(table: Any) -> Any:
             import ray
 
-            own, victim = log / f"{os.getpid()}.log", (log / "victim").read_text()
-            with own.open("a") as file:
+            with (log / f"{os.getpid()}.log").open("a") as file:
                 file.write(f"{table.slice(0, 1).to_pylist()}\n")
-            if victim in ("", ray.get_runtime_context().get_node_id()) and len(own.read_text().splitlines()) == 3:
+            if (log / "victim").read_text() in ("", ray.get_runtime_context().get_node_id()):
                 with suppress(FileExistsError):
                     (log / "hanging").symlink_to(str(os.getpid()))  # its content is there as soon as it exists
                     time.sleep(600)
+            while not (log / "hanging").is_symlink():
+                time.sleep(0.05)
             return render(table)
 
         return Work(work.chunks, compute, work.sides, work.settings, work.notes)
 
     return prepared
+
+
+def doomed(cluster: Any, engine: RayEngine) -> Any:
+    """Return a node of the cluster that is neither its head nor the one that this process is connected to."""
+    import ray
+
+    assert engine.workers >= 2
+    own = ray.get_runtime_context().get_node_id()
+    others = [node for node in cluster.worker_nodes if id_of(node) != own]
+    return others[0] if others else cluster.add_node(**NODE)
+
+
+def id_of(node: Any) -> str:
+    import ray
+
+    sockets = {found["ObjectStoreSocketName"]: found["NodeID"] for found in ray.nodes()}
+    return sockets[node.plasma_store_socket_name]
 
 
 @pytest.mark.parametrize("what", ["worker", "node"])
@@ -90,8 +108,9 @@ def test_only_chunks_that_were_not_finished_run_again(
     expected = digests(build(config, tmp_path / "local", size=TINY))
     log = tmp_path / "log"
     log.mkdir()
-    (node,) = cluster.worker_nodes
-    (log / "victim").write_text(node.unique_id if what == "node" else "")
+    engine = RayEngine(address=cluster.address)
+    node = doomed(cluster, engine)
+    (log / "victim").write_text(id_of(node) if what == "node" else "")
     monkeypatch.setattr(PromptsStage, "prepare", marked(log))
 
     def kill() -> None:
@@ -102,13 +121,10 @@ def test_only_chunks_that_were_not_finished_run_again(
 
     killer, seen = threading.Thread(target=kill, daemon=True), list[Progress]()
     killer.start()
-    engine = RayEngine(address=cluster.address)
     config = PipelineConfig.from_file(config)
     made = Build(config, ArtifactStore(tmp_path / "ray"), engine, chunk_size=TINY, on_progress=seen.append)
     found = {report.name: report for report in made.run_all()}
     killer.join()
-    if what == "node":
-        cluster.add_node(**NODE)
     assert digests(found) == expected
     runs = Counter(line for file in log.glob("*.log") for line in file.read_text().splitlines())
     assert len(runs) == found["prompts"].chunks > 20
