@@ -6,7 +6,7 @@ DEVELOPMENT := .venv/.development
 LOWEST := .venv-lowest/.installed
 # What pip installs. In variables: a comma in $(call …) would end its argument.
 DEMO := .[pipeline,train]
-EVERY := .[jax,pipeline,s3,train,vision]
+EVERY := .[jax,pipeline,ray,s3,train,vision]
 LOWEST_TESTS := tests/golden tests/config $(addprefix tests/assets/,raw schema columns prompts tokenizer sequences) \
   $(addprefix tests/loaders/,collation datasets on_the_fly order reading)
 JOBS ?= 2

@@ -36,6 +36,17 @@ else:
     raise SystemExit("a store without a service was opened")
 """
 
+NO_CLUSTER = """
+from tokenloom.errors import ClusterUnavailableError
+from tokenloom.resources.engines.ray_engine import RayEngine
+try:
+    RayEngine(address="127.0.0.1:1").workers
+except ClusterUnavailableError as error:
+    print("refused:", error)
+else:
+    raise SystemExit("a cluster that does not exist was used")
+"""
+
 JAX_BATCH = """
 from tokenloom.loaders import ArrayDataLoader, open_dataset
 data = open_dataset("quickstart", store="store")
@@ -73,6 +84,7 @@ USES: dict[str, list[Command]] = {
         ["python", "-c", BATCH],
     ],
     "bare": [["tokenloom", "--version"], ["python", "-c", BATCH], example("train")],
+    "ray": [["python", "-c", NO_CLUSTER]],
     "s3": [["python", "-c", NO_SERVICE]],
     "train": [
         ["python", "-c", "import accelerate, lightning, trl; print(accelerate.__version__, trl.__version__)"],

@@ -15,7 +15,7 @@ from support.paths import QUICKSTART, ROOT
 from tokenloom import DataPipeline
 from tokenloom.errors import EXTRAS
 
-PIPELINE, S3, JAX = (f"pip install 'tokenloom[{extra}]'" for extra in ("pipeline", "s3", "jax"))
+PIPELINE, RAY, S3, JAX = (f"pip install 'tokenloom[{extra}]'" for extra in ("pipeline", "ray", "s3", "jax"))
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({sorted(sum(EXTRAS.values(), ()))!r}))\n"
 """The start of a program that finds no package of an extra."""
 
@@ -82,6 +82,7 @@ def test_every_command_runs_or_names_the_extra(folder: Path) -> None:
         ("from tokenloom import PromptEngine", PIPELINE),
         ("import tokenloom.definitions", PIPELINE),
         ("import tokenloom.loaders.trainer", PIPELINE),
+        ("from tokenloom.resources.engines.ray_engine import RayEngine; RayEngine().workers", RAY),
         ("from tokenloom import open_dataset; open_dataset('quickstart', store='s3://bucket/store')", S3),
         (
             "from tokenloom.loaders import ArrayDataLoader\n"

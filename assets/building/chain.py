@@ -290,7 +290,8 @@ class Chain:
                     rows[index] += one.action.rows_in
                     reused[index] += one.state == "hit"
                     counts = len(link.chunks), reused[index], rows[index]
-                    self.on_progress(Progress(link.stage.name, *counts, total, estimated))
+                    retried, trouble = self.engine.retries.count, self.engine.retries.last
+                    self.on_progress(Progress(link.stage.name, *counts, total, estimated, retried, trouble))
                     if link.rejected > self.reject_limit and index + 1 < len(self.links):
                         raise StageFailed(index + 1)
 

@@ -13,7 +13,9 @@ from tokenloom.assets.stage.definition import InputChunk
 class Progress:
     """State of a stage after one more chunk: chunks done so far, how many of them were reused, and their rows.
 
-    `total` is the number of chunks that the stage will have, if it is known; `estimated`: about that many.
+    `total` is the number of chunks that the stage will have, if it is known; `estimated`: about that many. `retried` is
+    how often the build computed a chunk again because a machine or the store was away, and `trouble` says which chunk
+    it was the last time, and why.
     """
 
     stage: str
@@ -22,6 +24,8 @@ class Progress:
     rows: int
     total: int | None = None
     estimated: bool = False
+    retried: int = 0
+    trouble: str = ""
 
     @property
     def done(self) -> str:
@@ -71,6 +75,29 @@ class Expected:
         return (max(self._cut, round(self._cut * self._all / self._bytes)), True) if self._all else (None, False)
 
 
+class Pace:
+    """Describes how fast a stage is, since its first chunk that was seen, and how long it will take.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._started: dict[str, tuple[float, Progress]] = {}
+
+    def __call__(self, progress: Progress) -> list[str]:
+        """Return what is known: rate, time left, and chunks that were computed again."""
+        now = self._clock()
+        started, first = self._started.setdefault(progress.stage, (now, progress))
+        seconds, chunks, parts = now - started, progress.chunks - first.chunks, []
+        if seconds > 0 and chunks:
+            parts.append(f"{(progress.rows - first.rows) / seconds:,.0f} rows/s")
+            if progress.total is not None:
+                parts.append(f"about {(progress.total - progress.chunks) * seconds / chunks:,.0f} s left")
+        return [*parts, f"{progress.retried:,} retried"] if progress.retried else parts
+
+
 class ProgressLog:
     """Logs the progress of a build: one line for the last stage that is at work, at most every few seconds.
 
@@ -82,20 +109,16 @@ class ProgressLog:
 
     def __init__(self, log: Callable[[str], None], every: float = 10.0, clock: Callable[[], float] = time.monotonic):
         self._log, self._every, self._clock = log, every, clock
-        self._last = clock()
-        self._started: dict[str, tuple[float, Progress]] = {}
+        self._last, self._retried = clock(), 0
+        self._pace = Pace(clock)
 
     def __call__(self, progress: Progress) -> None:
-        """Log a line if it is time."""
-        now = self._clock()
-        started, first = self._started.setdefault(progress.stage, (now, progress))
+        """Log a line if it is time, and one about a chunk that is computed again."""
+        now, pace = self._clock(), self._pace(progress)
+        if progress.retried > self._retried:
+            self._retried = progress.retried
+            self._log(f"{progress.stage}: {progress.trouble}")
         if now - self._last < self._every:
             return
         self._last = now
-        parts = [f"{progress.stage}: chunk {progress.done}", f"{progress.reused:,} reused"]
-        seconds, chunks = now - started, progress.chunks - first.chunks
-        if seconds > 0 and chunks:
-            parts.append(f"{(progress.rows - first.rows) / seconds:,.0f} rows/s")
-            if progress.total is not None:
-                parts.append(f"about {(progress.total - progress.chunks) * seconds / chunks:,.0f} s left")
-        self._log(", ".join(parts))
+        self._log(", ".join([f"{progress.stage}: chunk {progress.done}", f"{progress.reused:,} reused", *pace]))

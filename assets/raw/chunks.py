@@ -227,6 +227,8 @@ def _parse_group(
     try:
         return records.parse_block(block, 0).positioned(positions, members[0].file.name)
     except SourceError:
+        if any(member.file.local_size is None for member in members):  # on another machine, without the files
+            raise
         for member, end in zip(members, [*(member.start - first for member in members[1:]), None], strict=True):
             part = block.slice(max(member.start - first, 0), len(positions) if end is None else end)
             open_records(config.dataset, member.file).parse_block(part, 0).positioned(None, member.file.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,8 @@ START = "start one with `ray start --head`, or set the address of one"
 TRIES = 5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 """Seconds before an item is tried again: exponential backoff, with random jitter of up to half of the wait."""
+
+CONNECT_SECONDS = 10.0
 
 CPUS_EVERY = 5.0
 """Seconds after which the number of CPUs of the cluster is read again."""
@@ -275,18 +278,39 @@ def connected(address: str) -> Any:
             message = f"this process is connected to another Ray cluster ({_address or 'by ray.init'}); use one cluster"
             raise ConfigError.at(ADDRESS, f"{message} per process, or set the address to `auto`")
         return ray
+    if address != "auto":
+        check_address(address)
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, TimeoutError) as error:
         if address == "auto":
             raise ConfigError.at(ADDRESS, f"no Ray cluster is running on this machine; {START}") from None
         raise ClusterUnavailableError(f"the Ray cluster {address} does not respond: {_line(error)}") from None
-    except ValueError as error:
-        raise ConfigError.at(ADDRESS, f"{address!r} is not the address of a Ray cluster: {_line(error)}") from None
     except RuntimeError as error:
         raise ClusterError(f"cannot use the Ray cluster {address}: {_line(error)}") from None
     _address = address
+    ray._private.worker._worker_logs_enabled = False  # Ray prints messages about nodes to stdout
     return ray
+
+
+def check_address(address: str) -> None:
+    """Try to connect to an address; Ray itself tries for minutes.
+
+    Raises:
+        ConfigError: it is not a valid address.
+        ClusterUnavailableError: nothing listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        message = f"{address!r} is not the address of a Ray cluster; use host:port, ray://host:port or `auto`"
+        raise ConfigError.at(ADDRESS, message)
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterUnavailableError(
+            f"no Ray cluster responds at {address} ({reason}); check the address, and that the cluster runs"
+        ) from None
 
 
 def _line(error: object) -> str:

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from tokenloom.assets.building.progress import Progress
+from tokenloom.assets.building.progress import Pace, Progress
 from tokenloom.assets.building.stage_report import StageReport
 
 LINES_FROM = 1000
@@ -43,6 +43,7 @@ class BuildProgress:
         )
         self._bars = Bars(*columns, console=console, transient=True, disable=not self._live)
         self._tasks: dict[str, int] = {}
+        self._pace, self._retried = Pace(), 0
 
     def __enter__(self) -> BuildProgress:
         self._bars.start()
@@ -54,12 +55,16 @@ class BuildProgress:
         self._bars.stop()
 
     def chunk_done(self, progress: Progress) -> None:
-        """Show that a chunk of a stage is done."""
+        """Show that a chunk of a stage is done, and a line about one that is computed again."""
+        if progress.retried > self._retried:
+            self._retried = progress.retried
+            self._console.print(f"{progress.stage}: {progress.trouble}", highlight=False, markup=False, soft_wrap=True)
         if not self._live:
             return
         if progress.stage not in self._tasks:
             self._tasks[progress.stage] = self._bars.add_task(progress.stage, total=None, done="")
-        done = f"{progress.done} chunks, {progress.rows:,} rows, {progress.reused:,} reused"
+        counts = f"{progress.done} chunks, {progress.rows:,} rows, {progress.reused:,} reused"
+        done = ", ".join([counts, *self._pace(progress)])
         self._bars.update(self._tasks[progress.stage], done=done)  # pyright: ignore[reportArgumentType]
 
     def stage_done(self, report: StageReport) -> None:
