@@ -28,6 +28,7 @@ from tokenloom.resources.digest import LENGTHS_BLOCK, block_digests, digest_byte
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.store.manifest import LENGTHS, TRAINED, WEIGHTED
 from tokenloom.resources.store.manifest_chunks import ManifestChunks
+from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
 from tokenloom.resources.tables.loaded_chunk import (
@@ -111,8 +112,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         columns = [self._chunks, self._sidecars] if self._sidecars else [self._chunks]
         sizes = np.sum([column.numbers("bytes") for column in columns], axis=0)
 
-        def download(chunks: Ints) -> None:
-            self._store.objects.fetch(column[chunk].output for chunk in chunks.tolist() for column in columns)
+        def download(chunks: Ints, objects: ObjectStore = self._store.objects) -> None:
+            objects.fetch(column[chunk].output for chunk in chunks.tolist() for column in columns)
 
         return FarChunks(sizes, cache.limit, download)
 

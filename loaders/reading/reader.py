@@ -158,7 +158,7 @@ class SequenceReader:
 
         kept = self.kept.values(chunks, local, real, policy.packed) if self.kept else {}
         if label is None and not kept and "" in batches_of:
-            return batches_of[""].batch
+            return batches_of[""].batch, use
 
         def batch(number: int) -> Batch:
             columns: Batch = {

@@ -7,15 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
 from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
-
-if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore
 
 RELEASE_EVERY = 8
 """Number of items after which unused memory is returned to the operating system."""
@@ -29,6 +26,26 @@ class Ready(Generic[U]):
     """An item of `map` whose result is known, so that nothing runs for it."""
 
     result: U
+
+
+class Shared(Protocol):
+    """A store that functions read and write, on any machine. It can be pickled."""
+
+    @property
+    def address(self) -> str: ...
+
+    def leave_mark(self) -> str:
+        """Write a mark, by which another machine can check that it sees the same store; returns its name, or "" if
+        nothing can be written.
+
+        Raises:
+            StoreError: the store does not exist, or cannot be written.
+        """
+        ...
+
+    def take_mark(self, mark: str) -> bool:
+        """Remove a mark; returns whether it was there."""
+        ...
 
 
 @dataclass
@@ -83,7 +100,7 @@ class ComputeEngine:
         return self._apart[-1]
 
     def map(
-        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: ArtifactStore | None = None
+        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: Shared | None = None
     ) -> Iterator[U]:
         """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight.
 

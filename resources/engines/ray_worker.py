@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pickle
 import platform
-import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.compute import RELEASE_EVERY, keep_memory_low, release_memory
 from tokenloom.resources.engines.worker_processes import portable
-from tokenloom.resources.store.blobs.folder import SCRATCH
-
-if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore
 
 LIBRARIES = (
     *("tokenloom", "pyarrow", "numpy", "blake3", "pydantic", "awkward", "charset-normalizer", "gigatoken", "jinja2"),
@@ -75,7 +70,7 @@ def run(expected: Mapping[str, str], key: str, shared: Callable[[], bytes], item
         function, store = pickle.loads(shared())
         if store is not None:
             try:
-                mark = leave_mark(store)
+                mark = store.leave_mark()
             except StoreError as error:
                 return Reply("failed", error, host) if error.is_outage else Reply("unfit", str(error), host)
         _loaded.clear()
@@ -87,16 +82,3 @@ def run(expected: Mapping[str, str], key: str, shared: Callable[[], bytes], item
         return Reply("done", _loaded[key](pickle.loads(item)), host, mark)
     except Exception as error:
         return Reply("failed", portable(error), host, mark)
-
-
-def leave_mark(store: ArtifactStore) -> str:
-    """Write a blob into the store, so that another machine can check that it is the same store; returns its name.
-
-    Raises:
-        StoreError: no store is found, or it cannot be written.
-    """
-    if store.blobs.size("FORMAT") is None:
-        raise StoreError(f"it finds no store at {store.address}")
-    name = f"{SCRATCH}/{uuid.uuid4().hex}"
-    store.blobs.write(name, b"")
-    return name

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from tokenloom.resources.digest import BLOCK_SIZES, block_digests, digest_bytes
 from tokenloom.resources.store.actions import Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blobs, renew
 from tokenloom.resources.store.blobs.build_marks import only_build, running_build
-from tokenloom.resources.store.blobs.folder import Folder
+from tokenloom.resources.store.blobs.folder import SCRATCH, Folder
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.blobs.read_only import ReadOnly
 from tokenloom.resources.store.certificates import CertificateStore
@@ -132,6 +133,27 @@ class ArtifactStore:
             self.blobs.write("FORMAT", FORMAT.encode())
         self._exists = True
         self.blobs.sweep()
+
+    def leave_mark(self) -> str:
+        """Write a blob, by which another machine can check that it sees the same store; returns its name, or "" if
+        the store is opened to be read only.
+
+        Raises:
+            StoreError: the store does not exist there, or cannot be written.
+        """
+        if isinstance(self.blobs, ReadOnly):
+            return ""
+        if self.blobs.size("FORMAT") is None:
+            raise StoreError(f"no store found at {self.address}")
+        mark = f"{SCRATCH}/{uuid.uuid4().hex}"
+        self.blobs.write(mark, b"")
+        return mark
+
+    def take_mark(self, mark: str) -> bool:
+        """Remove a blob that `leave_mark` wrote; returns whether it was there."""
+        is_there = self.blobs.size(mark) is not None
+        self.blobs.delete(mark)
+        return is_there
 
     @property
     def _is_far(self) -> bool:

@@ -50,6 +50,7 @@ class FaultProxy:
         most_at_once: largest number of requests that were waiting for a response at the same time.
         injected: number of injected faults of each kind.
         requests: all requests, such as `HEAD /bucket/key`.
+        sent: bytes of the responses' bodies, by request.
     """
 
     def __init__(self, host: str, port: int, listen: int = 0):
@@ -60,7 +61,8 @@ class FaultProxy:
         self.most_at_once = self._waiting = 0
         self.injected: Counter[str] = Counter()
         self.requests: list[str] = []
-        self._random, self._lock = random.Random(0), Lock()
+        self.sent: Counter[str] = Counter()
+        self._random, self.lock = random.Random(0), Lock()
         self._faults: Counter[str] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", listen), _Handler)
         self._server.daemon_threads = True
@@ -85,29 +87,29 @@ class FaultProxy:
     ) -> None:
         """Reset all counts, and inject these faults from now on, into requests of one method if it is given; none by
         default."""
-        with self._lock:
+        with self.lock:
             self.method = method
             self.kinds, self.fraction, self.in_a_row = kinds, fraction, in_a_row
             self._random = random.Random(seed)
             self.most_at_once = 0
-            for counted in (self.injected, self._faults, self.requests):
+            for counted in (self.injected, self._faults, self.requests, self.sent):
                 counted.clear()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count a request as waiting while the context lasts."""
-        with self._lock:
+        with self.lock:
             self._waiting += 1
             self.most_at_once = max(self.most_at_once, self._waiting)
         try:
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 self._waiting -= 1
 
     def fault(self, request: str) -> str | None:
         """Record a request, and return the fault to inject, or None."""
-        with self._lock:
+        with self.lock:
             self.requests.append(request)
             passes = self._faults[request] >= self.in_a_row or self._random.random() >= self.fraction
             if passes or not request.startswith(self.method):
@@ -163,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "late 500":
             self._send(*self._error(fault))
             return
+        with proxy.lock:
+            proxy.sent[f"{self.command} {self.path}"] += len(content)
         hop = ("connection", "transfer-encoding", "keep-alive")
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in hop]
         if not any(name.lower() == "content-length" for name, _ in headers):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tokenloom.errors import StoreAddressError, StoreRefusedError, StoreUnavailableError, missing_package
 
@@ -31,6 +32,13 @@ _TRANSIENT = ("SlowDown", "Throttl", "RequestTimeout", "RequestLimit", "TooManyR
 _TRANSIENT += ("OperationAborted", "IncompleteBody", "BadDigest", "ContentSHA256Mismatch")
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraint")
 _TOKEN = ("ExpiredToken", "InvalidToken", "TokenRefresh")
+
+_systems: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_inherited: list[Any] = []
+"""File systems of the parent process: if a forked process released one, it would break the parent's connections."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _inherited.extend(_systems.values()))
 
 
 class S3:
@@ -95,6 +103,7 @@ class S3:
             settings |= {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
             system = S3FileSystem(config_kwargs=settings, skip_instance_cache=True, use_listings_cache=False)
             system.retries = 1  # `request` retries itself
+            _systems[id(system)] = system
             self._connected = os.getpid(), system
         return self._connected[1]
 
