@@ -237,8 +237,11 @@ class ArtifactStore:
         Args:
             dropped: a missing output is a hit too.
         """
-        if self._build is not None and self._build.lacks(key):
-            return None
+        if self._build is not None:
+            if (known := self._build.find(key)) is not None:
+                return known
+            if self._build.lacks(key):
+                return None
         action = self.actions.get(key)
         if action is None or self.voids([action]):
             return None

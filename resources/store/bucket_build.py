@@ -18,7 +18,7 @@ from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.bucket_marks import marked_build
 from tokenloom.resources.store.cache_key import KeyParts
 from tokenloom.resources.store.certificates import CertificateStore
-from tokenloom.resources.store.manifest import Manifest
+from tokenloom.resources.store.manifest import LENGTHS, Manifest
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.records import decode_record, encode_record
@@ -42,7 +42,10 @@ class BucketBuild:
         self._bucket, self._objects = bucket, objects
         self.pointers = _pointers(bucket.read_all(pointers), pointers)
         self.manifests = self._read([content["manifest"] for content in self.pointers.values() if content])
-        self.manifests |= self._read([sidecars for one in self.manifests.values() if (sidecars := one.sidecars)])
+        named = self._read([digest for one in self.manifests.values() for digest in one.named.values()])
+        self.manifests |= named
+        joined = (manifest.chunks for manifest in named.values() if manifest.stage == LENGTHS)
+        self._joined = {chunk.key: chunk for chunks in joined for chunk in chunks}
         self._keys: set[str] | None = None
         self._void: set[str] = set()
 
@@ -121,6 +124,11 @@ class BucketBuild:
         right = action.engine not in self._void and (output.size == action.bytes if output else droppable)
         named = (ActionStore.blob(key), *map(ObjectStore.blob, action.beside))
         return right and all(kept(name) for name in named)
+
+    def find(self, key: str) -> Action | None:
+        """Return the action under the key of joined lengths, if it is known without asking the store."""
+        action = chunk.action if (chunk := self._joined.get(key)) else None
+        return action if action is not None and self._is_stored(key, action, droppable=False) else None
 
     def lacks(self, key: str) -> bool:
         """Whether it is known that no action has a key."""

@@ -65,7 +65,6 @@ class CertificateStore:
 
     def __init__(self, blobs: Blobs):
         self._blobs = blobs
-        self._read: dict[str, Certificate] = {}  # by blob name, which covers the content
 
     def read(self, key: str) -> Certificate:
         """Return everything known under `key`. If a blob is damaged, nothing is: it can be the one that disputes what
@@ -80,7 +79,6 @@ class CertificateStore:
         content = asdict(merge([*kept, certificate]))
         name = f"{CERTIFICATES}/{key}/{digest_json(content)[:32]}.json"
         self._blobs.write(name, encode_record(name, content))
-        self._read[name] = Certificate(**content)
         self._blobs.delete_all([merged for merged in known if merged != name])
 
     def void(self, key: str, reason: str) -> None:
@@ -101,12 +99,9 @@ class CertificateStore:
         process has merged it into a new one: read all of them again."""
         while True:
             names = [blob.name for blob in self._blobs.below(f"{CERTIFICATES}/{key}") if blob.name != self._void(key)]
-            new = [name for name in names if name not in self._read]
-            contents = self._blobs.read_all(new)
-            if len(contents) == len(new):
-                parsed = {name: parse_certificate(name, data) for name, data in contents.items()}
-                self._read |= {name: facts for name, facts in parsed.items() if facts is not None}
-                return {name: self._read.get(name) for name in names}
+            contents = self._blobs.read_all(names)
+            if len(contents) == len(names):
+                return {name: parse_certificate(name, data) for name, data in contents.items()}
 
 
 def void_key(blob: str) -> str | None:

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import yaml
 
@@ -21,6 +20,7 @@ from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.blobs.folder import Folder
 from tokenloom.resources.store.objects import ObjectStore
 
 READ_BY: dict[str, dict[str, Any]] = {
@@ -154,14 +154,13 @@ def test_a_disk_that_damages_what_is_written_ends_with_an_error(
     build(config, store)
     change(config, **READ_BY["prompts"])
     damaged = flip(store, "prompts", 0)
-    put = ObjectStore.put
+    write = Folder.write
 
-    def put_damaged(self: ObjectStore, data: pa.Buffer, digest: str | None = None) -> str:
-        stored = put(self, data, digest)
-        if stored == damaged:
-            object_path(store, stored).write_bytes(bytes(data)[:-9] + b"!" * 9)
-        return stored
+    def write_damaged(self: Folder, name: str, data: bytes | memoryview) -> None:
+        write(self, name, data)
+        if name == ObjectStore.blob(damaged):
+            object_path(store, damaged).write_bytes(bytes(data)[:-9] + b"!" * 9)
 
-    monkeypatch.setattr(ObjectStore, "put", put_damaged)
+    monkeypatch.setattr(Folder, "write", write_damaged)
     with pytest.raises(StoreError, match="it was damaged again: check the disk"):
         build(config, store)
