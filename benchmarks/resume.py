@@ -32,6 +32,7 @@ import numpy as np
 from build import BIN, write
 
 from tokenloom.loaders import MixedDataset, PaddingPolicy, TokenDataset, TokenLoader, open_dataset
+from tokenloom.loaders.order.row_order import RowOrder, Shuffle
 from tokenloom.loaders.reading.batch import Batch
 from tokenloom.loaders.reading.reader import SequenceReader
 from tokenloom.resources.engines.cpu_count import cpu_count
@@ -67,6 +68,9 @@ class SimulatedDataset(TokenDataset):
 
     def __len__(self) -> int:
         return SIMULATED
+
+    def order(self, seed: int, shuffle: Shuffle) -> RowOrder:
+        return RowOrder(SIMULATED, self.digest, seed, shuffle)
 
     def lengths(self, rows: Ints) -> Ints:
         return self.real.lengths(rows % len(self.real))

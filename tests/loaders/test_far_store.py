@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -242,22 +243,18 @@ def test_readers_of_several_threads_unmap_nothing_in_use(
     monkeypatch.setenv("TOKENLOOM_CACHE_SIZE", str(4 * max(chunks_of(folder).values())))
     dataset, local = (open_dataset("far", store=store) for store in (address, folder))
     policy, rows = local.padding("longest"), np.random.default_rng(0).integers(0, len(local), (6, 5, 4, 8))
-    wrong = []
 
-    def read(part: Any) -> None:
+    def is_same(part: Any) -> bool:
         for groups in part:
             batches = [*dataset.reader.batches([*groups], policy)]
             expected = [*local.reader.batches([*groups], policy)]
             for one, other in zip(batches, expected, strict=True):
-                if any(not np.array_equal(one[name], other[name]) for name in ("input_ids", "labels")):
-                    wrong.append(groups)
+                if not all(np.array_equal(one[name], other[name]) for name in ("input_ids", "labels")):
+                    return False
+        return True
 
-    threads = [threading.Thread(target=read, args=(part,)) for part in rows]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(is_same, rows))
 
 
 def test_a_cache_smaller_than_a_window_is_reported(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -151,6 +156,54 @@ def test_processes_that_share_a_small_cache_read_correct_bytes(tmp_path: Path) -
     assert not wrong
     assert len(found) > 100
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_an_object_is_downloaded_by_one_at_a_time(tmp_path: Path) -> None:
+    contents = {digest_of(data): data for data in (random.randbytes(1000) for _ in range(20))}
+    downloaded: list[str] = []
+
+    def read(seed: int) -> list[bool]:
+        cache, order = FileCache(tmp_path, 10**6), random.Random(seed).sample(list(contents), 20)
+
+        def download(digest: str) -> bytes:
+            downloaded.append(digest)
+            time.sleep(0.001)
+            return contents[digest]
+
+        paths = {digest: cache.obtain(digest, partial(download, digest)) for digest in order}
+        return [path is not None and path.read_bytes() == contents[digest] for digest, path in paths.items()]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(map(all, pool.map(read, range(8))))
+    assert sorted(downloaded) == sorted(contents)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_nobody_waits_for_a_killed_download(tmp_path: Path) -> None:
+    cache, digest = FileCache(tmp_path, 1000), digest_of(b"a")
+    code = f"""
+import time
+from pathlib import Path
+from tokenloom.resources.store.blobs.file_cache import FileCache
+FileCache(Path({str(tmp_path)!r}), 9).obtain({digest!r}, lambda: print("locked", flush=True) or time.sleep(600))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline()
+        assert cache.obtain(digest, lambda: b"a", wait=False) is None
+        other.kill()
+        other.wait()
+        path = cache.obtain(digest, lambda: b"a")
+    assert path and path.read_bytes() == b"a"
+
+
+def test_a_failed_download_is_tried_again(tmp_path: Path) -> None:
+    def fail() -> bytes:
+        raise FileNotFoundError
+
+    cache = FileCache(tmp_path, 1000)
+    with pytest.raises(FileNotFoundError):
+        cache.obtain(digest_of(b"a"), fail)
+    assert cache.obtain(digest_of(b"a"), lambda: b"a", wait=False)
 
 
 def test_a_cache_that_cannot_be_written_is_reported_with_a_remedy(tmp_path: Path) -> None:
