@@ -243,7 +243,7 @@ def test_weights_of_pairs_are_checked(tmp_path: Path) -> None:
     counts = {"rows_in": 10, "rows_out": 10, "rejected": 0, "filtered": 0, "tokens": 900_000}
     action = store.put_action("0" * 64, table, table.slice(0, 0), counts, {}, compressed=False, blocks=True)
     place: dict[str, Any] = {"split": "train", "runs": (Run("pairs", offset=0),), "unit": "row"}
-    chunk = ManifestChunk(**place, input="0" * 64, key="0" * 64, **action.outcome())
+    chunk = ManifestChunk(**place, input="0" * 64, key="0" * 64, **vars(action))
     path, policy = store.objects.path(chunk.output), PaddingPolicy(0, "longest", "right", 1, False)
     for side in ("chosen", "rejected"):
         _, end = regions(path)[f"{side}_weights values"]
