@@ -126,8 +126,7 @@ class SequenceReader:
             for batch_rows in rows:
                 yield self.batch(batch_rows, policy)
             return
-        for number in range(len(rows)):
-            yield batch_of(number)
+        yield from map(batch_of, range(len(rows)))
 
     def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> Callable[[int], Batch]:
         """Check all bytes that some batches need, and return the function that builds each batch."""
