@@ -5,7 +5,8 @@ usage: loading.py --prepare [--tokens N]
 
 W1: rows of Alpaca with phi-2's tokenizer if $TOKENLOOM_REAL_DATA is set, else those of the quickstart, in batches of 8,
 padded to the longest. W2: batches of 8 × 2,048 from a stream of N tokens. Batches are int64 `input_ids` and `labels`,
-in W1 also `attention_mask`; tokenloom always returns the mask, and for packed rows position_ids and cu_seqlens.
+in W1 also `attention_mask`; tokenloom always returns the mask, and for packed rows position_ids and cu_seqlens, as the
+floor for packed rows does.
 
 `--prepare` installs the other loaders in environments by pip, builds the datasets, and writes each loader's own format,
 all in $BENCH_HOME (~/.cache/tokenloom-bench); existing files are kept. Loaders that are not installed are reported and

@@ -135,8 +135,7 @@ class SequenceReader:
             for batch_rows in rows:
                 yield self.batch(batch_rows, policy)
             return
-        for number in range(len(rows)):
-            yield batch_of(number)
+        yield from map(batch_of, range(len(rows)))
 
     def _prepared(self, rows: Sequence[Ints], policy: PaddingPolicy) -> tuple[Callable[[int], Batch], Use | None]:
         """Check all bytes that some batches need. Return the function that builds each batch, and what keeps the chunks
