@@ -7,15 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
 from tokenloom.resources.engines.cpu_count import cpu_count
 from tokenloom.resources.engines.worker_processes import WorkerProcesses
-
-if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore
 
 RELEASE_EVERY = 8
 """Number of items after which unused memory is returned to the operating system."""
@@ -29,6 +26,17 @@ class Ready(Generic[U]):
     """An item of `map` whose result is known, so that nothing runs for it."""
 
     result: U
+
+
+class SharedStore(Protocol):
+    """What an engine that uses several machines needs of a store: where it is, and its blobs."""
+
+    blobs: Any
+
+    @property
+    def address(self) -> str:
+        """The address that opens the same store again."""
+        ...
 
 
 @dataclass
@@ -83,7 +91,7 @@ class ComputeEngine:
         return self._apart[-1]
 
     def map(
-        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: ArtifactStore | None = None
+        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: SharedStore | None = None
     ) -> Iterator[U]:
         """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight.
 

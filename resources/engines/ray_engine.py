@@ -10,15 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from tokenloom.errors import ClusterError, ClusterUnavailableError, ConfigError, missing_package
-from tokenloom.resources.engines.compute import ComputeEngine, Ready
+from tokenloom.resources.engines.compute import ComputeEngine, Ready, SharedStore
 from tokenloom.resources.engines.ray_worker import Reply, versions
-from tokenloom.resources.store.blobs.read_only import ReadOnly
-
-if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore
 
 ADDRESS = "compute.address"
 START = "start one with `ray start --head`, or set the address of one"
@@ -82,7 +78,7 @@ class RayEngine(ComputeEngine):
         return function
 
     def map(
-        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: ArtifactStore | None = None
+        self, function: Callable[[T], U], items: Iterable[T | Ready[U]], store: SharedStore | None = None
     ) -> Iterator[U]:
         """Yield `function(item)` for each item, in order. At most 2 × workers items are in flight, and the results of a
         few more.
@@ -149,9 +145,9 @@ def _result(flight: _Flight | Ready[U]) -> U:
 class _Running:
     """The tasks of one `map`."""
 
-    def __init__(self, ray: Any, function: Callable[[Any], Any], store: ArtifactStore | None, engine: RayEngine):
+    def __init__(self, ray: Any, function: Callable[[Any], Any], store: SharedStore | None, engine: RayEngine):
         self._ray, self._dumps, self._engine = ray, ray.cloudpickle.dumps, engine
-        self._store = None if store is None or isinstance(store.blobs, ReadOnly) else store
+        self._store = store
         self._shared = ray.put(self._dumps((function, self._store)))
         self._task = ray.remote(_task()).options(num_cpus=1, max_retries=0)
         self._running: dict[Any, _Flight] = {}

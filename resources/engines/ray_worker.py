@@ -8,15 +8,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokenloom.errors import StoreError
-from tokenloom.resources.engines.compute import RELEASE_EVERY, keep_memory_low, release_memory
+from tokenloom.resources.engines.compute import RELEASE_EVERY, SharedStore, keep_memory_low, release_memory
 from tokenloom.resources.engines.worker_processes import portable
-from tokenloom.resources.store.blobs.folder import SCRATCH
 
-if TYPE_CHECKING:
-    from tokenloom.resources.store import ArtifactStore
+SCRATCH = "scratch"
+"""Where a store keeps blobs for a while; builds delete old ones there."""
 
 LIBRARIES = (
     *("tokenloom", "pyarrow", "numpy", "blake3", "pydantic", "awkward", "charset-normalizer", "gigatoken", "jinja2"),
@@ -89,8 +88,11 @@ def run(expected: Mapping[str, str], key: str, shared: Callable[[], bytes], item
         return Reply("failed", portable(error), host, mark)
 
 
-def leave_mark(store: ArtifactStore) -> str:
-    """Write a blob into the store, so that another machine can check that it is the same store; returns its name.
+def leave_mark(store: SharedStore) -> str:
+    """Write a blob into the store, so that another machine can check that it is the same store.
+
+    Returns:
+        Its name, or "" if the store ignores writes.
 
     Raises:
         StoreError: no store is found, or it cannot be written.
@@ -99,4 +101,4 @@ def leave_mark(store: ArtifactStore) -> str:
         raise StoreError(f"it finds no store at {store.address}")
     name = f"{SCRATCH}/{uuid.uuid4().hex}"
     store.blobs.write(name, b"")
-    return name
+    return name if store.blobs.size(name) is not None else ""
