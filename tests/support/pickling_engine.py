@@ -6,8 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tokenloom.resources.engines.compute import ComputeEngine, Ready
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.engines.compute import ComputeEngine, Ready, SharedStore
 
 
 class PicklingEngine(ComputeEngine):
@@ -21,7 +20,7 @@ class PicklingEngine(ComputeEngine):
         return function
 
     def map(
-        self, function: Callable[[Any], Any], items: Iterable[Any], store: ArtifactStore | None = None
+        self, function: Callable[[Any], Any], items: Iterable[Any], store: SharedStore | None = None
     ) -> Iterator[Any]:
         copy = _copied(function)
 

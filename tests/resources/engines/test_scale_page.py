@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,12 +46,12 @@ def processes(folder: Path) -> list[int]:
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment in which Ray listens on loopback and keeps its files in a folder; its processes end afterwards."""
-    ray = tmp_path / "ray"
-    ray.mkdir()
+    ray = Path(tempfile.mkdtemp(prefix="ray-"))  # paths of sockets must be short
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     yield {**os.environ, **LOOPBACK, "PATH": path, "RAY_TMPDIR": str(ray), "NO_COLOR": "1"}
     for process in processes(ray):
         os.kill(process, signal.SIGKILL)
+    shutil.rmtree(ray, ignore_errors=True)
 
 
 def adapted(sample: str, store: Path, port: int) -> str:
