@@ -235,7 +235,11 @@ class ManifestChunks(Sequence[ManifestChunk]):
 
     def _outputs_json(self, before: bytes = b"", after: bytes = b"") -> bytes:
         """Return the digests of outputs in hexadecimal and quotes, joined by commas, each with `before` and `after`."""
-        text = np.frombuffer("".join(self.digests("output")).encode(), np.uint8).reshape(len(self), 2 * DIGEST_BYTES)
+        rows = self.rows
+        digests = text_parts(self._columns["output"].slice(rows[0], rows[-1] + 1 - rows[0]))[1].reshape(
+            -1, DIGEST_BYTES
+        )
+        text = np.frombuffer(digests[rows - rows[0]].tobytes().hex().encode(), np.uint8).reshape(len(rows), -1)
         edges = [np.frombuffer(edge, np.uint8) for edge in (before + b'"', b'"' + after + b",")]
         first, last = (np.broadcast_to(edge, (len(self), len(edge))) for edge in edges)
         return np.concatenate([first, text, last], axis=1).tobytes()[:-1]
