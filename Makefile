@@ -93,6 +93,9 @@ bench: $(DEVELOPMENT)  ## run all benchmarks
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/resume.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/scale.py --simulated
+	$(BIN)/python benchmarks/scale.py --plan
 
 docs: $(DEVELOPMENT)  ## generate the reference pages from the code
 	$(BIN)/python docs/generate/reference.py

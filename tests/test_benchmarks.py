@@ -27,14 +27,19 @@ SMALL = {
     "tokens.py": "--rows 400 --runs 1",
     "training.py": "--tokens 3000000 --runs 1 --steps 5 --milliseconds 1",
 }
+SCALE = (
+    "--chunks 3000 --objects 8 --rows 20 --runs 1",
+    "--simulated --ranks 16 --places 3",
+    "--plan --rows 2000 --nodes 2 --cores 4",
+)
 """Arguments; `loading.py` runs peers, which the development environment does not have."""
 
 
 @pytest.mark.skipif(not SOAK, reason="runs for minutes; run by `make soak`")
-@pytest.mark.parametrize("script", SMALL)
-def test_a_benchmark_runs(script: str, real_data: Path) -> None:
+@pytest.mark.parametrize(("script", "arguments"), [*SMALL.items(), *(("scale.py", mode) for mode in SCALE)])
+def test_a_benchmark_runs(script: str, arguments: str, real_data: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(FOLDER.parent), "TOKENLOOM_REAL_DATA": str(real_data)}
-    command = [sys.executable, str(FOLDER / script), *SMALL[script].split()]
+    command = [sys.executable, str(FOLDER / script), *arguments.split()]
     ran = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout

@@ -235,7 +235,10 @@ class ManifestChunks(Sequence[ManifestChunk]):
 
     def _outputs_json(self, before: bytes = b"", after: bytes = b"") -> bytes:
         """Return the digests of outputs in hexadecimal and quotes, joined by commas, each with `before` and `after`."""
-        text = np.frombuffer("".join(self.digests("output")).encode(), np.uint8).reshape(len(self), 2 * DIGEST_BYTES)
+        rows, first_row = self.rows, int(self.rows[0])
+        _, content = text_parts(self._columns["output"].slice(first_row, int(rows[-1]) + 1 - first_row))
+        digests = content.reshape(-1, DIGEST_BYTES)[rows - first_row].tobytes()
+        text = np.frombuffer(digests.hex().encode(), np.uint8).reshape(len(rows), 2 * DIGEST_BYTES)
         edges = [np.frombuffer(edge, np.uint8) for edge in (before + b'"', b'"' + after + b",")]
         first, last = (np.broadcast_to(edge, (len(self), len(edge))) for edge in edges)
         return np.concatenate([first, text, last], axis=1).tobytes()[:-1]

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokenloom import DataPipeline, open_dataset
@@ -38,6 +39,8 @@ def test_an_earlier_store_gives_the_same_batches_and_passes_verify(earlier: Path
     loader = TokenLoader(dataset, batch_size=3, seed=5)
     assert [batch_digest(batch) for batch in loader] == expected["batches"]
     assert [list(row.places) for row in loader.trace(0)] == expected["traced"]
+    every = np.arange(len(dataset))
+    assert dataset.lengths(every).tolist() == [len(dataset[row]["input_ids"]) for row in every.tolist()]
     assert verify(ArtifactStore(store), remove=False).findings == []
 
 

@@ -62,7 +62,7 @@ def test_a_build_finds_the_groups_of_unchanged_chunks(tmp_path: Path, monkeypatc
         return digest, opened.manifest_at(digest).chunks.digests("output")
 
     first, objects = groups()
-    assert len(objects) > 2
+    assert len(objects) > 1
     files = snapshot(store / "objects")
     build(config, store)
     assert groups() == (first, objects)

@@ -97,7 +97,7 @@ def test_every_length_is_right_and_every_flip_is_reported(
     draw, count = random.Random(0), len(written.rows)
     chunks = ArtifactStore(tmp_path).manifest("a").chunks
     digests = [joined_lengths(tmp_path, "a")] if joined else chunks.digests("lengths")
-    dataset = open_dataset("a", store=tmp_path)
+    dataset, some = open_dataset("a", store=tmp_path), np.arange(0, count, 500)
     assert dataset.lengths(np.arange(count)).tolist() == expected.tolist()
     for _ in range(20):
         rows = np.array([draw.randrange(count) for _ in range(draw.randrange(9))], np.int64)
@@ -108,9 +108,9 @@ def test_every_length_is_right_and_every_flip_is_reported(
             position = draw.randrange(path.stat().st_size)
             flip(path, position)
             with pytest.raises(StoreError, match=f"{digest} is damaged"):
-                open_dataset("a", store=tmp_path).lengths(np.arange(count))
+                open_dataset("a", store=tmp_path).lengths(some)
             flip(path, position)
-    assert open_dataset("a", store=tmp_path).lengths(np.arange(count)).tolist() == expected.tolist()
+    assert open_dataset("a", store=tmp_path).lengths(some).tolist() == expected[some].tolist()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

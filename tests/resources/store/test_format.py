@@ -96,6 +96,11 @@ def test_row_lengths_and_places_are_read_as_documented(store: Path, name: str) -
     chunks = [chunk for chunk in manifest.chunks if chunk["split"] == "train"]
     lengths = [length for chunk in chunks for length in reader.read_lengths(store, chunk)]
     assert dataset.lengths(np.arange(len(dataset))).tolist() == lengths
+    joined = reader.ReadManifest(store, manifest.head["notes"]["lengths"])
+    each = [reader.read_object(store, chunk["lengths"])["length"].to_pylist() for chunk in manifest.chunks]
+    groups = [reader.read_object(store, group["output"])["length"].to_pylist() for group in joined.chunks]
+    assert [length for group in groups for length in group] == [length for rows in each for length in rows]
+    assert [len(group) for group in groups] == [group["table_rows"] for group in joined.chunks]
     documents = [
         (chunk, rows) for chunk in chunks for rows in reader.read_object(store, chunk["output"])["rows"].to_pylist()
     ]
