@@ -156,7 +156,7 @@ def test_an_outage_that_lasts_keeps_its_type(address: str) -> None:
         list(RayEngine(address=address).map(away, [Item(0)]))
 
 
-@pytest.mark.parametrize(("exists", "message"), [(False, "finds no store at"), (True, "is not the store that this")])
+@pytest.mark.parametrize(("exists", "message"), [(False, "no store found at"), (True, "is not the store that this")])
 def test_a_store_that_a_node_does_not_reach_is_refused(
     exists: bool, message: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
