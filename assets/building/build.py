@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -326,7 +326,7 @@ class Build:
         try:
             self._compute(links)
             computed_any = any(state != "hit" for link in links for state in link.states)
-            if computed_any and any(self.store.voids(link.actions) for link in links):
+            if computed_any and any(self.store.voids(link.engines) for link in links):
                 # A later chunk showed that the engine of earlier outputs is wrong.
                 links = self._again(names)
                 self._compute(links)
@@ -411,14 +411,11 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         stage, name = link.stage, link.stage.name
-        counters: Counter[str] = Counter()
-        for action in link.actions:
-            counters.update(action.counters)
         notes = link.work.notes() | ({"keep": "sequences"} if self._is_droppable(stage) else {})
         if name == STAGES[-1] and self.config.dataset.keep_columns:
             notes[SIDECARS] = self._sidecars(len(link.chunks))
-        chunks, parts = tuple(link.chunks), asdict(link.parts)
-        manifest = Manifest(self.name, name, chunks, counters=dict(counters), notes=notes, parts=parts)
+        chunks, parts = link.chunks.all(), asdict(link.parts)
+        manifest = Manifest(self.name, name, chunks, counters=dict(link.counters), notes=notes, parts=parts)
         if not manifest.total("rows_in"):
             raise DataValidationError(f"{name}: no rows left of {self.config.dataset.name}")
         manifest = replace(manifest, facts=stage.facts(link.context, manifest))
@@ -440,7 +437,7 @@ class Build:
         self._compute_one(link)
         if len(link.chunks) != count:
             raise StoreError("sequences: raw and tokens are from different builds; build the dataset again")
-        manifest = Manifest(self.name, SIDECARS, tuple(link.chunks), parts=asdict(link.parts))
+        manifest = Manifest(self.name, SIDECARS, link.chunks.all(), parts=asdict(link.parts))
         return self.store.put_manifest_object(replace(manifest, facts=link.stage.facts(link.context, manifest)))
 
     def reject_reasons(self, stage: str) -> str:

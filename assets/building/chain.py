@@ -23,7 +23,7 @@ from tokenloom.assets.stage.validation import validate, validate_rejects
 from tokenloom.errors import DataValidationError, DeadlineError
 from tokenloom.resources.engines.compute import ComputeEngine, Ready
 from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
-from tokenloom.resources.store.manifest_chunks import source_place
+from tokenloom.resources.store.manifest_chunks import GatheredChunks, source_place
 
 WRITERS = 4
 """Threads that write the outputs of one chunk, where chunks share no process."""
@@ -63,7 +63,8 @@ class Link:
         known: actions that are known to cover chunks of the stage, by key; the store is not asked for these.
 
     Attributes:
-        chunks, actions, states: of each chunk, and whether its action was found.
+        chunks, states: each chunk, and whether its action was found.
+        counters, engines: counters of all actions, and the certificates that they rely on.
         seconds: time that tasks spent in the stage.
         rejected: number of rejected rows.
         manifest: the stage's output once it is complete.
@@ -77,9 +78,10 @@ class Link:
     facts: Mapping[str, Any] | None = None
     droppable: bool = False
     known: Mapping[str, Action] = field(default_factory=dict)
-    chunks: list[ManifestChunk] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
+    chunks: GatheredChunks = field(default_factory=GatheredChunks)
     states: list[ChunkState] = field(default_factory=list)
+    counters: Counter[str] = field(default_factory=Counter)
+    engines: set[str] = field(default_factory=set)
     seconds: float = 0.0
     rejected: int = 0
     manifest: Manifest | None = None
@@ -283,8 +285,9 @@ class Chain:
                     if one.state != "hit":
                         self.validated.add(one.action.output)
                     link.chunks.append(one.chunk)
-                    link.actions.append(one.action)
                     link.states.append(one.state)
+                    link.counters.update(one.action.counters)
+                    link.engines.add(one.action.engine)
                     link.seconds += one.seconds
                     link.rejected += one.action.rejected
                     rows[index] += one.action.rows_in

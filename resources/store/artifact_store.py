@@ -243,7 +243,7 @@ class ArtifactStore:
             if self._build.lacks(key):
                 return None
         action = self.actions.get(key)
-        if action is None or self.voids([action]):
+        if action is None or self.voids([action.engine]):
             return None
         size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
         lost = not all(map(self.objects.renew, action.beside))
@@ -256,11 +256,11 @@ class ArtifactStore:
         action = None if self._build is not None and self._build.lacks(key) else self.actions.get(key)
         if action is None:
             return "new"
-        return "void" if self.voids([action]) else "lost"
+        return "void" if self.voids([action.engine]) else "lost"
 
-    def voids(self, actions: Iterable[Action]) -> bool:
-        """Return whether a certificate that one of the actions relies on was withdrawn."""
-        return any(map(self.certificates.is_void, {action.engine for action in actions if action.engine}))
+    def voids(self, engines: Iterable[str]) -> bool:
+        """Return whether one of the certificates was withdrawn; "" names none."""
+        return any(self.certificates.is_void(engine) for engine in engines if engine)
 
     def put_action(
         self,

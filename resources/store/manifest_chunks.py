@@ -295,6 +295,31 @@ class ManifestChunks(Sequence[ManifestChunk]):
         return {name: value for name, value in self.__dict__.items() if name != "_columns"}
 
 
+class GatheredChunks:
+    """Chunks that become a manifest. They are kept as columns, except for the last few."""
+
+    def __init__(self) -> None:
+        self._tables: list[pa.Table] = []
+        self._recent: list[ManifestChunk] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, chunk: ManifestChunk) -> None:
+        """Add a chunk after all others."""
+        self._recent.append(chunk)
+        self._count += 1
+        if len(self._recent) == _AT_ONCE:
+            self._tables.append(ManifestChunks.of(self._recent).table)
+            self._recent = []
+
+    def all(self) -> ManifestChunks:
+        """Return all chunks, in order."""
+        tables = [*self._tables, ManifestChunks.of(self._recent).table]
+        return ManifestChunks(pa.concat_tables(tables).combine_chunks())
+
+
 def check_chunks(table: pa.Table) -> None:
     """Check the columns of a manifest, as `Action.check` checks an action, and the runs of its chunks.
 
