@@ -1,4 +1,5 @@
-"""Which chunks of a bucket stay memory-mapped while a dataset is read that can be larger than the disk."""
+"""Which chunks stay memory-mapped while a dataset is read that can be larger than the disk, or than the number of maps
+that a process can have."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ class Use:
 
 
 class MappedChunks:
-    """Which chunks of a bucket stay mapped: those in use, and the most recently used ones.
+    """Which chunks stay mapped: those in use, and the most recently used ones.
 
     A mapped file occupies the disk, also after the cache has evicted it. Not thread-safe.
 
     Args:
-        sizes: int64 [chunks], bytes of each chunk.
-        limit: bytes that can be mapped.
+        sizes: int64 [chunks], bytes of each chunk; or 1 for each, to limit their number.
+        limit: sum of the sizes of chunks that can be mapped.
     """
 
     def __init__(self, sizes: Ints, limit: int):
         self._sizes, self._limit = sizes, limit
         self._last_use = np.zeros(len(sizes), np.int64)
-        self._bytes, self._clock = 0, 0
+        self._mapped, self._clock = 0, 0
         self._uses = WeakSet[Use]()
 
     def use(self, chunks: Ints) -> Use:
@@ -43,7 +44,7 @@ class MappedChunks:
 
     def add(self, chunk: int) -> None:
         """Count a chunk that was mapped."""
-        self._bytes += int(self._sizes[chunk])
+        self._mapped += int(self._sizes[chunk])
 
     def surplus(self, mapped: npt.NDArray[np.bool_]) -> list[int]:
         """Return the chunks to unmap: the least recently used ones beyond the limit, down to a little below it.
@@ -51,14 +52,14 @@ class MappedChunks:
         Args:
             mapped: bool [chunks], the chunks that were added and not unmapped.
         """
-        if self._bytes <= self._limit:
+        if self._mapped <= self._limit:
             return []
         free = mapped & (self._sizes > 0)
         for use in self._uses:
             free[use.chunks] = False
         oldest = np.flatnonzero(free)
         oldest = oldest[np.argsort(self._last_use[oldest], kind="stable")]
-        after = self._bytes - np.cumsum(self._sizes[oldest])
+        after = self._mapped - np.cumsum(self._sizes[oldest])
         oldest = oldest[: 1 + int(np.count_nonzero(after > self._limit - self._limit // 16))]
-        self._bytes -= int(self._sizes[oldest].sum())
+        self._mapped -= int(self._sizes[oldest].sum())
         return oldest.tolist()

@@ -26,10 +26,14 @@ from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import Ints, offsets_of
 from tokenloom.resources.tables.sequence_schema import INPUT_IDS, LABEL, ROWS, WEIGHTS
 
+MOST_MAPS = 60_000
+"""Files that are mapped at once; Linux allows 65,530 mappings per process."""
+
 
 class SequenceReader:
     """Reads batches from chunks. Rows are numbered across all chunks. A chunk is opened when it is first read. Chunks
-    of a bucket are downloaded then, and released again when others have been read since.
+    of a bucket are downloaded then, and released again when others have been read since; so are those of datasets with
+    very many chunks.
 
     Args:
         lengths: number of rows in each chunk.
@@ -62,7 +66,7 @@ class SequenceReader:
         self._labels = labels
         self.kept = KeptColumns(*kept, len(self._open)) if kept else None
         self.far = far
-        self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else None
+        self._mapped = MappedChunks(far.sizes, far.limit // 2) if far else self._few_maps()
         self._empty = np.flatnonzero(np.diff(self._first_row) == 0)  # never read, but checked if they are on this host
 
     @classmethod
@@ -100,6 +104,11 @@ class SequenceReader:
         kept = (tuple(names), sidecar) if names else None
         far = FarChunks.joined([reader.far for reader in readers], np.diff(first).tolist())
         return cls(lengths, load, any(reader._weighted for reader in readers), all_trained, labels, kept, far)
+
+    def _few_maps(self) -> MappedChunks | None:
+        """Return what limits the number of chunks that are mapped at once, or None if all of them can be."""
+        chunks, limit = len(self._open), MOST_MAPS // (2 if self.kept else 1)
+        return MappedChunks(np.ones(chunks, np.int64), limit) if chunks > limit else None
 
     def __len__(self) -> int:
         return int(self._first_row[-1])

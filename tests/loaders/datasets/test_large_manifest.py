@@ -22,6 +22,7 @@ from support.format_reader import read_object
 from support.store_files import chunks, latest
 from tokenloom import open_dataset
 from tokenloom.loaders import TokenLoader, batch_digest
+from tokenloom.loaders.reading import reader
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
 CHUNKS, OBJECTS, ROWS, LONGEST = 20_000, 2_000, 6, 30
@@ -115,6 +116,23 @@ def test_the_first_batch_opens_few_files(store: Path, kind: dict[str, Any]) -> N
     opened = {name for name in names if name.endswith(".arrow")}
     groups = 2 * CHUNKS // 1024  # about twice as many as there are
     assert 2 <= len(opened) <= 2 + len(batch["input_ids"]) + groups * ("token_budget" in kind)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_maps_a_limited_number_of_chunks(
+    store: Path, rows: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MOST_MAPS", 50)
+    loader = TokenLoader(open_dataset("large", store=store), batch_size=8, shuffle="none", padding="longest")
+    position, most = 0, 0
+    for batch, _ in zip(loader, range(2 * OBJECTS * ROWS // 8), strict=False):
+        for ids, mask in zip(batch["input_ids"].tolist(), batch["attention_mask"].tolist(), strict=True):
+            assert ids[: sum(mask)] == rows[position]
+            position += 1
+        if position % 4000 == 0:
+            most = max(most, Path("/proc/self/maps").read_text().count(f"{store}/objects/"))
+    assert position == 2 * OBJECTS * ROWS
+    assert 0 < most < OBJECTS
 
 
 MEASURE = """
