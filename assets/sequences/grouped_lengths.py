@@ -41,7 +41,7 @@ def put_lengths(store: ArtifactStore, engine: ComputeEngine, sequences: Manifest
     """
     chunks = sequences.chunks
     bounds = groups_of(chunks.digests("output"), chunks.numbers("table_rows"))
-    groups = engine.map(partial(_group, store, sequences.facts["max_length"]), (chunks[a:b] for a, b in bounds))
+    groups = engine.map(partial(_group, store, sequences.facts["max_length"]), (chunks[a:b] for a, b in bounds), store)
     facts = {"max_length": sequences.facts["max_length"]}
     return store.put_manifest_object(Manifest(sequences.dataset, LENGTHS, list(groups), facts))
 

@@ -85,7 +85,7 @@ class ComputeEngine:
 
     @property
     def here(self) -> ComputeEngine:
-        """The engine for short work that waits for the store, in threads of this process."""
+        """The engine for work that shares state with this process, or waits for the store: threads of this process."""
         return self
 
     def apart(self, function: Callable[[T], U]) -> Callable[[T], U]:

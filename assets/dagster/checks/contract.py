@@ -72,7 +72,7 @@ def _unaccounted(build: Build, manifest: Manifest) -> list[str]:
 def _reread(build: Build, manifest: Manifest) -> Verdict:
     stage, store = stage_named(manifest.stage), build.store
     droppable = stage.droppable and build.config.keep == "sequences"
-    chunks = list(build.engine.map(partial(_check_chunk, stage, store, droppable), manifest.chunks))
+    chunks = list(build.engine.map(partial(_check_chunk, stage, store, droppable), manifest.chunks, store))
     failures = [failure for chunk in chunks for failure in chunk.failures]
     rows, dropped = sum(chunk.rows for chunk in chunks), sum(chunk.dropped for chunk in chunks)
     failed = sum(bool(chunk.failures) for chunk in chunks)

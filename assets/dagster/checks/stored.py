@@ -24,7 +24,7 @@ def stored(checked: Checked) -> Verdict:
 def _reread(build: Build) -> Verdict:
     from tokenloom.resources.store.verify import verify
 
-    result = verify(build.store, build.name, build.engine)
+    result = verify(build.store, build.name, build.engine.here)
     found = [finding for finding in result.findings if finding.problem != "unknown"]
     metadata = {"objects": result.objects, "bytes": result.bytes, "faulty": len(found), "dropped": result.dropped}
     if not found:
@@ -42,7 +42,7 @@ def _reread(build: Build) -> Verdict:
 def _present(build: Build) -> Verdict:
     manifests = [*_latest(build)]
     chunks = [(manifest, chunk) for manifest in manifests for chunk in manifest.chunks]
-    found = list(build.engine.map(lambda named: _missing(build.store, *named), chunks))
+    found = list(build.engine.here.map(lambda named: _missing(build.store, *named), chunks))
     missing = [line for lines in found for line in lines]
     objects = sum(1 + len(chunk.beside) for _, chunk in chunks)
     text = f"{objects:,} objects of {len(manifests)} manifests exist; run this check alone to reread them"

@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 
 from support.builds import build, digests, frozen_tokenizer
+from support.dagster_project import failure, new_project
 from support.datasets_on_disk import write_dataset
 from support.golden_datasets import DATASETS, write_golden
 from support.ray_cluster import NODE, ray_cluster
 from support.waiting import until
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.progress import Progress
+from tokenloom.assets.building.stages import STAGES
+from tokenloom.assets.dagster.checks import Checked, stage_checks
 from tokenloom.assets.prompts.stage import PromptsStage
 from tokenloom.assets.stage.definition import ChunkSize, Context, Work
 from tokenloom.config import PipelineConfig
@@ -52,6 +55,20 @@ def test_a_cluster_stores_what_this_machine_stores(name: str, cluster: Any, tmp_
     assert digests(found) == digests(build(config, tmp_path / "local", size=TINY))
     warm = build(config, tmp_path / "ray", size=TINY)
     assert all(report.chunks_reused == report.chunks for report in warm.values())
+
+
+def test_a_dagster_run_builds_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
+    on_ray, local = new_project(tmp_path / "ray"), new_project(tmp_path / "local")
+    on_ray.write(compute={"engine": "ray", "address": cluster.address})
+    result = on_ray.run()
+    assert result.success, failure(result)
+    assert local.run().success
+    for stage in STAGES:
+        manifest = on_ray.store.manifest("toy", stage)
+        assert manifest.digest == local.store.manifest("toy", stage).digest
+        assert all(on_ray.store.objects.is_intact(chunk.output) for chunk in manifest.chunks)
+    for check in stage_checks(on_ray.config):
+        assert check.run(Checked(Build(on_ray.config, on_ray.store))).passed, check
 
 
 def marked(log: Path) -> Any:
