@@ -303,10 +303,16 @@ class Chain:
         return LinkTask(link.stage, compute, link.parts, link.facts or {}, link.droppable)
 
     def _begin(self, task: ChainTask, chunk: InputChunk) -> Begun | Ready[list[Outcome]]:
-        """Follow a chunk through the stages as far as their outcomes are known."""
+        """Follow a chunk through the stages as far as their outcomes are known; where a task costs more than asking the
+        store, as far as it has them."""
         outcomes: list[Outcome] = []
         for link, linked in zip(self.links, task.links, strict=True):
-            action = link.known.get(link.parts.key(chunk.digest)) if link.known else None
+            if not link.known and self.engine.in_process:
+                return Begun(chunk, tuple(outcomes))
+            key = link.parts.key(chunk.digest)
+            action = link.known.get(key)
+            if action is None and not self.engine.in_process:
+                action = self.store.find_action(key, link.droppable)
             if action is None:
                 return Begun(chunk, tuple(outcomes))
             output = output_chunk(link.parts, chunk, action)
