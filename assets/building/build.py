@@ -41,7 +41,7 @@ from tokenloom.errors import (
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.engines.open_engine import open_engine
-from tokenloom.resources.store import Action, ArtifactStore, Manifest
+from tokenloom.resources.store import Action, ArtifactStore, Manifest, Missed
 from tokenloom.resources.store.manifest import LENGTHS, SIDECARS
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.versions import LOADED
@@ -444,8 +444,12 @@ class Build:
         """Return why rows of a stage were rejected, in one line."""
         return self.healing(lambda: reject_reasons(self.store, self.manifest(stage)))
 
+    def look_up(self, stage: Stage, key: str) -> Action | Missed:
+        """Return the action that covers a chunk of a stage, by the chunk's key, else why there is none."""
+        return self.store.look_up(key, dropped=self._is_droppable(stage))
+
     def find_action(self, stage: Stage, key: str) -> Action | None:
-        """Return the action that covers a chunk of a stage, by the chunk's key."""
+        """Return the action that covers a chunk of a stage, by the chunk's key, or None."""
         return self.store.find_action(key, dropped=self._is_droppable(stage))
 
     def _context(self) -> Context:

@@ -203,9 +203,9 @@ class ChainTask:
     ) -> tuple[Action, ChunkState, pa.Table | None]:
         """Find or compute one chunk of one stage. Returns its action, and the output if it was computed."""
         stage, key = link.stage, link.parts.key(chunk.digest)
-        if (action := self.store.find_action(key, link.droppable)) is not None:
-            return action, "hit", None
-        missed = self.store.why_missed(key)
+        missed = self.store.look_up(key, link.droppable)
+        if isinstance(missed, Action):
+            return missed, "hit", None
         try:
             output = link.compute(chunk.load())
         except DeadlineError as error:

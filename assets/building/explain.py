@@ -18,7 +18,7 @@ from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import Context, InputChunk, Stage
 from tokenloom.assets.stage.keys import key_parts
 from tokenloom.errors import StoreError, TokenloomError
-from tokenloom.resources.store import ArtifactStore, KeyParts, Manifest, ManifestChunk
+from tokenloom.resources.store import Action, ArtifactStore, KeyParts, Manifest, ManifestChunk
 from tokenloom.resources.store.manifest import SIDECARS
 
 T = TypeVar("T")
@@ -174,8 +174,9 @@ class _Forecast:
             predicted = isinstance(chunk, _PredictedChunk)
             awaited = chunk.awaited if predicted else not all(map(self._is_complete, self._read))
             key = parts.key(chunk.digest) if keys_known and not awaited else ""
-            action = self.build.find_action(stage, key) if key else None
-            states.append("hit" if action else self._store.why_missed(key) if key else "awaited")
+            found = self.build.look_up(stage, key) if key else "awaited"
+            action = found if isinstance(found, Action) else None
+            states.append("hit" if isinstance(found, Action) else found)
             if states[-1] == "lost":  # the action still names the output's digest
                 action = self._store.actions.get(key)
             counters.update(action.counters if action else {})

@@ -229,7 +229,12 @@ class ArtifactStore:
             yield
 
     def find_action(self, key: str, dropped: bool = False) -> Action | None:
-        """Return the action under `key` on a cache hit, or None on a miss.
+        """Return the action under `key` on a cache hit, or None on a miss; arguments as in `look_up`."""
+        found = self.look_up(key, dropped)
+        return found if isinstance(found, Action) else None
+
+    def look_up(self, key: str, dropped: bool = False) -> Action | Missed:
+        """Return the action under `key` on a cache hit, else why it is a miss.
 
         It is a hit if the action's objects exist with the right size and its certificate was not withdrawn. `gc` keeps
         an action that was a hit, and its objects, for a day.
@@ -241,22 +246,17 @@ class ArtifactStore:
             if (known := self._build.find(key)) is not None:
                 return known
             if self._build.lacks(key):
-                return None
+                return "new"
         action = self.actions.get(key)
-        if action is None or self.voids([action.engine]):
-            return None
+        if action is None:
+            return "new"
+        if self.voids([action.engine]):
+            return "void"
         size = self.objects.size(action.output) if dropped else self.objects.renew(action.output)
         lost = not all(map(self.objects.renew, action.beside))
         if lost or not (size == action.bytes or (dropped and size is None)):
-            return None
-        return action if renew(self.blobs, self.actions.blob(key)) else None
-
-    def why_missed(self, key: str) -> Missed:
-        """Return why `key` is a cache miss."""
-        action = None if self._build is not None and self._build.lacks(key) else self.actions.get(key)
-        if action is None:
-            return "new"
-        return "void" if self.voids([action.engine]) else "lost"
+            return "lost"
+        return action if renew(self.blobs, self.actions.blob(key)) else "lost"
 
     def voids(self, engines: Iterable[str]) -> bool:
         """Return whether one of the certificates was withdrawn; "" names none."""
