@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from tokenloom.errors import DamagedObjectError, StoreAddressError, StoreError
 from tokenloom.resources.digest import digest_bytes
@@ -65,6 +65,14 @@ class Bucket:
         self.cache = FileCache.from_environment()
         self._s3 = S3(parts["bucket"], self.address)
         self.marked: dict[str, Blob] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs, also on another machine, which has a cache of its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "cache"} | {"marked": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.cache = FileCache.from_environment()
 
     def read(self, name: str) -> bytes:
         return self._s3.request(name, "get_object", Key=self._key(name))["Body"]
