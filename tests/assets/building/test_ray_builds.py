@@ -19,6 +19,7 @@ from support.builds import build, digests, frozen_tokenizer
 from support.dagster_project import failure, new_project
 from support.datasets_on_disk import write_dataset
 from support.golden_datasets import DATASETS, write_golden
+from support.object_service import ObjectService, object_service
 from support.ray_cluster import NODE, ray_cluster
 from support.waiting import until
 from tokenloom.assets.building.build import Build
@@ -30,6 +31,7 @@ from tokenloom.assets.stage.definition import ChunkSize, Context, Work
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.engines.ray_engine import RayEngine
 from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store.verify import verify
 
 TINY = ChunkSize(2048, 8192)
 SOME = ("drop_turns", "gz_with_bad_lines", "saved_by_datasets")
@@ -37,7 +39,14 @@ CHOSEN = sorted(DATASETS) if os.environ.get("TOKENLOOM_SOAK") else SOME
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectService]:
+    with object_service(tmp_path_factory.mktemp("cache")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def cluster(service: ObjectService) -> Iterator[Any]:
+    """A cluster whose nodes have the credentials of the service in their environment."""
     with ray_cluster() as cluster:
         from ray import cloudpickle
 
@@ -55,6 +64,18 @@ def test_a_cluster_stores_what_this_machine_stores(name: str, cluster: Any, tmp_
     assert digests(found) == digests(build(config, tmp_path / "local", size=TINY))
     warm = build(config, tmp_path / "ray", size=TINY)
     assert all(report.chunks_reused == report.chunks for report in warm.values())
+
+
+def test_a_cluster_builds_in_a_bucket(service: ObjectService, cluster: Any, tmp_path: Path) -> None:
+    config, address = write_golden("drop_turns", tmp_path / "data"), service.address()
+    engine = RayEngine(address=cluster.address)
+    made = Build(PipelineConfig.from_file(config), ArtifactStore(address), engine, chunk_size=TINY)
+    assert digests({report.name: report for report in made.run_all()}) == digests(
+        build(config, tmp_path / "a", size=TINY)
+    )
+    again = Build(PipelineConfig.from_file(config), ArtifactStore(address), engine, chunk_size=TINY)
+    assert all(report.chunks_reused == report.chunks for report in again.run_all())
+    assert verify(ArtifactStore(address)).findings == []
 
 
 def test_a_dagster_run_builds_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
