@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tokenloom.resources.engines.compute import ComputeEngine, Ready, SharedStore
+from tokenloom.resources.engines.compute import ComputeEngine, Ready, Shared
 
 
 class PicklingEngine(ComputeEngine):
@@ -19,9 +19,7 @@ class PicklingEngine(ComputeEngine):
     def apart(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return function
 
-    def map(
-        self, function: Callable[[Any], Any], items: Iterable[Any], store: SharedStore | None = None
-    ) -> Iterator[Any]:
+    def map(self, function: Callable[[Any], Any], items: Iterable[Any], store: Shared | None = None) -> Iterator[Any]:
         copy = _copied(function)
 
         def call(item: bytes) -> bytes:
