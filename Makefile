@@ -86,7 +86,9 @@ bench: $(DEVELOPMENT)  ## run all benchmarks
 	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/incremental.py
 	$(BIN)/python benchmarks/far_store.py
+	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/reading.py
+	$(BIN)/python benchmarks/far_reading.py
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/collation.py
 	$(BIN)/python benchmarks/step.py

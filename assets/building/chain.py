@@ -97,7 +97,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LinkOutcome:
     """One chunk of one stage, found or computed; `writes` store its output."""
 
     chunk: ManifestChunk
@@ -117,7 +117,7 @@ class Begun:
     """
 
     chunk: InputChunk
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[LinkOutcome, ...] = ()
 
     @property
     def place(self) -> str:
@@ -155,7 +155,7 @@ class ChainTask:
     store: ArtifactStore
     links: Sequence[LinkTask]
 
-    def __call__(self, begun: Begun) -> list[Outcome]:
+    def __call__(self, begun: Begun) -> list[LinkOutcome]:
         """Return the outcomes of all stages, once everything is stored.
 
         Raises:
@@ -168,7 +168,7 @@ class ChainTask:
                 wait(outcome, index)
         return [replace(outcome, writes=()) for outcome in outcomes]
 
-    def run(self, write: Write, on_output: Callable[[pa.Table], None], begun: Begun) -> list[Outcome]:
+    def run(self, write: Write, on_output: Callable[[pa.Table], None], begun: Begun) -> list[LinkOutcome]:
         """Return the outcomes of all stages, whose outputs are written meanwhile.
 
         Args:
@@ -190,7 +190,7 @@ class ChainTask:
             except Exception as error:
                 raise StageFailed(len(outcomes), error) from error
             output = output_chunk(link.parts, chunk, action)
-            outcomes.append(Outcome(output, action, state, time.perf_counter() - started, writes))
+            outcomes.append(LinkOutcome(output, action, state, time.perf_counter() - started, writes))
             chunk = self.passed_on(link, output, table)
         return outcomes
 
@@ -302,10 +302,10 @@ class Chain:
         compute = self.engine.apart(link.work.compute) if link.work.holds_lock else link.work.compute
         return LinkTask(link.stage, compute, link.parts, link.facts or {}, link.droppable)
 
-    def _begin(self, task: ChainTask, chunk: InputChunk) -> Begun | Ready[list[Outcome]]:
+    def _begin(self, task: ChainTask, chunk: InputChunk) -> Begun | Ready[list[LinkOutcome]]:
         """Follow a chunk through the stages as far as their outcomes are known; where a task costs more than asking the
         store, as far as it has them."""
-        outcomes: list[Outcome] = []
+        outcomes: list[LinkOutcome] = []
         for link, linked in zip(self.links, task.links, strict=True):
             if not link.known and self.engine.in_process:
                 return Begun(chunk, tuple(outcomes))
@@ -316,7 +316,7 @@ class Chain:
             if action is None:
                 return Begun(chunk, tuple(outcomes))
             output = output_chunk(link.parts, chunk, action)
-            outcomes.append(Outcome(output, action, "hit"))
+            outcomes.append(LinkOutcome(output, action, "hit"))
             chunk = task.passed_on(linked, output)
         return Ready(outcomes)
 
@@ -327,7 +327,7 @@ def output_chunk(parts: KeyParts, chunk: InputChunk, action: Action) -> Manifest
     return ManifestChunk(**place, input=chunk.digest, key=parts.key(chunk.digest), **vars(action))
 
 
-def wait(outcome: Outcome, index: int) -> None:
+def wait(outcome: LinkOutcome, index: int) -> None:
     """Wait until the output of a chunk is stored.
 
     Raises:
