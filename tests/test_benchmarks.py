@@ -14,6 +14,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 SMALL = {
     "build.py": "--rows 400 --runs 1",
     "collation.py": "--rows 400 --runs 1",
+    "engines.py": "--chunks 40 --runs 1",
     "far_reading.py": "--chunks 8 --runs 1 --milliseconds 1",
     "far_store.py": "--rows 400 --runs 1 --milliseconds 1",
     "incremental.py": "--rows 400",
