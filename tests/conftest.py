@@ -26,10 +26,12 @@ pytest.register_assert_rewrite("support")
 os.environ["TOKENLOOM_CHECK_BOUNDS"] = "1"  # before the loaders are imported
 
 from support.masked_platform import MASKED, mask  # noqa: E402
+from support.ray_cluster import LOOPBACK  # noqa: E402
 from support.small_tokenizers import SaveTokenizer, WriteConfig, byte_level  # noqa: E402
 
 if MASKED:
     mask()
+os.environ.update(LOOPBACK)  # Ray reads it when it is imported, which other libraries do, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts compiles all that it imports

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""With the first, nodes and drivers use 127.0.0.1, as on platforms whose firewalls ask."""
+"""With the first, nodes and drivers use 127.0.0.1, as on platforms whose firewalls ask. Must be set before Ray is
+imported."""
 
 NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 100 << 20}
 
@@ -17,7 +17,6 @@ NODE: dict[str, Any] = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_s
 @contextmanager
 def ray_cluster() -> Iterator[Any]:
     """Start two nodes of one CPU each; yields the `Cluster`. Everything ends with the context."""
-    os.environ.update(LOOPBACK)  # before Ray is imported, which reads them once
     import ray
     from ray.cluster_utils import Cluster
 
