@@ -6,6 +6,7 @@ from pathlib import Path
 
 from support.datasets_on_disk import write_dataset
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig
@@ -15,8 +16,15 @@ from tokenloom.resources.store import ArtifactStore
 SMALL = ChunkSize(target=24_000, maximum=96_000)
 
 
-def build(config: Path, store: Path, workers: int = 2, size: ChunkSize = SMALL) -> dict[str, StageReport]:
-    made = Build(PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(workers), chunk_size=size)
+def build(
+    config: Path,
+    store: Path | str,
+    workers: int = 2,
+    size: ChunkSize = SMALL,
+    on_progress: OnProgress | None = None,
+) -> dict[str, StageReport]:
+    parts = PipelineConfig.from_file(config), ArtifactStore(store), ComputeEngine(workers)
+    made = Build(*parts, chunk_size=size, on_progress=on_progress)
     return {report.name: report for report in made.run_all()}
 
 

@@ -19,19 +19,15 @@ import torch
 from blake3 import blake3
 from torch.utils.data import DataLoader
 
-from support.builds import SMALL
+from support.builds import build
 from support.datasets_on_disk import write_dataset
 from support.fault_proxy import PASSING
 from support.object_service import BUCKET, SECRET, ObjectService, object_service
 from tokenloom import DataPipeline, open_dataset
-from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.cli import main
-from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.loaders import TokenDataset, TokenLoader
-from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.blobs import s3 as requests
 from tokenloom.resources.store.blobs.bucket import Bucket
@@ -70,17 +66,6 @@ def folder(config: Path) -> Path:
     """A store in a folder with the dataset built."""
     build(config, str(config.parent / "store"))
     return config.parent / "store"
-
-
-def build(config: Path, store: str, on_progress: Any = None) -> dict[str, StageReport]:
-    run = Build(
-        PipelineConfig.from_file(config),
-        ArtifactStore(store),
-        ComputeEngine(2),
-        chunk_size=SMALL,
-        on_progress=on_progress,
-    )
-    return {report.name: report for report in run.run_all()}
 
 
 def digests(store: str) -> dict[str, str]:
@@ -166,7 +151,7 @@ def test_network_faults_and_another_writer_change_no_byte_and_leave_nothing_half
             assert_intact(service.contents(address))
 
         with ThreadPoolExecutor(2) as writers:
-            for done in [writers.submit(build, config, address, each) for each in (look, None)]:
+            for done in [writers.submit(build, config, address, on_progress=each) for each in (look, None)]:
                 done.result()
         assert digests(address) == expected
         empty_cache()

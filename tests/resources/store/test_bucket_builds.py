@@ -16,16 +16,12 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from support.builds import SMALL, digests
+from support.builds import build, digests
 from support.datasets_on_disk import rows
 from support.garbage import states
 from support.object_service import ObjectService, object_service
 from tokenloom import open_dataset
-from tokenloom.assets.building.build import Build
-from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.building.stages import STAGES
-from tokenloom.config import PipelineConfig
-from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore, known_files
 from tokenloom.resources.store.actions import ActionStore
 from tokenloom.resources.store.blobs.blobs import renew
@@ -53,17 +49,6 @@ def service(shared: ObjectService, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(known_files, "SETTLED_SECONDS", 0.0)
     return shared
-
-
-def build(config: Path, store: str, on_progress: Callable[[Any], None] | None = None) -> dict[str, StageReport]:
-    made = Build(
-        PipelineConfig.from_file(config),
-        ArtifactStore(store),
-        ComputeEngine(2),
-        chunk_size=SMALL,
-        on_progress=on_progress,
-    )
-    return {report.name: report for report in made.run_all()}
 
 
 def named(store: str) -> set[str]:
@@ -200,7 +185,7 @@ def test_gc_keeps_what_a_running_build_reuses(service: ObjectService, tmp_path: 
 
     expected = build(first, str(tmp_path / "store"))
     with done_once(overtake) as on_progress:
-        found = build(first, address, on_progress)
+        found = build(first, address, on_progress=on_progress)
     assert digests(found) == digests(expected)
     assert named(address) <= set(service.contents(address))
     assert verify(ArtifactStore(address)).findings == []
