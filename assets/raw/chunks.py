@@ -25,12 +25,12 @@ from tokenloom.assets.raw.unchanged_prefix import KnownStretch, Rest, unchanged_
 from tokenloom.assets.stage.definition import ChunkOutput, ChunkSize, InputChunk
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
-from tokenloom.errors import ConfigError, SourceError
+from tokenloom.errors import ConfigError, SourceError, did_you_mean
 from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.engines.prefetch import prefetch
 from tokenloom.resources.sources.hub import HubDataset, open_hub_dataset
 from tokenloom.resources.sources.resolve import DiskDataset, locate, open_disk_dataset
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import SourceFile, SourceFiles
 from tokenloom.resources.sources.tfds import TfdsDataset, open_tfds
 from tokenloom.resources.store import Run
 from tokenloom.resources.store.known_files import KnownChunk
@@ -52,17 +52,21 @@ class SourceNotes:
     Args:
         commit: the hub dataset's commit.
         files: by file name, the properties that were detected, such as its encoding.
+        notices: sentences about which files are which split, and which are not read.
     """
 
     commit: str | None = None
     files: dict[str, dict[str, str]] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
 
 def source_bytes(config: PipelineConfig) -> int | None:
     """Return the bytes of a source's files, which the sizes of its chunks add up to; None if they are not known: remote
     or compressed files, and tables."""
     source = locate(config)
-    sizes = [file.local_size for file in source] if isinstance(source, list) else [None]
+    named = config.dataset.splits
+    files = source.files if isinstance(source, SourceFiles) else []
+    sizes = [file.local_size for file in files if named is None or file.split in named] or [None]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
 
@@ -125,23 +129,45 @@ def _sources(
     Args:
         alone: whether small files share no chunks.
     """
-    source, named = locate(config), config.dataset.splits
-    if isinstance(source, list):
-        if named and TRAIN not in named:
-            raise config.fault("dataset.splits", f"files contain only the split {TRAIN}, got {', '.join(named)}")
-        for files in consecutive_files(source, size):
-            if len(files) > 1 and not alone:
-                yield TRAIN, _small_files_chunks(config, files, size, notes, unchanged)
-                continue
-            for file in files:
-                read = partial(_file_chunks, config, file, size, notes)
-                yield TRAIN, unchanged.chunks(file, read, notes.files) if unchanged else read([])
+    source = locate(config)
+    if isinstance(source, SourceFiles):
+        notes.notices = source.notices
+        for split in _chosen_splits(config, source.splits):
+            for files in consecutive_files((file for file in source.files if file.split == split), size):
+                if len(files) > 1 and not alone:
+                    yield split, _small_files_chunks(config, files, size, notes, unchanged)
+                    continue
+                for file in files:
+                    read = partial(_file_chunks, config, file, size, notes)
+                    yield split, unchanged.chunks(file, read, notes.files) if unchanged else read([])
         return
     splits = _splits(config, source, notes)
-    if missing := [split for split in named or () if split not in splits]:
-        raise config.fault("dataset.splits", f"no split {', '.join(missing)}; the dataset has {', '.join(splits)}")
-    for split in named or splits:
+    for split in _chosen_splits(config, [*splits]):
         yield split, _table_chunks(config, splits[split], size, split, source=split)
+
+
+def _chosen_splits(config: PipelineConfig, splits: Sequence[str]) -> Sequence[str]:
+    """Return the splits that `dataset.splits` chooses.
+
+    Args:
+        splits: those of the source.
+
+    Raises:
+        ConfigError: one does not exist, or `dataset.val_split` has no rows to move or would add rows to a split.
+    """
+    chosen = config.dataset.splits or splits
+    if missing := [split for split in chosen if split not in splits]:
+        listed = ", ".join(splits)
+        hint = did_you_mean(missing[0], splits)
+        raise config.fault("dataset.splits", f"no split {', '.join(missing)}; the dataset has {listed}{hint}")
+    if config.dataset.val_split:
+        if TRAIN not in chosen:
+            message = f"has no effect: it moves rows of {TRAIN}, but the splits are {', '.join(chosen)}; omit it"
+            raise config.fault("dataset.val_split", message)
+        if VALIDATION in chosen:
+            remedy = f"omit it, or leave {VALIDATION} out of dataset.splits"
+            raise config.fault("dataset.val_split", f"the dataset has a split {VALIDATION} of its own; {remedy}")
+    return chosen
 
 
 def _splits(
@@ -162,7 +188,7 @@ def _file_chunks(
     config: PipelineConfig, file: SourceFile, size: ChunkSize, notes: SourceNotes, known: Sequence[KnownChunk]
 ) -> Iterator[InputChunk]:
     if file.format in ("parquet", "arrow"):
-        return _table_chunks(config, read_tables(file), size, TRAIN, file.name)
+        return _table_chunks(config, read_tables(file), size, file.split, file.name)
     return _record_chunks(config, file, size, notes, known)
 
 
@@ -204,7 +230,7 @@ def _group_chunks(
         bounds = [] if records.bounds_follow else [digest_bytes(block.bounds.tobytes())]
         digest = _chunk_digest(records, digest_bytes(block.data.data), block.skipped, *bounds)
         parse = partial(_parse_group, config, records, block, positions, members, first)
-        chunk = InputChunk(digest, TRAIN, runs, lambda: None, "line", size=len(block.data))
+        chunk = InputChunk(digest, members[0].file.split, runs, lambda: None, "line", size=len(block.data))
         yield from _parts(config, chunk, parse, block.hashes)
         first += len(positions)
         line += count
@@ -241,13 +267,13 @@ def _record_chunks(
     records, name = open_records(config.dataset, file), file.name  # tasks know no path: it can hold credentials
     position, rest = records.first_line, Rest(records.text)
     if records.restarts and known:
-        read, parts = partial(_file_chunks, config, file, size, notes), len(_parts_of(config, TRAIN))
+        read, parts = partial(_file_chunks, config, file, size, notes), len(_parts_of(config, file.split))
         groups = [known[at : at + parts] for at in range(0, len(known), parts)]
         stretches = [
             KnownStretch(group[0].digest, group[0].size, [known_chunk(chunk, file, read) for chunk in group])
             for group in groups
         ]
-        digest_of = partial(_first_digest, config, records)
+        digest_of = partial(_first_digest, config, file.split, records)
         rest = yield from unchanged_prefix(records.text, stretches, digest_of, lambda: records.finder(0), size)
         if rest.known:
             position = known[rest.known * parts].offset
@@ -261,7 +287,7 @@ def _record_chunks(
 
         offset, unit = _position(records, position)
         runs = (Run(file.name, offset=offset),)
-        chunk = InputChunk(digest, TRAIN, runs, lambda: None, unit, size=len(block.data))
+        chunk = InputChunk(digest, file.split, runs, lambda: None, unit, size=len(block.data))
         yield from _parts(config, chunk, parse, None if records.facts.get("inner") else block.hashes)
         position += count
         start += len(block.data) + sum(skipped.missing for skipped in block.skipped)
@@ -285,9 +311,9 @@ def _chunk_digest(records: RecordFile, content: str, skipped: Sequence[Skipped] 
     return digest_json([content, records.facts, *effect, *bounds])
 
 
-def _first_digest(config: PipelineConfig, records: RecordFile, content: str) -> str:
+def _first_digest(config: PipelineConfig, split: str, records: RecordFile, content: str) -> str:
     """Return the digest of the first chunk made from some bytes, given the digest of the bytes."""
-    digest, (first, *others) = _chunk_digest(records, content), _parts_of(config, TRAIN)
+    digest, (first, *others) = _chunk_digest(records, content), _parts_of(config, split)
     return _part_digest(digest, first) if others else digest
 
 

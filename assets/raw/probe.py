@@ -60,7 +60,7 @@ def probe() -> list[pa.Table]:
     """Return tables that change if the behaviour of a library changes."""
     tables: list[pa.Table] = []
     for name, content in _FILES.items():
-        opened = open_records(DatasetConfig(name=name), _Fixed(name, name, name.rpartition(".")[2], content))
+        opened = open_records(DatasetConfig(name=name), _Fixed(name, name, name.rpartition(".")[2], content=content))
         for block in opened.blocks():
             parsed = opened.parse(block.data, block.bounds, 0).positioned(None, name)
             tables += [parsed.table, parsed.rejects]

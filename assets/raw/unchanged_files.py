@@ -43,6 +43,8 @@ class UnchangedFiles:
             notes: what was detected in each file, by its name; this file's entry is added.
         """
         entry = self.files.find(file.path)
+        if entry and any(chunk.split != file.split for chunk in entry.chunks[:1]):
+            entry = None  # the file was in another split
         stored = list(takewhile(lambda chunk: self.is_stored(chunk.digest), entry.chunks)) if entry else []
         if entry and entry.untouched and len(stored) == len(entry.chunks):
             if entry.found:
@@ -77,7 +79,8 @@ class UnchangedFiles:
             return [(file.path, file.name) for file in files[start : start + count]]
 
         entry = self.files.find_group(following)
-        if entry and all(self.is_stored(chunk.digest) for chunk in entry.chunks):
+        same_split = entry and all(chunk.split == files[start].split for chunk in entry.chunks[:1])
+        if entry and same_split and all(self.is_stored(chunk.digest) for chunk in entry.chunks):
             notes |= entry.found
             for chunk in entry.chunks:
                 load = partial(_read_again, lambda _: read(group()), chunk.digest, chunk.runs[0].source)

@@ -24,7 +24,7 @@ from tokenloom.errors import SourceError, escaped
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.sources.hub import HubDataset, resolved_commit
 from tokenloom.resources.sources.resolve import DiskDataset, local_path, locate
-from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile, server_error
+from tokenloom.resources.sources.source_file import BLOCK_BYTES, SourceFile, SourceFiles, server_error
 from tokenloom.resources.sources.tfds import TfdsDataset
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.known_files import FileDigests, file_stamp
@@ -67,9 +67,11 @@ def source_state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
         return SourceState(digest_json([commit, _local_digests(store, config, beside)]), commit=commit)
     if isinstance(source, TfdsDataset) and source.folder is None:
         return SourceState(digest_json([source.name, _local_digests(store, config, beside)]))
-    if isinstance(source, list):
-        local = [(file.name, file.path) for file in source if not file.remote]
-        remote = [file for file in source if file.remote]
+    splits = list[str]()
+    if isinstance(source, SourceFiles):
+        local = [(file.name, file.path) for file in source.files if not file.remote]
+        remote = [file for file in source.files if file.remote]
+        splits = [file.split for file in source.files] if len(source.splits) > 1 or source.splits != ["train"] else []
     else:
         folder = source.path if isinstance(source, DiskDataset) else source.folder
         local, remote = [*_files_below(folder)] if folder else [], []
@@ -78,7 +80,7 @@ def source_state(config: PipelineConfig, store: ArtifactStore) -> SourceState:
     digests = _local_digests(store, config, [*local, *beside])
     stamps = [stamp for _, path in local if (stamp := file_stamp(path))]
     return SourceState(
-        digest_json([digests, [found for found, _ in stated]]),
+        digest_json([digests, [found for found, _ in stated], *([splits] if splits else [])]),
         files=len(local) + len(remote),
         bytes=None
         if any(size is None for _, size in stated)

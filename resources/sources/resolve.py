@@ -6,14 +6,17 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tokenloom.config import PipelineConfig
+from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.config.address import full_address
 from tokenloom.errors import (
+    ConfigError,
     SourceError,
     SourceUnavailableError,
     did_you_mean,
@@ -22,27 +25,35 @@ from tokenloom.errors import (
     redacted_address,
 )
 from tokenloom.resources.exceptions import first_line
+from tokenloom.resources.sources.data_folder import (
+    TRAIN,
+    files_below,
+    left_out,
+    listed,
+    named_splits,
+    readable,
+    splits_by_name,
+    without_documents,
+)
+from tokenloom.resources.sources.dataset_card import card_configs, chosen_config
 from tokenloom.resources.sources.hub import HubDataset
-from tokenloom.resources.sources.source_file import COMPRESSIONS, SourceFile
+from tokenloom.resources.sources.source_file import FORMATS, SourceFile, SourceFiles, format_of
 from tokenloom.resources.sources.tfds import PROTOCOL, TfdsDataset, is_tfds_folder
 
-FORMATS = {
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w-]*|[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+_TEXTS = frozenset(("json", "jsonl", "csv", "tsv", "text"))
+_READERS = {
+    "header": ("csv", "tsv"),
+    "delimiter": ("csv", "tsv"),
+    "lines_per_row": ("text",),
+    "root": ("json", "jsonl"),
+}
+"""The formats that each option of `dataset.reader` is for."""
+
 _STARS = re.compile(r"(?:\*\*/)+")
-_DISK_MARKS = ("dataset_dict.json", "dataset_info.json", "state.json")
+_DISK_MARKS = ("dataset_dict.json", "state.json")
 
 
 @dataclass(frozen=True)
@@ -67,15 +78,46 @@ def open_disk_dataset(source: DiskDataset) -> dict[str, Any]:
     return {str(split): rows for split, rows in loaded.items()} if isinstance(loaded, dict) else {"train": loaded}
 
 
-Source = list[SourceFile] | DiskDataset | HubDataset | TfdsDataset
+Source = SourceFiles | DiskDataset | HubDataset | TfdsDataset
 
 
 def locate(config: PipelineConfig) -> Source:
     """Resolve `dataset.name`.
 
     Raises:
-        ConfigError: a file does not exist, or its format is unknown.
+        ConfigError: a file does not exist, its format is unknown, its folder is not clear, or a setting of `dataset`
+            has no effect on the source.
     """
+    source = _located(config)
+    for setting, message in without_effect(config.dataset, source):
+        raise config.fault(f"dataset.{setting}", message)
+    return source
+
+
+def without_effect(dataset: DatasetConfig, source: Source) -> Iterator[tuple[str, str]]:
+    """Yield the settings of `dataset` that have no effect on a source, and why."""
+    is_hub, is_files = isinstance(source, HubDataset), isinstance(source, SourceFiles)
+    if dataset.config is not None and not is_hub and not (isinstance(source, SourceFiles) and source.config):
+        only = "only hub datasets, and local folders whose README.md declares configs, have them"
+        yield "config", f"has no effect: {dataset.name} has no configs, {only}; omit it"
+    if dataset.revision is not None and not is_hub:
+        yield "revision", f"has no effect: {dataset.name} is not a hub dataset, only these have revisions; omit it"
+    if dataset.format not in ("auto", "hub") and not is_files:
+        yield "format", f"has no effect: {dataset.name} is not a file or a folder of files; omit it"
+    formats = {file.format for file in source.files} if isinstance(source, SourceFiles) else set[str]()
+    shown = f"is read as {', '.join(sorted(formats))}" if formats else "is not a file or a folder of files"
+    if dataset.encoding != "auto" and not formats & _TEXTS:
+        yield "encoding", f"has no effect: {dataset.name} {shown}, which is not text; omit it"
+    for option, used in _READERS.items():
+        default = type(dataset.reader).model_fields[option].default
+        if getattr(dataset.reader, option) != default and not formats.intersection(used):
+            yield (
+                f"reader.{option}",
+                f"has no effect: it is for {' and '.join(used)}, but {dataset.name} {shown}; omit it",
+            )
+
+
+def _located(config: PipelineConfig) -> Source:
     name, declared = config.dataset.name, config.dataset.format
     if declared == "hub":
         if local_path(config, name) is not None:
@@ -92,7 +134,7 @@ def locate(config: PipelineConfig) -> Source:
         raise config.fault("dataset.name", f"{name} cannot be read: {error.strerror}") from error
     if found is not None:
         return found
-    if _HUB_ID.fullmatch(name) and not _format_of(name):
+    if _HUB_ID.fullmatch(name) and not format_of(name):
         return HubDataset(name)
     raise config.fault("dataset.name", f"no such file: {name}{_hint(config, name)}")
 
@@ -107,15 +149,63 @@ def _local(config: PipelineConfig, name: str) -> Source | None:
                 return TfdsDataset(name, path)
             if any((path / mark).exists() for mark in _DISK_MARKS):
                 return DiskDataset(path)
-            files = _data_files(path)
-            if not files:
-                raise config.fault("dataset.name", f"the folder {name} contains no file of a known format")
-            return [_file(config, os.path.join(path, file), file) for file in files]  # noqa: PTH118
+            return _folder(config, path)
         if path.is_file():
-            return [_file(config, str(path), path.name)]
+            return SourceFiles([_file(config, str(path), path.name)])
         if glob.has_magic(name) and (matches := _matches(path)):
-            return [_file(config, str(match), match.name) for match in matches]
+            files = [_file(config, str(match), match.name) for match in matches]
+            return SourceFiles(files, notices=_one_split([str(match) for match in matches]))
     return None
+
+
+def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
+    """Resolve a folder as `datasets.load_dataset` does: to the files of each split, by its README.md or their names."""
+    shown = config.dataset.name
+
+    def refuse(message: str) -> ConfigError:
+        return config.fault("dataset.name", f"the folder {shown}: {message}")
+
+    chosen = chosen_config(
+        card_configs(folder, refuse), config.dataset.config, partial(config.fault, "dataset.config"), refuse
+    )
+    below = os.path.join(folder, chosen.folder) if chosen and chosen.folder else str(folder)  # noqa: PTH118
+    if not os.path.isdir(below):  # noqa: PTH112
+        raise refuse(f"config {chosen.name if chosen else ''}: no folder {chosen.folder if chosen else ''}")
+    names = files_below(Path(below), hidden=bool(chosen and chosen.names_hidden))
+    splits = chosen.files(names, refuse) if chosen and chosen.patterns else splits_by_name(names, refuse)
+    read = readable(splits, config.dataset.format, refuse)
+    if not read:
+        named = [split for split, files in splits.items() if files and split != TRAIN]
+        why = f" in the splits that its names declare: {', '.join(named)}" if named else ""
+        raise config.fault("dataset.name", f"the folder {shown} contains no file of a known format{why}")
+    files = [
+        replace(_file(config, os.path.join(below, name), name), split=split)  # noqa: PTH118
+        for split, names_of_split in read.items()
+        for name in names_of_split
+    ]
+    if chosen:
+        chosen.refuse_parameters(config.dataset, DELIMITERS.get(files[0].format), refuse)
+    notices = []
+    if chosen or [*splits] != [TRAIN]:
+        origin = f"config {chosen.name} of README.md" if chosen else "splits by name"
+        notices.append(f"{origin}: " + "; ".join(f"{split}: {listed(files)}" for split, files in read.items()))
+    unread = left_out(names, (name for files in read.values() for name in files), splits)
+    return SourceFiles(
+        files, chosen and chosen.name, tuple(escaped(each) for each in (*notices, *filter(None, [unread])))
+    )
+
+
+def _one_split(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return a warning if names of files that are one split say that they are several."""
+    if len(paths) < 2:
+        return ()
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120
+    said = named_splits([os.path.relpath(path, root) for path in paths])
+    if not {*said} - {TRAIN}:
+        return ()
+    shown = "; ".join(f"{split}: {listed(names)}" for split, names in said.items())
+    remedy = "name the local folder instead to read it with its splits, or fewer files"
+    return (escaped(f"all files are read as the split {TRAIN}, but names say {shown}; {remedy}"),)
 
 
 def _unescaped(name: str) -> str:
@@ -138,36 +228,7 @@ def _matches(pattern: Path) -> list[Path]:
     return sorted(path for path in map(Path, paths) if path.is_file())
 
 
-def _data_files(folder: Path) -> list[str]:
-    """Return the files of known formats below a folder, except hidden ones and those of stores, relative to it, sorted.
-
-    They are plain strings, for there can be many thousands.
-    """
-    files: list[str] = []
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
-        if "FORMAT" in names and Path(parent, "FORMAT").read_bytes().startswith(b"tokenloom store "):
-            folders.clear()
-            continue
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        start = os.path.join(os.path.relpath(parent, folder), "").removeprefix("./")  # noqa: PTH118
-        files += [
-            start + name
-            for name in names
-            if not name.startswith(".") and _format_of(name) and os.path.isfile(f"{parent}/{name}")  # noqa: PTH113
-        ]
-    return sorted(_without_notes(files), key=lambda file: file.split("/"))
-
-
-def _without_notes(files: list[str]) -> list[str]:
-    """Return the files of a folder without Markdown, such as a README, unless it holds nothing else."""
-    return [file for file in files if not file.lower().endswith(".md")] or files
-
-
-def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
+def _remote(config: PipelineConfig, address: str) -> SourceFiles:
     """Resolve a URL: to one file, the files below a folder (if it ends with a slash), or those that match a glob."""
     import fsspec
 
@@ -182,22 +243,24 @@ def _remote(config: PipelineConfig, address: str) -> list[SourceFile]:
     shown = redacted_address(address).partition("?")[0].rstrip("/").rpartition("/")[2]
     folder = rest.endswith("/") and protocol not in ("http", "https")
     if not folder and not glob.has_magic(rest.partition("?")[0]):
-        return [_file(config, address, shown)]
+        return SourceFiles([_file(config, address, shown)])
     try:
         system, path = fsspec.url_to_fs(address)
         found = system.find(path) if folder else system.glob(path)
     except Exception as error:
         reason = first_line(error).replace(address, shown)
         raise SourceUnavailableError(f"{protocol}://…/{shown} cannot be listed: {reason}") from None
-    names = [str(name) for name in found if not folder or _format_of(str(name))]
-    names = sorted(_without_notes(names) if folder else names)
+    every = sorted(map(str, found))
+    names = without_documents([name for name in every if format_of(name)]) if folder else every
     if not names:
         raise config.fault("dataset.name", f"{protocol}://…/{shown} matches no file of a known format")
     root = f"{path.rstrip('/')}/" if folder else ""
-    return [
+    unread = left_out([name.removeprefix(root) for name in every], (name.removeprefix(root) for name in names))
+    files = [
         _file(config, system.unstrip_protocol(name), name.removeprefix(root) if folder else name.rpartition("/")[2])
         for name in names
     ]
+    return SourceFiles(files, notices=(*_one_split(names), *filter(None, [unread])))
 
 
 def _bases(config: PipelineConfig) -> list[Path]:
@@ -214,16 +277,9 @@ def local_path(config: PipelineConfig, name: str) -> Path | None:
     return None
 
 
-def _format_of(name: str) -> str | None:
-    stem, ending = os.path.splitext(name.rstrip("/"))  # noqa: PTH122
-    while ending.lower() in COMPRESSIONS:
-        stem, ending = os.path.splitext(stem)  # noqa: PTH122
-    return FORMATS.get(ending.lower())
-
-
 def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:
     declared = config.dataset.format
-    kind = declared if declared != "auto" else _format_of(name)
+    kind = declared if declared != "auto" else format_of(name)
     if kind is None:
         known = ", ".join(sorted(set(FORMATS.values())))
         raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")

@@ -35,6 +35,28 @@ LOST_CONNECTIONS = {
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 """fsspec's name of the compression of each file extension."""
 
+FORMATS = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+}
+
+
+def format_of(name: str) -> str | None:
+    """Return the format that a file name's ending tells, without that of its compression; None if it is unknown."""
+    stem, ending = os.path.splitext(name.rstrip("/"))  # noqa: PTH122
+    while ending.lower() in COMPRESSIONS:
+        stem, ending = os.path.splitext(stem)  # noqa: PTH122
+    return FORMATS.get(ending.lower())
+
 
 @dataclass(frozen=True)
 class SourceFile:
@@ -44,11 +66,13 @@ class SourceFile:
         path: path or URL, as fsspec opens it, with credentials.
         name: its name in messages and manifests, as `escaped` returns it.
         format: name of its format, such as `jsonl`.
+        split: the split that its rows belong to.
     """
 
     path: str = field(repr=False)
     name: str
     format: str
+    split: str = "train"
 
     @property
     def compressed(self) -> bool:
@@ -129,6 +153,25 @@ class SourceFile:
                 raise SourceError(f"{self.name}: no such file") from None
             reason = escaped(first_line(error).replace(self.path, self.name))
             raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """The files of a source, those of each split together.
+
+    Args:
+        config: the config of the folder's README.md that is read, or None.
+        notices: sentences about which files are which split, and which are not read.
+    """
+
+    files: list[SourceFile]
+    config: str | None = None
+    notices: tuple[str, ...] = ()
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits, in order."""
+        return [*dict.fromkeys(file.split for file in self.files)]
 
 
 def server_error(name: str, error: BaseException, path: str, where: str = "") -> TokenloomError:

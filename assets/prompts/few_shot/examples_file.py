@@ -18,6 +18,7 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import DatasetConfig, PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.sources.resolve import locate
+from tokenloom.resources.sources.source_file import SourceFiles
 from tokenloom.resources.tables.json_values import as_json
 
 Fault = Callable[[str], ConfigError]
@@ -71,11 +72,13 @@ def _read(config: PipelineConfig, name: str, fault: Fault) -> list[pa.Table]:
     source = config.model_copy(update={"dataset": DatasetConfig(name=name)})
     try:
         found = locate(source)
-        chunks = list(source_chunks(source)) if isinstance(found, list) else []
+        chunks = list(source_chunks(source)) if isinstance(found, SourceFiles) else []
     except ConfigError as error:
         raise fault(error.faults[0].message.removeprefix("dataset.name: ")) from error
-    if not isinstance(found, list):
+    if not isinstance(found, SourceFiles):
         raise fault(f"no such file: {name}")
+    if len(found.splits) > 1:
+        raise fault(f"{name} has the splits {', '.join(found.splits)}; name the files of one of them")
     outputs = [chunk.load() for chunk in chunks]
     for output in outputs:
         if output.rejects.num_rows:

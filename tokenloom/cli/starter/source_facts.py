@@ -27,6 +27,7 @@ from tokenloom.config.address import full_address
 from tokenloom.config.yaml_file import is_yaml
 from tokenloom.errors import ConfigError, redacted_address
 from tokenloom.resources.sources import resolve as sources
+from tokenloom.resources.sources.source_file import COMPRESSIONS, FORMATS, SourceFiles
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.artifact_store import inspected
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
@@ -107,6 +108,7 @@ class Inspection:
             place = setting if setting == "encoding" else f"reader.{setting}"
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
             lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
+        lines += [f"{notice[0].upper()}{notice[1:]}." for notice in notes.get("notices", ())]
         return [*lines, *([self.text_rows.reason] if self.text_rows else [])]
 
     def unused(self) -> tuple[list[str], list[str]]:
@@ -197,7 +199,7 @@ def inspect_source(
 def dataset_name(source: str) -> str:
     """Return a valid dataset name, made from the stem of a source."""
     path = Path(redacted_address(source).partition("?")[0] if "://" in source else source)
-    while path.suffix in (*sources.COMPRESSIONS, *sources.FORMATS):
+    while path.suffix in (*COMPRESSIONS, *FORMATS):
         path = path.with_suffix("")
     for part in (path.name, path.parent.name):
         if name := re.sub(r"[^A-Za-z0-9_.-]+", "_", part).strip("._-")[:100]:
@@ -228,13 +230,21 @@ def _declares_form(config: PipelineConfig) -> bool:
 
 
 def _refuse_unused(config: PipelineConfig, dataset: Mapping[str, Any]) -> None:
-    """Refuse options that do not apply to this kind of source."""
-    located, name = sources.locate(config), config.dataset.name
-    for option, things in (("config", "subsets"), ("revision", "revisions")):
-        if option in dataset and not isinstance(located, sources.HubDataset):
-            raise ConfigError.at(f"--{option}", f"{name} is not a hub dataset; only hub datasets have {things}")
-    if "splits" in dataset and isinstance(located, list):
-        raise ConfigError.at("--split", f"{name} is not split: rows of files are all in one split")
+    """Refuse options that do not apply to this source, by their names on the command line."""
+    options = {"config": "--config", "revision": "--revision", "reader": "--root"}
+    try:
+        located = sources.locate(config)
+    except ConfigError as error:
+        fault = error.faults[0]
+        setting, _, message = fault.message.removeprefix("dataset.").partition(": ")
+        option = options.get(setting.partition(".")[0])
+        if option is None or setting.partition(".")[0] not in dataset:
+            raise
+        raise ConfigError.at(option, message) from None
+    if "splits" in dataset and isinstance(located, SourceFiles):
+        split, name = dataset["splits"][0], config.dataset.name
+        if split not in located.splits:
+            raise ConfigError.at("--split", f"{name} has no split {split}; it has {', '.join(located.splits)}")
 
 
 def _refuse_style(found: Inspection) -> None:

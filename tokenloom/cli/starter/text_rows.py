@@ -10,7 +10,7 @@ from typing import Literal
 from tokenloom.assets.raw.formats.record_file import open_records
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.sources import resolve as sources
-from tokenloom.resources.sources.source_file import SourceFile
+from tokenloom.resources.sources.source_file import SourceFile, SourceFiles
 
 SAMPLED_FILES, SAMPLED_CHARACTERS = 16, 1 << 16
 """Files that are read, and characters of each."""
@@ -47,10 +47,11 @@ def detect_text_rows(config: PipelineConfig) -> TextRows | None:
     Raises:
         TokenloomError: a file cannot be read.
     """
-    files = sources.locate(config)
+    found = sources.locate(config)
     declared = "lines_per_row" in config.dataset.reader.model_fields_set
-    if declared or not isinstance(files, list) or any(file.format != "text" for file in files):
+    if declared or not isinstance(found, SourceFiles) or any(file.format != "text" for file in found.files):
         return None
+    files = found.files
     sampled = files[:: -(-len(files) // SAMPLED_FILES)]
     texts = {file.name: _start(config, file) for file in sampled}
     prose = {name: lines for name, lines in texts.items() if not _is_list(lines)}

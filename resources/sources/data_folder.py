@@ -1,0 +1,276 @@
+"""Which files of a local folder are which split, by the rules of `datasets.load_dataset(folder)`.
+
+`datasets` takes a second to import, and its functions for this are internal. So the rules are written here, and tests
+compare the result with the library's.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from glob import has_magic
+from pathlib import Path, PurePosixPath
+
+from tokenloom.resources.sources.source_file import FORMATS, format_of
+
+TRAIN = "train"
+KEYWORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SEPARATOR = "[-._ 0-9]"
+_SHARD = re.compile(r"data/([^/]+)-[0-9]{5}-of-[0-9]{5}[^/]*\.[^/]*")
+SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
+
+Refuse = Callable[[str], Exception]
+"""Returns the error about a folder, given what is wrong with it."""
+
+
+def _patterns(*forms: str) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
+    """Return patterns by split; `load_dataset` reads a file once for each one that it matches."""
+    return tuple(
+        (
+            split,
+            tuple(re.compile(form.format(word=word, sep=_SEPARATOR), re.DOTALL) for word in words for form in forms),
+        )
+        for split, words in KEYWORDS.items()
+    )
+
+
+_OF_FILES = _patterns("{word}{sep}.*", ".*{sep}{word}{sep}.*")
+_OF_FOLDERS = _patterns("{word}", "{word}{sep}.*", ".*{sep}{word}", ".*{sep}{word}{sep}.*")
+_ANY_KEYWORD = re.compile("|".join(word for words in KEYWORDS.values() for word in words))
+
+IGNORED = {"README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"}
+"""Files that `load_dataset` never reads as data."""
+
+_KNOWN_NOTES = IGNORED - {"config.json", "dummy_data.zip"}
+_METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}
+_PREFERRED = (".parquet", ".lance", ".vortex", ".arrow", ".jsonl", ".json", ".csv")
+"""Of endings that are equally frequent, the first of these is chosen."""
+
+_READ = {".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow", ".txt"}
+"""Endings that `load_dataset` reads too. Files with others that can be read (`.feather`, `.md`) are read only if a
+folder holds none of these."""
+
+_FAMILIES = {"tsv": "csv", "jsonl": "json"}
+_ARCHIVES = {".tar", ".tgz", ".zip", ".7z", ".rar", ".tbz2", ".txz", ".lz4"}
+_OTHERS = (
+    "geoparquet gpq conll conllu xml hdf5 h5 eval lance tsfile vortex fa fasta fna ffn faa frn afa gb gbk genbank "
+    "fq fastq pdb ent cif mmcif blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib png "
+    "apng jp2 j2k jpc jpf jpx j2c icns ico im iim tif tiff jfif jpe jpg jpeg msp pcd pxr pbm pgm ppm pnm psd bw "
+    "rgb rgba sgi ras tga icb vda vst webp wmf emf xbm xpm mpg aiff au avr caf flac htk svx mat4 mat5 mpc2k ogg "
+    "paf pvf raw rf64 sd2 sds ircam voc w64 wav nist wavex wve xi mp3 opus 3gp 3g2 asf flv m4v webm f4v wmv wma "
+    "ogm mxf nut mpeg avi mp4 mov mkv glb gltf ply stl pdf nii"
+)
+"""Endings of other data that `load_dataset` reads: images, sound, and formats of sciences."""
+
+_UNREAD = {f".{ending}" for ending in _OTHERS.split()}
+_DOCUMENT = re.compile(
+    r"((readme|licen[cs]e|copying)([-_. ].*)?|notice|authors|contributors|contributing|changelog|citation|requirements)"
+    r"\.(txt|text)",
+    re.IGNORECASE,
+)
+
+
+def files_below(folder: Path, hidden: bool = False) -> list[str]:
+    """Return all files below a folder, relative to it, sorted; none of stores, and hidden ones only if asked for.
+
+    They are plain strings, for there can be many thousands.
+    """
+    files: list[str] = []
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
+        if "FORMAT" in names and Path(parent, "FORMAT").read_bytes().startswith(b"tokenloom store "):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if hidden or not name.startswith(".")]
+        start = os.path.join(os.path.relpath(parent, folder), "").removeprefix("./")  # noqa: PTH118
+        files += [
+            start + name
+            for name in names
+            if (hidden or not name.startswith(".")) and os.path.isfile(f"{parent}/{name}")  # noqa: PTH113
+        ]
+    return sorted(files)
+
+
+def splits_by_name(names: Sequence[str], refuse: Refuse) -> dict[str, list[str]]:
+    """Return the files of each split, as names of files and folders tell them; all files are `train` if none does.
+
+    Args:
+        names: paths relative to the folder, sorted.
+
+    Raises:
+        The error of `refuse`: a file is in two splits or matches the name of one twice, which `load_dataset` would read
+            twice; or a split's name is not valid.
+    """
+    names = [name for name in names if _is_requested(name, "") and name.rpartition("/")[2] not in IGNORED]
+    shards: dict[str, list[str]] = {}
+    for name in names:
+        if found := _SHARD.fullmatch(name):
+            shards.setdefault(found[1], []).append(name)
+    if invalid := next((split for split in shards if not SPLIT_NAME.fullmatch(split)), None):
+        message = f"{shards[invalid][0]}: {invalid!r} is not a valid name of a split (letters, digits, _ and .)"
+        raise refuse(f"{message}; rename the file")
+    if shards:
+        return {split: shards[split] for split in dict.fromkeys((*KEYWORDS, *sorted(shards))) if split in shards}
+    if logs := [name for name in names if name.endswith(".eval")]:
+        return {"logs": logs}
+    return named_splits(names, refuse) or {TRAIN: list(names)}
+
+
+def named_splits(names: Sequence[str], refuse: Refuse | None = None) -> dict[str, list[str]]:
+    """Return the files whose folders, or else whose own names, contain the name of a split.
+
+    Args:
+        refuse: called for a file that `load_dataset` would read more than once; None keeps it in the first split.
+    """
+    for patterns, text_of in ((_OF_FOLDERS, posixpath.dirname), (_OF_FILES, posixpath.basename)):
+        texts = {text for text in map(text_of, names) if _ANY_KEYWORD.search(text)}
+        found = {text: hits for text in texts if (hits := _hits(text, patterns))}
+        splits: dict[str, list[str]] = {split: [] for split in KEYWORDS}
+        for name in names if found else ():
+            if not (hits := found.get(text_of(name))):
+                continue
+            if len(hits) > 1 and refuse is not None:
+                said = " and ".join(dict.fromkeys(hits)) if len({*hits}) > 1 else f"{hits[0]} in two ways"
+                message = f"{name}: its name says {said}, so load_dataset reads it twice"
+                raise refuse(f"{message}; rename it, or declare the splits in README.md (configs, data_files)")
+            splits[hits[0]].append(name)
+        if found:
+            return {split: files for split, files in splits.items() if files}
+    return {}
+
+
+def _hits(text: str, patterns: Iterable[tuple[str, tuple[re.Pattern[str], ...]]]) -> list[str]:
+    """Return the split of each pattern that a file name, or one of the folders of a path, matches."""
+    return [split for split, forms in patterns for form in forms if any(map(form.fullmatch, text.split("/")))]
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the files that a pattern of `data_files` matches.
+
+    Raises:
+        ValueError: the pattern is not valid.
+    """
+    pattern = posixpath.normpath(pattern)
+    if not has_magic(pattern):
+        return [name for name in names if name == pattern]
+    from fsspec.utils import glob_translate
+
+    accepted = re.compile(glob_translate(pattern))
+    ignored = IGNORED - {posixpath.basename(pattern)}
+    return [
+        name
+        for name in names
+        if accepted.match(name) and _is_requested(name, pattern) and posixpath.basename(name) not in ignored
+    ]
+
+
+def _is_requested(name: str, pattern: str) -> bool:
+    """Return whether a pattern names as many hidden parts, and folders that start with `__`, as the path has."""
+
+    def special(path: str) -> tuple[int, int]:
+        parts = PurePosixPath(path).parts
+        hidden = sum(part.startswith(".") and set(part) != {"."} for part in parts)
+        return hidden, sum(part.startswith("__") for part in parts[:-1])
+
+    return not ("__" in name or name.startswith(".") or "/." in name) or special(name) == special(pattern)
+
+
+def readable(splits: Mapping[str, Sequence[str]], declared: str, refuse: Refuse) -> dict[str, list[str]]:
+    """Return the files of each split that are read: those of the most frequent format, without documentation.
+
+    Args:
+        declared: `dataset.format`; files of this format are chosen if there are any.
+
+    Raises:
+        The error of `refuse`: most files are of a kind that is not read, or the splits have different formats.
+    """
+    chosen, endings = dict[str, list[str]](), dict[str, str]()
+    for split, names in splits.items():
+        kinds = {name: _family(kind) for name in names if (kind := format_of(name)) and _is_known(name)}
+        if declared != "auto" and (own := [name for name in kinds if kinds[name] == _family(declared)]):
+            chosen[split] = own
+        elif ending := _most_frequent(names):
+            if ending in _UNREAD:
+                raise refuse(f"most of its data are {ending} files, which are not read; name the files to read")
+            endings[split] = _family(FORMATS[ending])
+            chosen[split] = [name for name in kinds if kinds[name] == endings[split]]
+        else:
+            chosen[split] = without_documents([name for name in names if format_of(name)])
+    if len({*endings.values()}) > 1:
+        listed = ", ".join(f"{split}: {kind}" for split, kind in endings.items())
+        raise refuse(f"its splits have different formats ({listed}); name the files of one of them")
+    return {split: kept for split, names in chosen.items() if (kept := without_documents(names))}
+
+
+def _most_frequent(names: Sequence[str]) -> str | None:
+    """Return the ending that decides what is read; None if `load_dataset` knows none of the files."""
+    counts = Counter(
+        (f".{part}".lower(), base in _METADATA)
+        for base in (name.rpartition("/")[2] for name in names if _is_known(name))
+        for part in base.split(".")[1:]
+    )
+
+    def rank(counted: tuple[str, bool]) -> tuple[object, ...]:
+        ending, metadata = counted
+        return (not metadata, counts[counted], *(ending == other for other in _PREFERRED), ending)
+
+    return next((ending for ending, _ in sorted(counts, key=rank, reverse=True) if ending in _READ | _UNREAD), None)
+
+
+def _is_known(name: str) -> bool:
+    return any(f".{part}" in _READ or f".{part.lower()}" in _UNREAD for part in name.rpartition("/")[2].split(".")[1:])
+
+
+def _family(kind: str) -> str:
+    return _FAMILIES.get(kind, kind)
+
+
+def without_documents(names: Sequence[str]) -> list[str]:
+    """Return the files without Markdown, or texts such as `LICENSE.txt`, unless there are no others."""
+    kept = [name for name in names if not name.lower().endswith(".md")] or list(names)
+    return [name for name in kept if not _DOCUMENT.fullmatch(name.rpartition("/")[2])] or kept
+
+
+def left_out(
+    names: Sequence[str], read: Iterable[str], splits: Mapping[str, Sequence[str]] | None = None
+) -> str | None:
+    """Return a sentence about the data, archives and documentation that are not read, or None.
+
+    Args:
+        splits: the files of each split; None: all files are in one.
+    """
+    used = {*read}
+    placed = {*names} if splits is None else {name for files in splits.values() for name in files}
+    reasons: dict[str, list[str]] = {}
+    for name in names:
+        base = name.rpartition("/")[2]
+        endings = {f".{part}".lower() for part in base.split(".")[1:]}
+        if name in used or base in _KNOWN_NOTES or not endings & {*FORMATS, *_UNREAD, *_ARCHIVES}:
+            continue
+        if endings & _ARCHIVES:
+            reason = "archives, which are not unpacked"
+        elif base.lower().endswith(".md") or _DOCUMENT.fullmatch(base):
+            reason = "documentation"
+        elif name not in placed:
+            reason = "in no split"
+        else:
+            reason = "another format"
+        reasons.setdefault(reason, []).append(name)
+    if not reasons:
+        return None
+    return "not read: " + "; ".join(f"{listed(files)} ({reason})" for reason, files in reasons.items())
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
