@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from itertools import chain, count
 from pathlib import Path
 
 import dagster as dg
@@ -13,13 +13,15 @@ from tokenloom.assets.dagster.embedding import Embedding
 from tokenloom.errors import ConfigError
 
 
-def faulty_asset(path: Path, error: ConfigError, taken: Container[str], embedding: Embedding) -> dg.Definitions:
+def faulty_asset(path: Path, error: ConfigError, taken: set[str], embedding: Embedding) -> dg.Definitions:
     """Return an asset named after a faulty YAML, and its check `yaml`.
 
     Args:
-        taken: names of other datasets, as Dagster has them.
+        taken: names of other datasets and faulty YAMLs, as Dagster has them. The name of this one is added.
     """
-    name = plain_name(path.stem if plain_name(path.stem) not in taken else path.name)
+    stem, file = plain_name(path.stem), plain_name(path.name)
+    name = next(each for each in chain((stem, file), (f"{file}_{number}" for number in count(2))) if each not in taken)
+    taken.add(name)
     key = embedding.key(name, STAGES[-1])
     message = f"{path.name} is faulty, so this asset cannot run:\n\n{error}"
 

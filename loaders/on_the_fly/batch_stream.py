@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from tokenloom.errors import LoaderStateError
 from tokenloom.loaders.on_the_fly.lockstep import in_lockstep
 from tokenloom.loaders.on_the_fly.raw_rows import to_table
 from tokenloom.loaders.on_the_fly.row_encoder import Encoder
@@ -17,8 +18,10 @@ from tokenloom.loaders.on_the_fly.shares import Share
 from tokenloom.loaders.order.arguments import LARGEST_COUNT, epoch_number, integer
 from tokenloom.loaders.order.batch_plan import FILLER
 from tokenloom.loaders.order.ranks import place_among_ranks
+from tokenloom.loaders.order.resume_state import STATE_VERSION, check_same, count_in, epoch_in, fields_of
 from tokenloom.loaders.reading.batch import PaddingPolicy, to_tensors
 from tokenloom.loaders.reading.reader import SequenceReader
+from tokenloom.resources.digest import digest_bytes, digest_json
 from tokenloom.resources.tables.ragged import Ints
 
 
@@ -90,6 +93,11 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
         if not self._drop_last:
             yield from self._batches(pending, 1)
 
+    def _order(self) -> dict[str, Any]:
+        """Return what the batches of a rank depend on besides the rows."""
+        order = {"batch_size": self._batch_size, "shuffle": self._shuffle, "seed": self._seed}
+        return {**order, "drop_last": self._drop_last, "rank": self._rank, "world_size": self._world_size}
+
     @property
     def _lockstep(self) -> bool:
         """Whether ranks can exchange their numbers of batches."""
@@ -120,6 +128,9 @@ class StreamingDataset(IterableDataset[dict[str, Any]]):
 class StreamingLoader(DataLoader[Any]):
     """A DataLoader over a `StreamingDataset`. Each iteration is one epoch, after which it moves on to the next.
 
+    It resumes exactly, if the source has not changed: it encodes the epoch's batches again up to the position of the
+    state, and compares the last one of them.
+
     Args:
         dataset: the dataset, which builds the batches.
         num_workers: worker processes; 0: encode in this process.
@@ -128,15 +139,61 @@ class StreamingLoader(DataLoader[Any]):
     def __init__(self, dataset: StreamingDataset, num_workers: int = 0):
         super().__init__(dataset, batch_size=None, num_workers=integer("num_workers", num_workers, 0, LARGEST_COUNT))
         self._stream = dataset
+        self._place = 0, ""  # batches given in this epoch, and the digest of the last one
+        self._is_loaded = False  # whether the next iteration goes on from there
 
     def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (given, last), number = self._place if self._is_loaded else (0, ""), 0
+        self._place, self._is_loaded = (given, last), False
         batches = super().__iter__()
-        yield from in_lockstep(batches, self._stream._blank) if self._stream._lockstep else batches
+        for number, batch in enumerate(
+            in_lockstep(batches, self._stream._blank) if self._stream._lockstep else batches, 1
+        ):
+            if number == given and last != _digest(batch):
+                raise LoaderStateError(f"{_CHANGED}: batch {given} of epoch {self._stream.epoch} is another one")
+            if number > given:
+                self._place = number, _digest(batch)
+                yield batch
+        if number < given:
+            raise LoaderStateError(f"{_CHANGED}: it is at batch {given} of an epoch that now has {number}")
+        self._place = 0, ""
         self._stream.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
+        if epoch_number(epoch, 1) != self._stream.epoch:
+            self._place, self._is_loaded = (0, ""), False
         self._stream.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that was yielded."""
+        given, last = self._place
+        return {**self._settings(), "epoch": self._stream.epoch, "batches": given, "last": last}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume from a state: the next iteration encodes the batches before it again, without yielding them.
+
+        Raises:
+            LoaderStateError: the state is damaged, or is from another rank, order, or number of ranks or workers. On
+                iteration: the source or its encoding changed.
+        """
+        own = self._settings()
+        fields_of(state_dict, (*own, "epoch", "batches", "last"), STATE_VERSION)
+        check_same(state_dict, own)
+        epoch, given = epoch_in(state_dict, 1), count_in(state_dict, "batches")
+        self._stream.set_epoch(epoch)
+        self._place, self._is_loaded = (given, str(state_dict["last"])), True
+
+    def _settings(self) -> dict[str, Any]:
+        return {"version": STATE_VERSION, **self._stream._order(), "num_workers": self.num_workers}
+
+
+_CHANGED = "the state does not fit, because the source or its encoding changed"
+
+
+def _digest(batch: Mapping[str, Any]) -> str:
+    """Return a digest of the tokens of a batch."""
+    return digest_json([digest_bytes(batch[name].numpy().tobytes()) for name in batch if name.endswith("input_ids")])
 
 
 class _Pending:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import lzma
 import os
 import socket
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -34,6 +35,20 @@ LOST_CONNECTIONS = {
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 """fsspec's name of the compression of each file extension."""
+
+_STREAMS: Mapping[str, Callable[[], Any]] = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
+
+_CLEARLY = {
+    "requires too much memory": (
+        "it was compressed with a window of more than 128 MiB (zstd --long=28 or more); compress it again: "
+        "zstd -d --long=31 -c FILE | zstd -o NEW_FILE"
+    ),
+    "Dictionary mismatch": (
+        "it was compressed with a dictionary, which it does not contain; decompress it: zstd -d -D DICTIONARY FILE"
+    ),
+    "Unknown frame descriptor": "the data there are not zstd",
+}
+"""Messages of Arrow's zstd, and what they mean."""
 
 FORMATS = {
     ".json": "json",
@@ -136,6 +151,9 @@ class SourceFile:
         compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
         if compression == "zstd":  # unlike fsspec's, Arrow's decompressor detects truncated files
             return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
+        if compression in _STREAMS:
+            raw = cast(Any, fsspec.open(self.path, "rb", expand=False)).open()
+            return cast(Any, _Streams(raw, _STREAMS[compression]))
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()
 
     @contextmanager
@@ -152,7 +170,56 @@ class SourceFile:
             if isinstance(error, FileNotFoundError):
                 raise SourceError(f"{self.name}: no such file") from None
             reason = escaped(first_line(error).replace(self.path, self.name))
+            reason = next((clear for known, clear in _CLEARLY.items() if known in reason), reason)
             raise SourceError(f"{self.name}: cannot be read{where()}: {reason}") from error
+
+
+class _Streams:
+    """Reads the bzip2 or xz streams of a file one after the other, as their command-line tools do.
+
+    Python's own readers take damage at the start of a stream, and padding between streams, for the end of the file.
+
+    Args:
+        raw: the file.
+        decoder: returns a decompressor of one stream.
+    """
+
+    def __init__(self, raw: IO[bytes], decoder: Callable[[], Any]):
+        self._raw, self._new, self._decoder, self._ended = raw, decoder, decoder(), 0
+
+    def __enter__(self) -> _Streams:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._raw.close()
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` decompressed bytes; none at the end of the file.
+
+        Raises:
+            EOFError: a stream is truncated.
+            ValueError: something else than zeros or a stream comes after a stream.
+        """
+        found = b""
+        while not found:
+            data = b""
+            if self._decoder.eof:
+                data = self._decoder.unused_data.lstrip(b"\0")
+                while not data and (block := self._raw.read(BLOCK_BYTES)):
+                    data = block.lstrip(b"\0")
+                if not data:
+                    return b""
+                self._decoder, self._ended = self._new(), self._ended + 1
+            elif self._decoder.needs_input and not (data := self._raw.read(BLOCK_BYTES)):
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            try:
+                found = self._decoder.decompress(data, size)
+            except (OSError, lzma.LZMAError) as error:
+                if not self._ended:
+                    raise
+                streams = "stream" if self._ended == 1 else f"{self._ended} streams"
+                raise ValueError(f"the data after the complete {streams} are damaged, or not compressed") from error
+        return found
 
 
 @dataclass(frozen=True)

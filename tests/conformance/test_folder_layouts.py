@@ -84,8 +84,16 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "folders go before files": ("train/test.jsonl", "valid/train.jsonl"),
     "files outside of the folders": ("train/a.jsonl", "test/b.jsonl", "test.jsonl", "extra.jsonl"),
     "files in data": ("data/train.jsonl", "data/test.jsonl"),
-    "shards": ("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/test-00000-of-00001.parquet"),
-    "shards of any name": ("data/zeta-00000-of-00001.jsonl", "data/alpha-00000-of-00001.jsonl", "data/train-00000-of-00001.jsonl"),
+    "shards": (
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+        "data/test-00000-of-00001.parquet",
+    ),
+    "shards of any name": (
+        "data/zeta-00000-of-00001.jsonl",
+        "data/alpha-00000-of-00001.jsonl",
+        "data/train-00000-of-00001.jsonl",
+    ),
     "shards go before all": ("data/odd-00000-of-00001.jsonl", "test.jsonl", "train/a.jsonl"),
     "shards outside of data": ("odd-00000-of-00001.jsonl", "even-00000-of-00001.jsonl"),
     "shards with hashes": ("data/train-00000-of-00001-a1b2.parquet", "data/dev-00000-of-00001-c3d4.parquet"),
@@ -103,7 +111,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "plain text": ("a.txt", "sub/b.txt", "test.txt"),
     "arrow": ("train/a.arrow", "test/b.arrow"),
     "an archive": ("train.txt", "validation.txt", "raw.py"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +174,43 @@ def test_a_card_without_a_readme(tmp_path: Path, cache: Path) -> None:
 REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] = {
     "several configs": (FILES, TWO, {}, "dataset.config: README.md declares several configs; set it to one of a, b"),
     "an unknown config": (FILES, TWO, {"config": "c"}, "no config 'c'; README.md declares a, b"),
-    "two defaults": (FILES, TWO + "\n  default: true\n- config_name: default\n  data_files: y.jsonl", {}, "several default configs: b, default"),
-    "an unknown split": (("train.jsonl", "test.jsonl"), None, {"splits": ["tset"]}, "no split tset; the dataset has train, test; did you mean test?"),
-    "a file of two splits": (("train_test.jsonl", "a.jsonl"), None, {}, "train_test.jsonl: its name says train and test"),
-    "a file twice in a split": (("test-eval.jsonl", "train.jsonl"), None, {}, "test-eval.jsonl: its name says test in two ways"),
+    "two defaults": (
+        FILES,
+        TWO + "\n  default: true\n- config_name: default\n  data_files: y.jsonl",
+        {},
+        "several default configs: b, default",
+    ),
+    "an unknown split": (
+        ("train.jsonl", "test.jsonl"),
+        None,
+        {"splits": ["tset"]},
+        "no split tset; the dataset has train, test; did you mean test?",
+    ),
+    "a file of two splits": (
+        ("train_test.jsonl", "a.jsonl"),
+        None,
+        {},
+        "train_test.jsonl: its name says train and test",
+    ),
+    "a file twice in a split": (
+        ("test-eval.jsonl", "train.jsonl"),
+        None,
+        {},
+        "test-eval.jsonl: its name says test in two ways",
+    ),
     "a folder twice in a split": (("train_v1/train/a.jsonl",), None, {}, "its name says train in two ways"),
-    "formats that differ": (("train.jsonl", "test.csv"), None, {}, "splits have different formats (train: json, test: csv)"),
-    "a split that is no data": (("rows.jsonl", "test/conftest.py"), None, {}, "no file of a known format in the splits that its names declare: test"),
+    "formats that differ": (
+        ("train.jsonl", "test.csv"),
+        None,
+        {},
+        "splits have different formats (train: json, test: csv)",
+    ),
+    "a split that is no data": (
+        ("rows.jsonl", "test/conftest.py"),
+        None,
+        {},
+        "no file of a known format in the splits that its names declare: test",
+    ),
     "mostly images": (("a.png", "b.png", "rows.jsonl"), None, {}, "most of its data are .png files"),
     "logs": (("x.eval", "rows.jsonl"), None, {}, "most of its data are .eval files"),
     "a split's name": (("data/my-x-00000-of-00001.jsonl",), None, {}, "'my-x' is not a valid name of a split"),
@@ -183,7 +221,12 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] =
     "no such file": (FILES, one("z.jsonl"), {}, "no file z.jsonl"),
     "no match": (FILES, one("'z*.jsonl'"), {}, "no file matches z*.jsonl"),
     "a file twice": (FILES, one("[x.jsonl, '*.jsonl']"), {}, "lists x.jsonl twice"),
-    "a file in two splits": (FILES, one("[{split: a, path: x.jsonl}, {split: b, path: '*.jsonl'}]"), {}, "lists x.jsonl in a and b"),
+    "a file in two splits": (
+        FILES,
+        one("[{split: a, path: x.jsonl}, {split: b, path: '*.jsonl'}]"),
+        {},
+        "lists x.jsonl in a and b",
+    ),
     "a file outside": (FILES, one("../x.jsonl"), {}, "../x.jsonl is not in the folder"),
     "a URL": (FILES, one("https://example.org/x.jsonl"), {}, "is not in the folder"),
     "stars within a name": (FILES, one("'**.jsonl'"), {}, "**.jsonl: "),
@@ -194,16 +237,31 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] =
     "a separator": (("x.csv",), one("x.csv\n  sep: ';'"), {}, "sets sep: ';'; set dataset.reader.delimiter: ';'"),
     "a parameter": (("x.csv",), one("x.csv\n  skiprows: 3"), {}, "sets skiprows, which is not supported"),
     "a field": (("x.json",), one("x.json\n  field: data"), {}, "set dataset.reader.root: 'data[]'"),
-    "val_split beside validation": (("train.jsonl", "dev.jsonl"), None, {"val_split": 0.5}, "has a split validation of its own"),
+    "val_split beside validation": (
+        ("train.jsonl", "dev.jsonl"),
+        None,
+        {"val_split": 0.5},
+        "has a split validation of its own",
+    ),
     "val_split without train": (("test.jsonl",), None, {"val_split": 0.5}, "has no effect: it moves rows of train"),
     "config without configs": (("x.jsonl",), None, {"config": "en"}, "dataset.config: has no effect"),
     "revision of a folder": (("x.jsonl",), None, {"revision": "main"}, "dataset.revision: has no effect"),
     "encoding of Parquet": (("x.parquet",), None, {"encoding": "latin-1"}, "dataset.encoding: has no effect"),
-    "delimiter of JSON": (("x.jsonl",), None, {"reader": {"delimiter": ";"}}, "dataset.reader.delimiter: has no effect: it is for csv and tsv"),
+    "delimiter of JSON": (
+        ("x.jsonl",),
+        None,
+        {"reader": {"delimiter": ";"}},
+        "dataset.reader.delimiter: has no effect: it is for csv and tsv",
+    ),
     "header of text": (("x.txt",), None, {"reader": {"header": False}}, "dataset.reader.header: has no effect"),
-    "lines_per_row of CSV": (("x.csv",), None, {"reader": {"lines_per_row": "file"}}, "dataset.reader.lines_per_row: has no effect"),
+    "lines_per_row of CSV": (
+        ("x.csv",),
+        None,
+        {"reader": {"lines_per_row": "file"}},
+        "dataset.reader.lines_per_row: has no effect",
+    ),
     "root of CSV": (("x.csv",), None, {"reader": {"root": "data[]"}}, "dataset.reader.root: has no effect"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -225,15 +283,27 @@ NOTICES: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
     "one split": (("rows.jsonl", "load.py"), None, ""),
     "splits": (("train.jsonl", "test.jsonl"), None, "splits by name: train: train.jsonl; test: test.jsonl"),
     "a config": (FILES, one("x.jsonl"), "config a of README.md: train: x.jsonl"),
-    "many files": (("test/a.jsonl", *(f"train/{n}.jsonl" for n in range(9))), None, "train/0.jsonl, train/1.jsonl, train/2.jsonl and 6 more"),
+    "many files": (
+        ("test/a.jsonl", *(f"train/{n}.jsonl" for n in range(9))),
+        None,
+        "train/0.jsonl, train/1.jsonl, train/2.jsonl and 6 more",
+    ),
     "no split": (("test.jsonl", "rows.jsonl"), None, "not read: rows.jsonl (in no split)"),
     "another format": (("a.jsonl", "b.csv"), None, "not read: b.csv (another format)"),
-    "archives": (("a.jsonl", "b.tar", "c.zip", "d.tar.gz"), None, "not read: b.tar, c.zip, d.tar.gz (archives, which are not unpacked)"),
-    "texts of documentation": (("essay.txt", "LICENSE.txt", "readme.TXT"), None, "not read: LICENSE.txt, readme.TXT (documentation)"),
+    "archives": (
+        ("a.jsonl", "b.tar", "c.zip", "d.tar.gz"),
+        None,
+        "not read: b.tar, c.zip, d.tar.gz (archives, which are not unpacked)",
+    ),
+    "texts of documentation": (
+        ("essay.txt", "LICENSE.txt", "readme.TXT"),
+        None,
+        "not read: LICENSE.txt, readme.TXT (documentation)",
+    ),
     "Markdown": (("a.jsonl", "notes.md"), None, "not read: notes.md (documentation)"),
     "images": (("a.jsonl", "b.jsonl", "c.png"), None, "not read: c.png (another format)"),
     "a copy": (("a.jsonl", "a.jsonl.bak"), None, "not read: a.jsonl.bak"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NOTICES)

@@ -139,3 +139,31 @@ def test_owners_that_dagster_accepts_are_accepted(project: Project, owner: str) 
         if spec.key == asset_key("one", "raw")
     ]
     assert spec.owners == [owner]
+
+
+NAMES = {
+    "- and _": ("a-b.yaml", "a_b.yaml"),
+    "- . and _": ("a-b.yaml", "a.b.yaml", "a_b.yaml"),
+    "two suffixes": ("a.yaml", "a.yml"),
+    "names of files": ("a.yaml", "a.yml", "a_yml.yaml", "a_yml.yml"),
+    "a dataset of the same name": ("one.yml",),
+    "a dataset of the name of a file": ("two.yml", "two.yml.yaml"),
+    "other letters": ("\u00e9.yaml", "\u00fc.yaml"),
+    "case": ("A.yaml", "a.yaml", "One.yaml"),
+    "words of Dagster": ("config.yaml", "type.yaml", "config.yml"),
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_faulty_yamls_of_like_names_have_an_asset_each(project: Project, names: tuple[str, ...]) -> None:
+    before = {spec.key for spec in load_definitions(project.pipelines).resolve_all_asset_specs()}
+    for name in names:
+        (project.pipelines / name).write_text("dataset: {nam: rows}\n", encoding="utf-8")
+    definitions = load_definitions(project.pipelines)
+    dg.Definitions.validate_loadable(definitions)
+    specs = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
+    assert before <= specs.keys()
+    added = [specs[key].description or "" for key in specs.keys() - before]
+    assert sorted(text.partition(" is faulty")[0] for text in added) == sorted(names)
+    checked = {key.asset_key for key in definitions.resolve_asset_graph().asset_check_keys if key.name == "yaml"}
+    assert checked == specs.keys() - before

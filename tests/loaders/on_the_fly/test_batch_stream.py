@@ -15,7 +15,7 @@ import yaml
 from support.gloo_ranks import on_ranks
 from support.loaded_rows import LONGEST, Row, rows_of, settings, write_rows
 from tokenloom import DataPipeline
-from tokenloom.errors import ConfigError, DatasetNotFoundError
+from tokenloom.errors import ConfigError, DatasetNotFoundError, LoaderStateError
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +171,47 @@ def test_a_finished_epoch_moves_on_to_another_order_of_the_same_rows(source: Pat
     assert first != second
     assert sorted(first) == sorted(second)
     assert rows_of(loader) == first
+
+
+def streaming_loader(source: Path, workers: int, packing: str = "none", seed: int = 0) -> Any:
+    dataset = {**yaml.safe_load(source.read_text(encoding="utf-8"))["dataset"], "streaming": True}
+    loading = {"num_workers": workers, "batch_size": 4, "seed": seed}
+    path = changed(source, "resumed", dataset=dataset, dataloader=loading, length={"packing": packing})
+    return DataPipeline.from_config(path, store=source.parent / "unused").unwrap().get_dataloader().unwrap()
+
+
+@pytest.mark.parametrize(("workers", "packing"), [(0, "none"), (2, "none"), (0, "best_fit")])
+def test_a_stream_resumes_exactly(source: Path, workers: int, packing: str) -> None:
+    whole = streaming_loader(source, workers, packing)
+    epochs = [[batch["input_ids"].tolist() for batch in whole] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    for epoch, step in ((0, 1), (0, len(epochs[0])), (1, 3)):
+        loader = streaming_loader(source, workers, packing)
+        loader.set_epoch(epoch)
+        for number, _ in enumerate(loader, 1):
+            if number == step:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        resumed = streaming_loader(source, workers, packing)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert [batch["input_ids"].tolist() for batch in resumed] == epochs[epoch][step:]
+        if epoch == 0:
+            assert [batch["input_ids"].tolist() for batch in resumed] == epochs[1]
+
+
+def test_a_state_of_a_stream_that_changed_is_refused(source: Path) -> None:
+    loader = streaming_loader(source, 0)
+    next(iter(loader))
+    state = loader.state_dict()
+    for other, message in (
+        ({**state, "last": "0"}, "batch 1 of epoch 0 is another one"),
+        ({**state, "batches": 10_000}, "it is at batch 10000 of an epoch that now has"),
+    ):
+        resumed = streaming_loader(source, 0)
+        resumed.load_state_dict(other)
+        with pytest.raises(LoaderStateError, match=message):
+            next(iter(resumed))
+    for wrong, message in (({**state, "seed": 1}, "seed is 1 in the state, 0 here"), ({}, "no version")):
+        with pytest.raises(LoaderStateError, match=message):
+            streaming_loader(source, 0).load_state_dict(wrong)
