@@ -75,6 +75,10 @@ class DataPipeline:
         target = open_target(self.config, self.store, limit=limit)
         reports = list(target.run_all())
         target.publish()
+        for report in reports:
+            if report.name.rpartition("/")[2] == "raw":
+                for notice in report.notices:
+                    _LOG.warning("%s: %s", report.name, notice)
         for build in target.builds.values():
             if unused := build.manifest("columns").notes.get("unused_columns"):
                 _LOG.warning("%s: %s", build.name, unused_notice(unused))
@@ -210,8 +214,6 @@ class DataPipeline:
             message = "needs row lengths, which streaming does not know in advance; set dataset.streaming to false"
             raise self.config.fault("dataloader.token_budget", message)
         first_chunks = _first_chunks(self.config, split)
-        if not first_chunks:
-            raise DatasetNotFoundError(f"{self.config.dataset.name} has no split {split!r}")
         engine, tables = PromptEngine(self.config, first_chunks), partial(_raw_tables, self.config, split)
         policy = PaddingPolicy(
             engine.pad_token_id, tokenizer.padding, tokenizer.padding_side, tokenizer.max_length, engine.packed
@@ -316,7 +318,21 @@ def _raw_tables(config: PipelineConfig, split: str) -> Iterator[pa.Table]:
 
 
 def _first_chunks(config: PipelineConfig, split: str | None = None) -> list[pa.Table]:
-    """Return the first chunk of each file of a split, or of all splits. Together they show the columns."""
-    from tokenloom.assets.raw.chunks import source_chunks
+    """Return the first chunk of each file of a split, or of all splits. Together they show the columns.
 
-    return [chunk.load().table for chunk in source_chunks(config, heads=True) if split in (None, chunk.split)]
+    Args:
+        split: for a loader, which reads no other; what is noteworthy of the source is then logged.
+
+    Raises:
+        DatasetNotFoundError: there is no such split.
+    """
+    from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
+
+    notes = SourceNotes()
+    chunks = list(source_chunks(config, heads=True, notes=notes))
+    splits = [*dict.fromkeys(chunk.split for chunk in chunks)]
+    if split is not None and split not in splits:
+        raise DatasetNotFoundError(f"{config.dataset.name} has no split {split!r}; it has {', '.join(splits)}")
+    for notice in notes.notices if split is not None else ():
+        _LOG.warning("%s: %s", config.dataset_name, notice)
+    return [chunk.load().table for chunk in chunks if split in (None, chunk.split)]

@@ -98,10 +98,9 @@ def without_effect(dataset: DatasetConfig, source: Source) -> Iterator[tuple[str
     """Yield the settings of `dataset` that have no effect on a source, and why."""
     is_hub, is_files = isinstance(source, HubDataset), isinstance(source, SourceFiles)
     if dataset.config is not None and not is_hub and not (isinstance(source, SourceFiles) and source.config):
-        only = "only hub datasets, and local folders whose README.md declares configs, have them"
-        yield "config", f"has no effect: {dataset.name} has no configs, {only}; omit it"
+        yield "config", f"has no effect: {dataset.name} declares no configs; omit it"
     if dataset.revision is not None and not is_hub:
-        yield "revision", f"has no effect: {dataset.name} is not a hub dataset, only these have revisions; omit it"
+        yield "revision", f"has no effect: {dataset.name} is not a hub dataset; omit it"
     if dataset.format not in ("auto", "hub") and not is_files:
         yield "format", f"has no effect: {dataset.name} is not a file or a folder of files; omit it"
     formats = {file.format for file in source.files} if isinstance(source, SourceFiles) else set[str]()

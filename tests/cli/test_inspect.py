@@ -467,9 +467,9 @@ def test_files_and_roots_with_control_characters_build(folder: Path, capsys: pyt
         (["--out", ""], "--out: is empty; name a file, or - for stdout"),
         (["--out", "nodir/x.yaml"], "--out: no such folder: nodir"),
         (["--out", "folder"], "--out: folder is a folder; name a file"),
-        (["--config", "x"], "--config: small.jsonl is not a hub dataset; only hub datasets have subsets"),
-        (["--revision", "x"], "--revision: small.jsonl is not a hub dataset; only hub datasets have revisions"),
-        (["--split", "train"], "--split: small.jsonl is not split: rows of files are all in one split"),
+        (["--config", "x"], "--config: has no effect: small.jsonl declares no configs; omit it"),
+        (["--revision", "x"], "--revision: has no effect: small.jsonl is not a hub dataset; omit it"),
+        (["--split", "test"], "--split: small.jsonl has no split test; it has train"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_before_reading(

@@ -18,6 +18,7 @@ from tokenloom.assets.building.stages import STAGES, stage_named
 from tokenloom.assets.stage.definition import ChunkSize
 from tokenloom.config import PipelineConfig, Section
 from tokenloom.config.faults import section_of
+from tokenloom.errors import ConfigError
 from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store import ArtifactStore
 
@@ -34,6 +35,7 @@ NOTHING: frozenset[str] = frozenset()
 TEXTS = frozenset({"prompts", "tokens", "sequences"})
 ROWS = frozenset({"raw", "schema", "columns"}) | TEXTS
 IDS = frozenset({"tokenizer", "tokens", "sequences"})
+REFUSED = frozenset({"refused, because it has no effect"})
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Case:
         return f"{self.kind}: {self.setting}={told[:20]}"
 
 
+CARD = """---
+configs:
+- {config_name: first, data_files: train.jsonl, default: true}
+- {config_name: second, data_files: other.jsonl}
+---
+"""
 SHOTS = {"prompt_template.few_shot.count": 2}
 SPLIT, SMART, RIGHT = (
     {"length.strategy": name, "tokenizer.max_length": 200} for name in ("split", "smart", "truncate_right")
@@ -103,8 +111,10 @@ CASES = [
     Case("version", "1.0", NOTHING),
     Case("name", "other", NOTHING),
     Case("dataset.name", "renamed.jsonl", NOTHING),
-    Case("dataset.config", "other", NOTHING),
-    Case("dataset.revision", "main", NOTHING),
+    Case("dataset.config", "first", NOTHING, "folder"),
+    Case("dataset.config", "second", ROWS, "folder"),
+    Case("dataset.config", "other", REFUSED),
+    Case("dataset.revision", "main", REFUSED),
     Case("dataset.splits", ["train"], NOTHING),
     Case("dataset.splits", ["train"], NOTHING, "saved"),
     Case("dataset.val_split", 0.3, ROWS),
@@ -113,12 +123,12 @@ CASES = [
     Case("dataset.encoding", "utf-8", NOTHING),
     Case("dataset.encoding", "latin-1", ROWS),
     Case("dataset.reader.header", True, ROWS, "csv"),
-    Case("dataset.reader.header", True, NOTHING),
+    Case("dataset.reader.header", True, REFUSED),
     Case("dataset.reader.delimiter", ",", NOTHING, "csv"),
     Case("dataset.reader.delimiter", "|", ROWS, "csv"),
     Case("dataset.reader.max_record_bytes", 1 << 20, NOTHING),
     Case("dataset.reader.lines_per_row", "paragraph", ROWS, "text"),
-    Case("dataset.reader.lines_per_row", "paragraph", NOTHING, "csv"),
+    Case("dataset.reader.lines_per_row", "paragraph", REFUSED, "csv"),
     Case("dataset.reader.root", "a[]", NOTHING, "nested"),
     Case("dataset.reader.root", "b[]", ROWS, "nested"),
     Case("dataset.streaming", True, NOTHING),
@@ -231,6 +241,7 @@ class Datasets:
             "fields": ("small.jsonl", PROMPT),
             "train": ("small.jsonl", PROMPT),
             "saved": ("saved", PROMPT),
+            "folder": ("folder", PROMPT),
             "chat": ("talks.jsonl", {}),
             "csv": ("small.csv", {"format_type": "text"}),
             "text": ("small.txt", {"format_type": "text"}),
@@ -255,6 +266,10 @@ class Datasets:
         found = [{**row, "output": f"{row['output']} </s> of the end"} for row in found]
         for name, some in (("small", found), ("renamed", found), ("shots", rows(5, seed=7))):
             (folder / f"{name}.jsonl").write_text(_lines(some))
+        (folder / "folder").mkdir()
+        for name, some in (("train", found), ("other", rows(COUNT, seed=5))):
+            (folder / "folder" / f"{name}.jsonl").write_text(_lines(some))
+        (folder / "folder" / "README.md").write_text(CARD)
         talks = [[_said("user", row["instruction"]), _said("assistant", row["output"])] for row in found]
         (folder / "talks.jsonl").write_text(_lines([{"messages": talk} for talk in talks]))
         cells = [f"{row['output']},{row['instruction']}|{number}" for number, row in enumerate(found)]
@@ -326,6 +341,10 @@ def test_a_changed_setting_computes_the_stages_that_read_it(made: Datasets, case
     shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copy)
     value = f"../{case.value}" if case.setting == "tokenizer.name_or_path" else case.value
     _set(settings, case.setting, value)
+    if case.computed == REFUSED:
+        with pytest.raises(ConfigError, match=f"{case.setting}: has no effect"):
+            made.build(tmp_path / "copy", settings)
+        return
     done = made.build(tmp_path / "copy", settings)
     assert {name for name in STAGES if done[name].chunks_reused < done[name].chunks} == case.computed
     assert done["raw"].chunks > 2

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     text = "YAML file to write, or - for stdout (default: named after SOURCE; none with --json or if SOURCE is a YAML)"
     parser.add_argument("--out", metavar="FILE", help=text)
     parser.add_argument("--force", action="store_true", help="overwrite an existing YAML file")
-    parser.add_argument("--config", metavar="SUBSET", help="hub subset")
+    parser.add_argument("--config", metavar="SUBSET", help="config of a hub dataset, or of a folder with a README.md")
     parser.add_argument("--revision", metavar="REVISION", help="hub revision: a branch, tag or commit")
     parser.add_argument("--split", metavar="SPLIT", help="only this split (default: all splits)")
     parser.add_argument("--root", metavar="PATH", help="path to the rows of nested JSON, e.g. data[].qas[]")

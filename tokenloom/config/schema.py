@@ -93,16 +93,18 @@ class DatasetConfig(Section):
     """A hub id, a file, a folder, a glob, a `save_to_disk` folder, or an fsspec URL. Relative paths are looked up in
     the YAML's folder, then in the working directory."""
     config: str | None = None
-    """Hub subset."""
+    """Config (subset) of a hub dataset, or of a local folder whose README.md declares configs."""
     revision: str | None = None
     """Hub revision: a branch, tag or commit."""
     splits: Names | None = None
-    """Splits to use. Default: all. Plain files have one split, `train`."""
+    """Splits to use. Default: all. A local folder has those that `datasets.load_dataset` reads in it; a file, a glob or
+    a URL has one, `train`."""
     val_split: Fraction = 0.0
-    """Fraction of `train` to move to `validation`. The split of a row depends only on its content, so appending rows
+    """Fraction of `train` to move to `validation`, for sources without one. The split of a row depends only on its content, so appending rows
     never moves existing ones."""
     format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
-    """File format. `auto` detects it from the file extension, then from the first bytes."""
+    """File format. `auto` detects it from the file extension, then from the first bytes. Of a folder, files with this
+    format are read; default: with the most frequent one."""
     encoding: str = "auto"
     """Encoding of text formats. `auto` follows the byte-order mark if there is one, else assumes UTF-8; CSV, TSV and
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
