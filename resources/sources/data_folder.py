@@ -11,7 +11,9 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from glob import has_magic
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from tokenloom.resources.sources.source_file import FORMATS, format_of
@@ -43,7 +45,7 @@ def _patterns(*forms: str) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...
 
 _OF_FILES = _patterns("{word}{sep}.*", ".*{sep}{word}{sep}.*")
 _OF_FOLDERS = _patterns("{word}", "{word}{sep}.*", ".*{sep}{word}", ".*{sep}{word}{sep}.*")
-_ANY_KEYWORD = re.compile("|".join(word for words in KEYWORDS.values() for word in words))
+_ANY_KEYWORD = re.compile(f"(^|[-._ 0-9/])({'|'.join(chain(*KEYWORDS.values()))})([-._ 0-9/]|$)")
 
 IGNORED = {"README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"}
 """Files that `load_dataset` never reads as data."""
@@ -82,23 +84,25 @@ def files_below(folder: Path, hidden: bool = False) -> list[str]:
 
     They are plain strings, for there can be many thousands.
     """
-    files: list[str] = []
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=False):
-        if "FORMAT" in names and Path(parent, "FORMAT").read_bytes().startswith(b"tokenloom store "):
-            folders.clear()
+    files, pending = list[str](), [""]
+    while pending:
+        start = pending.pop()
+        with os.scandir(f"{folder}/{start}") as entries:
+            found = list(entries)
+        if any(entry.name == "FORMAT" for entry in found) and _is_store(folder / start):
             continue
-        folders[:] = [name for name in folders if hidden or not name.startswith(".")]
-        start = os.path.join(os.path.relpath(parent, folder), "").removeprefix("./")  # noqa: PTH118
-        files += [
-            start + name
-            for name in names
-            if (hidden or not name.startswith(".")) and os.path.isfile(f"{parent}/{name}")  # noqa: PTH113
-        ]
+        for entry in found:
+            if entry.name.startswith(".") and not hidden:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(f"{start}{entry.name}/")
+            elif entry.is_file():
+                files.append(start + entry.name)
     return sorted(files)
+
+
+def _is_store(folder: Path) -> bool:
+    return (folder / "FORMAT").read_bytes().startswith(b"tokenloom store ")
 
 
 def splits_by_name(names: Sequence[str], refuse: Refuse) -> dict[str, list[str]]:
@@ -228,7 +232,12 @@ def _most_frequent(names: Sequence[str]) -> str | None:
 
 
 def _is_known(name: str) -> bool:
-    return any(f".{part}" in _READ or f".{part.lower()}" in _UNREAD for part in name.rpartition("/")[2].split(".")[1:])
+    return _have_known(name.rpartition("/")[2].partition(".")[2])
+
+
+@lru_cache(4096)
+def _have_known(endings: str) -> bool:
+    return any(f".{part}" in _READ or f".{part.lower()}" in _UNREAD for part in endings.split("."))
 
 
 def _family(kind: str) -> str:
@@ -253,9 +262,10 @@ def left_out(
     placed = {*names} if splits is None else {name for files in splits.values() for name in files}
     reasons: dict[str, list[str]] = {}
     for name in names:
-        base = name.rpartition("/")[2]
+        if name in used or (base := name.rpartition("/")[2]) in _KNOWN_NOTES:
+            continue
         endings = {f".{part}".lower() for part in base.split(".")[1:]}
-        if name in used or base in _KNOWN_NOTES or not endings & {*FORMATS, *_UNREAD, *_ARCHIVES}:
+        if not endings & (FORMATS.keys() | _UNREAD | _ARCHIVES):
             continue
         if endings & _ARCHIVES:
             reason = "archives, which are not unpacked"

@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -167,7 +167,7 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
     chosen = chosen_config(
         card_configs(folder, refuse), config.dataset.config, partial(config.fault, "dataset.config"), refuse
     )
-    below = os.path.join(folder, chosen.folder) if chosen and chosen.folder else str(folder)  # noqa: PTH118
+    below = str(folder / chosen.folder) if chosen and chosen.folder else str(folder)
     if not os.path.isdir(below):  # noqa: PTH112
         raise refuse(f"config {chosen.name if chosen else ''}: no folder {chosen.folder if chosen else ''}")
     names = files_below(Path(below), hidden=bool(chosen and chosen.names_hidden))
@@ -178,7 +178,7 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
         why = f" in the splits that its names declare: {', '.join(named)}" if named else ""
         raise config.fault("dataset.name", f"the folder {shown} contains no file of a known format{why}")
     files = [
-        replace(_file(config, os.path.join(below, name), name), split=split)  # noqa: PTH118
+        _file(config, f"{below}/{name}", name, split)
         for split, names_of_split in read.items()
         for name in names_of_split
     ]
@@ -276,13 +276,13 @@ def local_path(config: PipelineConfig, name: str) -> Path | None:
     return None
 
 
-def _file(config: PipelineConfig, path: str, name: str) -> SourceFile:
+def _file(config: PipelineConfig, path: str, name: str, split: str = TRAIN) -> SourceFile:
     declared = config.dataset.format
     kind = declared if declared != "auto" else format_of(name)
     if kind is None:
         known = ", ".join(sorted(set(FORMATS.values())))
         raise config.fault("dataset.name", f"{escaped(name)}: unknown format; set dataset.format to one of {known}")
-    return SourceFile(path, escaped(name), kind)
+    return SourceFile(path, escaped(name), kind, split)
 
 
 def _hint(config: PipelineConfig, name: str) -> str:

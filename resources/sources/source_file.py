@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from typing import IO, Any, cast
 
@@ -67,7 +68,12 @@ FORMATS = {
 
 def format_of(name: str) -> str | None:
     """Return the format that a file name's ending tells, without that of its compression; None if it is unknown."""
-    stem, ending = os.path.splitext(name.rstrip("/"))  # noqa: PTH122
+    return _format_of_endings(name.rstrip("/").rpartition("/")[2][1:].partition(".")[2])
+
+
+@lru_cache(4096)  # a folder can have many thousands of files
+def _format_of_endings(endings: str) -> str | None:
+    stem, ending = os.path.splitext(f"file.{endings}")  # noqa: PTH122
     while ending.lower() in COMPRESSIONS:
         stem, ending = os.path.splitext(stem)  # noqa: PTH122
     return FORMATS.get(ending.lower())

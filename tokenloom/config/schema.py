@@ -100,8 +100,8 @@ class DatasetConfig(Section):
     """Splits to use. Default: all. A local folder has those that `datasets.load_dataset` reads in it; a file, a glob or
     a URL has one, `train`."""
     val_split: Fraction = 0.0
-    """Fraction of `train` to move to `validation`, for sources without one. The split of a row depends only on its content, so appending rows
-    never moves existing ones."""
+    """Fraction of `train` to move to `validation`, for sources without one. The split of a row depends only on its
+    content, so appending rows never moves existing ones."""
     format: Literal["auto", "json", "jsonl", "csv", "tsv", "parquet", "arrow", "text", "hub"] = "auto"
     """File format. `auto` detects it from the file extension, then from the first bytes. Of a folder, files with this
     format are read; default: with the most frequent one."""
