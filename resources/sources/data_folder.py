@@ -209,11 +209,13 @@ def readable(splits: Mapping[str, Sequence[str]], declared: str, refuse: Refuse)
             endings[split] = _family(FORMATS[ending])
             chosen[split] = [name for name in kinds if kinds[name] == endings[split]]
         else:
-            chosen[split] = without_documents([name for name in names if format_of(name)])
+            chosen[split] = [name for name in names if format_of(name)]
     if len({*endings.values()}) > 1:
         listed = ", ".join(f"{split}: {kind}" for split, kind in endings.items())
         raise refuse(f"its splits have different formats ({listed}); name the files of one of them")
-    return {split: kept for split, names in chosen.items() if (kept := without_documents(names))}
+    kept = {*without_documents([*chain(*chosen.values())])}
+    found = {split: [name for name in names if name in kept] for split, names in chosen.items()}
+    return {split: names for split, names in found.items() if names}
 
 
 def _most_frequent(names: Sequence[str]) -> str | None:
@@ -250,10 +252,8 @@ def without_documents(names: Sequence[str]) -> list[str]:
     return [name for name in kept if not _DOCUMENT.fullmatch(name.rpartition("/")[2])] or kept
 
 
-def left_out(
-    names: Sequence[str], read: Iterable[str], splits: Mapping[str, Sequence[str]] | None = None
-) -> str | None:
-    """Return a sentence about the data, archives and documentation that are not read, or None.
+def left_out(names: Sequence[str], read: Iterable[str], splits: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """Return a sentence about the data, archives and documentation that are not read, if there are any.
 
     Args:
         splits: the files of each split; None: all files are in one.
@@ -276,9 +276,8 @@ def left_out(
         else:
             reason = "another format"
         reasons.setdefault(reason, []).append(name)
-    if not reasons:
-        return None
-    return "not read: " + "; ".join(f"{listed(files)} ({reason})" for reason, files in reasons.items())
+    told = "; ".join(f"{listed(files)} ({reason})" for reason, files in reasons.items())
+    return [f"not read: {told}"] if told else []
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -17,11 +17,9 @@ from tokenloom.config.small_file import read_small_file
 from tokenloom.config.yaml_file import MOST_NODES, Loader, check_expansion
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.sources.data_folder import SPLIT_NAME, TRAIN, Refuse, matching
+from tokenloom.resources.sources.hub import LARGEST_CARD
 
 CARDS = ("README.md", ".huggingface.yaml")
-LARGEST_CARD = 16 << 20
-"""Most bytes that a dataset's card can have."""
-
 _BLOCK = re.compile(r"^(\s*---[\r\n]+)([\S\s]*?)([\r\n]+---(\r\n|\n|$))")
 _WITHOUT_EFFECT = {
     "config_name",
@@ -180,8 +178,8 @@ def _patterns(name: str, files: Any, refuse: Refuse) -> dict[str, list[str]] | N
 
 def chosen_config(
     configs: Sequence[CardConfig], wanted: str | None, declared: Callable[[str], Exception], refuse: Refuse
-) -> CardConfig | None:
-    """Return the config that is read; None if the card declares none.
+) -> CardConfig:
+    """Return the config that is read; one without a name if the card declares none.
 
     Args:
         wanted: `dataset.config`.
@@ -201,4 +199,4 @@ def chosen_config(
         raise refuse(f"its README.md declares several default configs: {both}; set dataset.config")
     if configs and not default:
         raise declared(f"README.md declares several configs; set it to one of {', '.join(names)}")
-    return default[0] if default else None
+    return default[0] if default else CardConfig("")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +96,22 @@ def locate(config: PipelineConfig) -> Source:
 
 def without_effect(dataset: DatasetConfig, source: Source) -> Iterator[tuple[str, str]]:
     """Yield the settings of `dataset` that have no effect on a source, and why."""
-    is_hub, is_files = isinstance(source, HubDataset), isinstance(source, SourceFiles)
-    if dataset.config is not None and not is_hub and not (isinstance(source, SourceFiles) and source.config):
+    is_hub, files = isinstance(source, HubDataset), source if isinstance(source, SourceFiles) else SourceFiles([])
+    if dataset.config is not None and not is_hub and not files.config:
         yield "config", f"has no effect: {dataset.name} declares no configs; omit it"
     if dataset.revision is not None and not is_hub:
         yield "revision", f"has no effect: {dataset.name} is not a hub dataset; omit it"
-    if dataset.format not in ("auto", "hub") and not is_files:
+    if dataset.format not in ("auto", "hub") and not files.files:
         yield "format", f"has no effect: {dataset.name} is not a file or a folder of files; omit it"
-    formats = {file.format for file in source.files} if isinstance(source, SourceFiles) else set[str]()
+    formats = {file.format for file in files.files}
     shown = f"is read as {', '.join(sorted(formats))}" if formats else "is not a file or a folder of files"
     if dataset.encoding != "auto" and not formats & _TEXTS:
         yield "encoding", f"has no effect: {dataset.name} {shown}, which is not text; omit it"
     for option, used in _READERS.items():
         default = type(dataset.reader).model_fields[option].default
         if getattr(dataset.reader, option) != default and not formats.intersection(used):
-            yield (
-                f"reader.{option}",
-                f"has no effect: it is for {' and '.join(used)}, but {dataset.name} {shown}; omit it",
-            )
+            reason = f"has no effect: it is for {' and '.join(used)}, but {dataset.name} {shown}; omit it"
+            yield f"reader.{option}", reason
 
 
 def _located(config: PipelineConfig) -> Source:
@@ -159,47 +157,41 @@ def _local(config: PipelineConfig, name: str) -> Source | None:
 
 def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
     """Resolve a folder as `datasets.load_dataset` does: to the files of each split, by its README.md or their names."""
-    shown = config.dataset.name
 
     def refuse(message: str) -> ConfigError:
-        return config.fault("dataset.name", f"the folder {shown}: {message}")
+        return config.fault("dataset.name", f"the folder {config.dataset.name}: {message}")
 
-    chosen = chosen_config(
-        card_configs(folder, refuse), config.dataset.config, partial(config.fault, "dataset.config"), refuse
-    )
-    below = str(folder / chosen.folder) if chosen and chosen.folder else str(folder)
-    if not os.path.isdir(below):  # noqa: PTH112
-        raise refuse(f"config {chosen.name if chosen else ''}: no folder {chosen.folder if chosen else ''}")
-    names = files_below(Path(below), hidden=bool(chosen and chosen.names_hidden))
-    splits = chosen.files(names, refuse) if chosen and chosen.patterns else splits_by_name(names, refuse)
+    refuse_config = partial(config.fault, "dataset.config")
+    chosen = chosen_config(card_configs(folder, refuse), config.dataset.config, refuse_config, refuse)
+    below = folder / chosen.folder
+    if not below.is_dir():
+        raise refuse(f"config {chosen.name}: no folder {chosen.folder}")
+    names = files_below(below, chosen.names_hidden)
+    splits = chosen.files(names, refuse) if chosen.patterns else splits_by_name(names, refuse)
     read = readable(splits, config.dataset.format, refuse)
     if not read:
-        named = [split for split, files in splits.items() if files and split != TRAIN]
-        why = f" in the splits that its names declare: {', '.join(named)}" if named else ""
-        raise config.fault("dataset.name", f"the folder {shown} contains no file of a known format{why}")
+        why = f" in the splits that its names declare: {', '.join(splits)}" if [*splits] != [TRAIN] else ""
+        raise config.fault("dataset.name", f"the folder {config.dataset.name} contains no file of a known format{why}")
     files = [
         _file(config, f"{below}/{name}", name, split)
         for split, names_of_split in read.items()
         for name in names_of_split
     ]
-    if chosen:
-        chosen.refuse_parameters(config.dataset, DELIMITERS.get(files[0].format), refuse)
-    notices = []
-    if chosen or [*splits] != [TRAIN]:
-        origin = f"config {chosen.name} of README.md" if chosen else "splits by name"
-        notices.append(f"{origin}: " + "; ".join(f"{split}: {listed(files)}" for split, files in read.items()))
-    unread = left_out(names, (name for files in read.values() for name in files), splits)
-    return SourceFiles(
-        files, chosen and chosen.name, tuple(escaped(each) for each in (*notices, *filter(None, [unread])))
-    )
+    chosen.refuse_parameters(config.dataset, DELIMITERS.get(files[0].format), refuse)
+    notices = left_out(names, chain(*read.values()), splits)
+    if chosen.name or [*splits] != [TRAIN]:
+        origin = f"config {chosen.name} of README.md" if chosen.name else "splits by name"
+        shown = "; ".join(f"{split}: {listed(files)}" for split, files in read.items())
+        notices = [f"{origin}: {shown}", *notices]
+    return SourceFiles(files, chosen.name or None, tuple(map(escaped, notices)))
 
 
 def _one_split(paths: Sequence[str]) -> tuple[str, ...]:
     """Return a warning if names of files that are one split say that they are several."""
     if len(paths) < 2:
         return ()
-    root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120
-    said = named_splits([os.path.relpath(path, root) for path in paths])
+    root = os.path.commonpath([os.path.dirname(min(paths)), os.path.dirname(max(paths))])  # noqa: PTH120
+    said = named_splits([path[len(root) :].lstrip("/") for path in paths])
     if not {*said} - {TRAIN}:
         return ()
     shown = "; ".join(f"{split}: {listed(names)}" for split, names in said.items())
@@ -254,12 +246,12 @@ def _remote(config: PipelineConfig, address: str) -> SourceFiles:
     if not names:
         raise config.fault("dataset.name", f"{protocol}://…/{shown} matches no file of a known format")
     root = f"{path.rstrip('/')}/" if folder else ""
-    unread = left_out([name.removeprefix(root) for name in every], (name.removeprefix(root) for name in names))
+    unread = left_out([name.removeprefix(root) for name in every], [name.removeprefix(root) for name in names])
     files = [
         _file(config, system.unstrip_protocol(name), name.removeprefix(root) if folder else name.rpartition("/")[2])
         for name in names
     ]
-    return SourceFiles(files, notices=(*_one_split(names), *filter(None, [unread])))
+    return SourceFiles(files, notices=(*_one_split(names), *map(escaped, unread)))
 
 
 def _bases(config: PipelineConfig) -> list[Path]:

@@ -157,9 +157,8 @@ class SourceFile:
         compression = next((kind for suffix, kind in COMPRESSIONS.items() if self.name.lower().endswith(suffix)), None)
         if compression == "zstd":  # unlike fsspec's, Arrow's decompressor detects truncated files
             return pa.CompressedInputStream(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), "zstd")  # pyright: ignore[reportReturnType]
-        if compression in _STREAMS:
-            raw = cast(Any, fsspec.open(self.path, "rb", expand=False)).open()
-            return cast(Any, _Streams(raw, _STREAMS[compression]))
+        if decoder := _STREAMS.get(compression or ""):
+            return cast(Any, _Streams(cast(Any, fsspec.open(self.path, "rb", expand=False)).open(), decoder))
         return cast(Any, fsspec.open(self.path, "rb", compression=compression, expand=False)).open()
 
     @contextmanager

@@ -16,10 +16,15 @@ import pytest
 
 from support.raw_rows import ROW
 from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
-from tokenloom.config import PipelineConfig
+from tokenloom.config import DatasetConfig, PipelineConfig
+from tokenloom.config.schema import ReaderConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.sources.data_folder import _READ, _UNREAD  # pyright: ignore[reportPrivateUsage]
 from tokenloom.resources.sources.dataset_card import CARDS
+from tokenloom.resources.sources.hub import HubDataset
+from tokenloom.resources.sources.resolve import DiskDataset, Source, without_effect
+from tokenloom.resources.sources.source_file import SourceFile, SourceFiles, format_of
+from tokenloom.resources.sources.tfds import TfdsDataset
 
 Splits = dict[str, list[str]]
 
@@ -112,6 +117,10 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "arrow": ("train/a.arrow", "test/b.arrow"),
     "an archive": ("train.txt", "validation.txt", "raw.py"),
 }
+
+
+def files(*names: str, config: str | None = None) -> SourceFiles:
+    return SourceFiles([SourceFile(name, name, format_of(name) or "") for name in names], config)
 
 
 @pytest.fixture(scope="module")
@@ -342,6 +351,45 @@ def test_only_chosen_splits_are_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "rows", "train.jsonl", "test.jsonl", "dev.jsonl")
     assert [*read(folder, splits=["validation", "train"])] == ["validation", "train"]
     assert [*read(folder, splits=["train"], val_split=0.5)] == ["train", "validation"]
+
+
+SOURCES: Mapping[str, tuple[Source, str]] = {
+    "hub": (HubDataset("a/b"), "format encoding header delimiter lines_per_row root"),
+    "save_to_disk": (DiskDataset(Path("rows")), "config revision format encoding header delimiter lines_per_row root"),
+    "tfds": (TfdsDataset("gsm8k"), "config revision format encoding header delimiter lines_per_row root"),
+    "Parquet": (files("x.parquet"), "config revision encoding header delimiter lines_per_row root"),
+    "Arrow": (files("x.arrow"), "config revision encoding header delimiter lines_per_row root"),
+    "JSON lines": (files("x.jsonl"), "config revision header delimiter lines_per_row"),
+    "JSON": (files("x.json"), "config revision header delimiter lines_per_row"),
+    "CSV": (files("x.csv"), "config revision lines_per_row root"),
+    "TSV": (files("x.tsv"), "config revision lines_per_row root"),
+    "text": (files("x.txt"), "config revision header delimiter root"),
+    "several formats": (files("x.csv", "x.txt", "x.json"), "config revision"),
+    "a URL": (files("https://example.org/x.jsonl"), "config revision header delimiter lines_per_row"),
+    "a folder with configs": (files("x.jsonl", config="a"), "revision header delimiter lines_per_row"),
+}
+SETTINGS: Mapping[str, Any] = {
+    "config": "a",
+    "revision": "main",
+    "format": "jsonl",
+    "encoding": "latin-1",
+    "header": True,
+    "delimiter": ";",
+    "lines_per_row": "file",
+    "root": "a[]",
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_setting_is_obeyed_or_refused(kind: str) -> None:
+    source, refused = SOURCES[kind]
+    plain = DatasetConfig(name="rows", splits=("train",), columns=("a",), reader=ReaderConfig(max_record_bytes=9))
+    assert [*without_effect(plain, source)] == []
+    options = {name: value for name, value in SETTINGS.items() if name in ReaderConfig.model_fields}
+    others = {name: value for name, value in SETTINGS.items() if name not in options}
+    dataset = DatasetConfig(name="rows", reader=ReaderConfig(**options), **others)
+    found = [setting.removeprefix("reader.") for setting, _ in without_effect(dataset, source)]
+    assert found == refused.split()
 
 
 def test_all_endings_of_load_dataset_are_known() -> None:

@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             "sure": inspection.is_sure,
             "unused_columns": unused,
             "unused_metadata": metadata,
+            "notices": inspection.build.manifest("raw").notes.get("notices", []),
             **facts,
         }
         print(json.dumps(found, ensure_ascii=False))
