@@ -59,7 +59,7 @@ ALLOWED: Mapping[str, tuple[Form, ...]] = {
 
 _NEEDS: Mapping[Form, str] = {
     "preference": "texts or lists of messages in both",
-    "kto": "texts, and labels such as true and false, yes and no, or 1 and 0",
+    "kto": "texts, and labels such as true and false, 1 and 0, or 1 and -1",
 }
 
 _CONVERSATIONS = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
 from tokenloom.assets.columns.history import with_earlier
-from tokenloom.assets.columns.labels import FALSE_LABELS, TRUE_LABELS, as_labels
+from tokenloom.assets.columns.labels import LABELS, as_labels
 from tokenloom.assets.columns.message_objects import WEIGHT_FIELDS
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
@@ -63,7 +63,7 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     prompt, completion, problems = prompt_and_completion(table, sources)
     values, unfit = values_of(table, sources["label"], "label")
     label = as_labels(values)
-    message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
+    message = f"not one of the labels {LABELS}"
     problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
     shared, unfit = shared_columns(table, sources)
     columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}

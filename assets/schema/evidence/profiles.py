@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tokenloom.assets.schema.evidence.flag_words import fits_flag_words
 from tokenloom.assets.schema.evidence.speakers import SAID, SPEAKERS, role_of
 from tokenloom.resources.tables.nested_paths import quoted
 
@@ -182,8 +183,7 @@ def fits_flag(profile: Profile) -> float:
     """Return how well values fit a flag: booleans, or words and numbers for them."""
     if profile.kind == "boolean":
         return 1.0
-    values = {str(value).lower() for value in profile.facts.get("values") or ()}
-    return 0.75 if values and values <= {"0", "1", "true", "false", "yes", "no", "good", "bad"} else 0.0
+    return fits_flag_words(list(map(str, profile.facts.get("values") or ())))
 
 
 def fits_label(profile: Profile) -> float:
