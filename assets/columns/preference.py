@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
 from tokenloom.assets.columns.history import with_earlier
@@ -33,6 +34,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
     own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
+    chosen, rejected = _with_question(chosen, rejected), _with_question(rejected, chosen)
     identity = _identities(chosen, rejected, own)
     shared = _shared(identity[0], identity[1])
     lengths = [list_values(part)[0] for part in (chosen, rejected, own)]
@@ -68,6 +70,26 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     shared, unfit = shared_columns(table, sources)
     columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}
     return columns, [*problems, *unfit]
+
+
+def _with_question(answers: pa.Array, conversations: pa.Array) -> pa.Array:
+    """Put the conversation up to its last user message before each answer without one, as ms-swift does."""
+    asked = [_user_messages(part) for part in (answers, conversations)]
+    lengths = list_values(answers)[0]
+    missing = (lengths > 0) & (asked[0] == 0) & (asked[1] > 0)
+    if not missing.any():
+        return answers
+    return join_messages(slice_messages(conversations, np.zeros_like(lengths), np.where(missing, asked[1], 0)), answers)
+
+
+def _user_messages(conversations: pa.Array) -> Ints:
+    """Return the number of messages up to and including the last of the user, int64 [rows]; 0 without one."""
+    lengths, flat = list_values(conversations)
+    offsets, row = offsets_of(lengths), row_of(lengths)
+    users = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "user")))
+    ends = np.zeros(len(lengths), np.int64)
+    ends[row[users]] = users + 1 - offsets[row[users]]
+    return ends
 
 
 Identities = tuple[Ints, Ints]

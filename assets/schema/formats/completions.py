@@ -27,6 +27,7 @@ from tokenloom.assets.schema.formats.candidate import (
     column_name,
     columns_of,
     fits_reply,
+    is_rejected,
     optional,
     ranked,
     siblings,
@@ -64,8 +65,9 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
 def _answers(paths: Profiles) -> Iterator[Match]:
     """Yield the best matches for a completion: columns, fields of structs, and the first items of lists."""
     columns = columns_of(paths)
-    chosen, rejected = (ranked(columns, role, fits_reply, 0.7) for role in ("chosen", "rejected"))
-    paired = {match.source for match in (*rejected, *(chosen if rejected else ()))}
+    rejected = [profile.source for profile in columns if is_rejected(profile)]
+    chosen = [match.source for match in ranked(columns, "chosen", fits_reply, 0.7)]
+    paired = {*rejected, *(chosen if rejected else ())}
     matches = [match for match in ranked(columns, "completion", fits_answer) if match.source not in paired]
     for profile in paths.values():
         if profile.is_column or profile.kind != "text" or is_spoken(profile.column) or profile.column.name in paired:

@@ -16,6 +16,7 @@ from tokenloom.assets.schema.formats.candidate import (
     asks,
     candidate,
     columns_of,
+    is_rejected,
     optional,
 )
 
@@ -24,7 +25,7 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = columns_of(paths)
     for profile in columns:
         fit = max(fits_messages(profile), float(is_message_text(profile)))
-        if not fit or asks(profile) or role_likeness(profile.name, "rejected").score >= 0.7:
+        if not fit or asks(profile) or is_rejected(profile):
             continue
         speaker_field, text_field = message_fields(profile)
         name = role_likeness(profile.name, "messages")

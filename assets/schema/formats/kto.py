@@ -17,6 +17,7 @@ from tokenloom.assets.schema.formats.candidate import (
     candidate,
     columns_of,
     fits_reply,
+    is_rejected,
     optional,
     ranked,
 )
@@ -25,7 +26,7 @@ KTO_LABELS = ("label", "kto_tag", "desirable")
 
 
 def detect(paths: Profiles) -> Iterator[FormatCandidate]:
-    columns = columns_of(paths)
+    columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
     for label in ranked(columns, FLAGS, fits_flag, 0.5)[:1]:
         rates = likeness(label.profile.name, KTO_LABELS).score >= 0.87
         doubts = {"label": None if rates else "it may rate something other than the answer"}
