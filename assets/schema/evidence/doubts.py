@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from tokenloom.assets.schema.evidence.name_similarity import role_likeness, words
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, message_fields, unknown_speakers
+from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, fits_messages, speakers_of, unknown_speakers
 from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
 
@@ -93,12 +93,12 @@ def missing_prompt(chosen: Profile) -> str | None:
     if chosen.kind == "text" and chosen.trait("transcript") + chosen.trait("json") >= 0.5:
         return None
     asked = any(role_of(value) == "user" for value in _speakers(chosen) or ("user",))
-    return None if chosen.kind == "list" and asked else "there is no prompt for the answers"
+    return None if fits_messages(chosen) and asked else "there is no prompt for the answers"
 
 
 def _speakers(conversation: Profile) -> Sequence[str]:
     """Return the names of the speakers; empty if they are unknown or many."""
-    speaker = conversation.items and conversation.items.field(message_fields(conversation)[0] or "")
+    speaker = speakers_of(conversation)
     return (speaker.facts.get("values") or ()) if speaker else ()
 
 
