@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
+from tokenloom.assets.columns.dialogue import dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.history import continued_form
 from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
-from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
 from tokenloom.assets.columns.source_expressions import Source, with_context

@@ -14,6 +14,7 @@ from tokenloom.assets.columns.source_expressions import (
     Placeholder,
     Source,
     Template,
+    Turns,
     WithContext,
     parse_source,
     paths_of,
@@ -246,7 +247,7 @@ def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bo
 def _is_spoken(paths: Profiles, source: Source | None) -> bool:
     """Return whether a source leads to messages, as structs or as JSON text."""
     profile = paths.get(_steps(source)) if isinstance(source, Path) else None
-    return profile is not None and is_spoken(profile)
+    return isinstance(source, Turns) or profile is not None and is_spoken(profile)
 
 
 def _steps(path: Path) -> Steps:
@@ -374,6 +375,8 @@ def _unfit(
     setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
     line = None if mapped else lines.get(role)
     faults = []
+    if isinstance(source, Turns) and role not in (*_CONVERSATIONS.get(form, ()), "history"):
+        faults.append(_fault(config, setting, f"{source} is a conversation; {role} needs text", line))
     for path, expected in _expected(form, role, source, config.prompt_template.format_type == "jinja"):
         kinds = follow(_kinds(paths, path.column), path.steps)
         spoken = role in _CONVERSATIONS.get(form, ()) and _is_spoken(paths, path)
@@ -402,6 +405,8 @@ def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tupl
         return [(source, "a list of {text, label}")] if isinstance(source, Path) else []
     if role == "history" and form != "fields" and isinstance(source, Path):
         return [(source, "a list of [question, answer]")]
+    if isinstance(source, Turns):
+        return [(source.path, "a list of texts or of [question, answer]")]
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
@@ -426,6 +431,8 @@ def _fits(kind: Kind, expected: str) -> bool:
             return is_messages
         if expected == "a list of [question, answer]":
             return is_messages or item.name == "list"
+        if expected == "a list of texts or of [question, answer]":
+            return item.is_text or item.name == "list"
         return expected == "a list" or (expected == "text or a list of messages" and is_messages)
     return not expected.startswith("a list") and kind.is_text
 

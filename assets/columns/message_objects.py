@@ -17,7 +17,7 @@ from tokenloom.assets.columns.content_parts import (
 from tokenloom.assets.columns.forms import REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.tool_calls import EMPTY, calls_of
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, role_of
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.resources.tables.json_text import to_json_text
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
@@ -47,6 +47,7 @@ def conversation(value: Any) -> list[Message]:
     Raises:
         Unfit: a message cannot be converted.
     """
+    value = [value] if isinstance(value, dict) and columns_of_turns(value) else value
     if not isinstance(value, list) or not all(isinstance(item, dict | None) for item in value):
         raise Unfit("not_messages", "a list, but not of messages")
     messages: list[Message] = []

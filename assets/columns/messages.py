@@ -14,9 +14,9 @@ from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, ROLES
 from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Message, Unfit, conversation
 from tokenloom.assets.columns.paired_turns import spread
-from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, is_blank
+from tokenloom.assets.columns.rejected_rows import Problem, is_blank
 from tokenloom.assets.columns.source_expressions import Source
-from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
+from tokenloom.assets.columns.text_values import as_text, texts_of
 from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES
@@ -28,17 +28,6 @@ from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, rang
 
 ONE_BY_ONE = 256
 """Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
-
-
-def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Return the form `messages`, and the rows that do not fit."""
-    values, problems = values_of(table, sources["messages"], "messages")
-    messages, unfit = to_messages(values, "messages")
-    problems += unfit
-    problems.append(empty_answer(messages, "messages", "no assistant message holds text or a tool call", values))
-    messages, unfit = with_system(messages, table, sources)
-    shared, more = shared_columns(table, sources)
-    return {"messages": messages, **shared}, [*problems, *unfit, *more]
 
 
 def shared_columns(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:

@@ -34,7 +34,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
     own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
-    chosen, rejected = _with_question(chosen, rejected), _with_question(rejected, chosen)
+    chosen, rejected = _with_question(chosen, rejected, own), _with_question(rejected, chosen, own)
     identity = _identities(chosen, rejected, own)
     shared = _shared(identity[0], identity[1])
     lengths = [list_values(part)[0] for part in (chosen, rejected, own)]
@@ -72,23 +72,30 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     return columns, [*problems, *unfit]
 
 
-def _with_question(answers: pa.Array, conversations: pa.Array) -> pa.Array:
-    """Put the conversation up to its last user message before each answer without one, as ms-swift does."""
-    asked = [_user_messages(part) for part in (answers, conversations)]
-    lengths = list_values(answers)[0]
-    missing = (lengths > 0) & (asked[0] == 0) & (asked[1] > 0)
-    if not missing.any():
+def _with_question(answers: pa.Array, conversations: pa.Array, own: pa.Array) -> pa.Array:
+    """Put the conversation up to its last user message before an answer alone, as ms-swift does, in rows without a prompt."""
+    lengths, last = list_values(answers)[0], _last_user(conversations)
+    alone = (lengths > 0) & (_other_than_answers(answers) == 0) & (last > 0) & (list_values(own)[0] == 0)
+    if not alone.any():
         return answers
-    return join_messages(slice_messages(conversations, np.zeros_like(lengths), np.where(missing, asked[1], 0)), answers)
+    return join_messages(slice_messages(conversations, np.zeros_like(lengths), np.where(alone, last, 0)), answers)
 
 
-def _user_messages(conversations: pa.Array) -> Ints:
-    """Return the number of messages up to and including the last of the user, int64 [rows]; 0 without one."""
+def _other_than_answers(conversations: pa.Array) -> Ints:
+    """Return the number of messages that are not the assistant's or a tool's, int64 [rows]."""
     lengths, flat = list_values(conversations)
-    offsets, row = offsets_of(lengths), row_of(lengths)
-    users = np.flatnonzero(flags_of(pc.equal(pc.struct_field(flat, "role"), "user")))
+    answers = flags_of(pc.is_in(pc.struct_field(flat, "role"), pa.array(["assistant", "tool"])))
+    return sum_rows((~answers).astype(np.int64), offsets_of(lengths))
+
+
+def _last_user(conversations: pa.Array) -> Ints:
+    """Return the number of messages up to the last of the user, int64 [rows]; 0 if an answer comes first."""
+    lengths, flat = list_values(conversations)
+    offsets, row, roles = offsets_of(lengths), row_of(lengths), pc.struct_field(flat, "role")
+    users, answers = (np.flatnonzero(flags_of(pc.equal(roles, name))) for name in ("user", "assistant"))
     ends = np.zeros(len(lengths), np.int64)
     ends[row[users]] = users + 1 - offsets[row[users]]
+    ends[row[answers[answers == offsets[row[answers]]]]] = 0
     return ends
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.rejected_rows import Problem
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
+from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, Turns, WithContext
 from tokenloom.config import Constant
 from tokenloom.errors import DataValidationError
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
@@ -37,8 +37,8 @@ def values_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, lis
     """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated."""
     if isinstance(source, Constant):
         return pa.repeat(pa.scalar(source.constant), table.num_rows), []
-    if isinstance(source, Path):
-        return evaluate(table, source), []
+    if isinstance(source, Path | Turns):
+        return evaluate(table, source.path if isinstance(source, Turns) else source), []
     if isinstance(source, Choice):
         return _chosen(table, source, role)
     if isinstance(source, WithContext):
