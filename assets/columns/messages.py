@@ -20,6 +20,7 @@ from tokenloom.assets.columns.text_values import as_text, texts_of
 from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES
+from tokenloom.resources.tables.binary_text import text_in
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, typed
@@ -257,6 +258,7 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
 
 def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
     """Convert conversations as Python reads them; an `Unfit` among them is the reason why one could not be read."""
+    values = text_in(values) if "binary" in str(shown.type) else values
     rows: list[list[Message]] = []
     unfit: dict[tuple[str, str], dict[int, str | None]] = {}
     for index, value in enumerate(values):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from tokenloom.assets.schema.evidence.name_similarity import role_likeness, words
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, fits_messages, speakers_of, unknown_speakers
+from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, fits_messages, is_time, speakers_of, unknown_speakers
 from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
 
@@ -45,6 +45,13 @@ def unanswered(conversation: Profile) -> str | None:
     speakers = _speakers(conversation)
     answered = not speakers or any(role_of(speaker) == "assistant" for speaker in speakers)
     return None if answered else "no message is an assistant's"
+
+
+def other_words(answer: Profile) -> str | None:
+    """Doubt answers that could be meant to be written otherwise than Python writes them."""
+    if answer.kind == "boolean":
+        return "its values true and false would be written True and False"
+    return "its times would be written as Python's str does, such as 2024-01-31 09:30:00" if is_time(answer) else None
 
 
 def first_of_several(profile: Profile) -> str | None:

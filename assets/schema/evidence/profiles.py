@@ -175,9 +175,14 @@ def fits_settings(profile: Profile) -> float:
 
 
 def fits_answer(profile: Profile) -> float:
-    """Return how well values fit an answer: text, numbers or, less so, booleans."""
-    fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.0)
+    """Return how well values fit an answer: text, numbers or, less so, booleans and times."""
+    fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.6 * is_time(profile))
     return fit * (1 - 0.8 * profile.trait("url")) * (1 - 0.8 * _missing(profile))
+
+
+def is_time(profile: Profile) -> bool:
+    """Return whether values are dates, times or durations."""
+    return str(profile.facts["type"]).startswith(("date", "time", "duration"))
 
 
 def fits_key(profile: Profile) -> float:

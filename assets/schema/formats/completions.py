@@ -58,7 +58,7 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
                 factor, notes = 0.9 - 0.4 * fits_key(completion.profile), ["there are choices beside it"]
             name = _completion_name(prompt.profile, completion.profile, extra)
             roles = {"prompt": prompt, **extra, "completion": completion}
-            doubts = {"completion": doubt.first_of_several(completion.profile)}
+            doubts = {"completion": doubt.first_of_several(completion.profile) or doubt.other_words(completion.profile)}
             yield candidate(paths, name, "completion", roles, factor, notes, doubts)
 
 
