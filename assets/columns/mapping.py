@@ -27,7 +27,7 @@ from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.formats.prompts import UNASKED
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
-from tokenloom.resources.tables.nested_paths import Path, parse_path
+from tokenloom.resources.tables.nested_paths import Path, parse_path, quoted
 from tokenloom.resources.templates.columns_used import columns_used
 
 Form = str
@@ -303,10 +303,21 @@ def _detected(
         raise _no_mapping(config, f"{unfit} needs {_NEEDS[unfit]}; {values}", _example({r: r for r in needed}))
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
+    asks += _rows_inside(paths)
     example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
     raise _no_mapping(
-        config, f"no column found for {missing}; the columns are {_listed(names)}{asks}", _example(example)
+        config, f"no column found for {missing}; the columns are {_listed(names) or 'none'}{asks}", _example(example)
     )
+
+
+def _rows_inside(paths: Profiles) -> str:
+    """Return how to make each item of a list of objects a row, if a column holds such lists."""
+    for profile in paths.values():
+        if profile.is_column and profile.items is not None and profile.items.fields and profile.name != "items":
+            fields = _listed(profile.items.fields)
+            root = f"dataset.reader.root: {quoted(profile.name)}[]"
+            return f"; {profile.name} holds lists of {{{fields}}}: if each of these is a row, set {root} (for JSON)"
+    return ""
 
 
 def _values(profile: Profile) -> str:

@@ -21,7 +21,7 @@ from tokenloom.assets.raw.formats.csv import (
 )
 from tokenloom.assets.raw.formats.decode import utf8_blocks
 from tokenloom.assets.raw.formats.json import parse_json
-from tokenloom.assets.raw.formats.json_boundaries import JsonElements
+from tokenloom.assets.raw.formats.json_boundaries import JsonElements, JsonValues
 from tokenloom.assets.raw.formats.json_layout import JsonLayout, Root, json_layout
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.record_boundaries import (
@@ -173,6 +173,8 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
     def finder(lines: int) -> Finder:
         if layout.kind in ("lines", "whole"):
             return Lines() if layout.kind == "lines" else WholeFile()
+        if layout.kind == "values":
+            return JsonValues(start, name)
         return JsonElements(layout.keys, start, layout.found, name, closing)
 
     facts = {
