@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenloom.assets.raw.formats.record_boundaries import NEWLINE, QUOTE, SPACE, Bytes
+from tokenloom.assets.raw.formats.record_boundaries import BACKSLASH, NEWLINE, QUOTE, SPACE, Bytes
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.json_depth import TOO_DEEP
 from tokenloom.resources.tables.ragged import Ints
 
-BACKSLASH, COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in "\\,:[{")
+COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in ",:[{")
 _STRUCTURAL = np.zeros(256, bool)
 _STRUCTURAL[[ord(char) for char in '"\\[]{},:']] = True
 _DEEPEST = 1 << 16
