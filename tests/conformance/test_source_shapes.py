@@ -46,7 +46,7 @@ def found_in(path: Path, **sections: Any) -> Found:
     for one in tables:
         out = to_canonical(one.table, mapping)
         for row in out.table.to_pylist():
-            kept[row.pop(ROW)] = {name: _shown(value) for name, value in row.items() if value not in (None, "")}
+            kept[row[ROW]] = {name: _shown(row[name]) for name in row if name != ROW and row[name] not in (None, "")}
         for table in (one.rejects, out.rejects):
             codes |= {row[ROW]: row["code"] for row in table.to_pylist()}
     return kept, codes
@@ -149,7 +149,7 @@ def test_conversations_of_other_shapes_are_read(tmp_path: Path, shape: str, writ
 def test_a_sequence_of_objects_of_datasets_is_a_conversation(tmp_path: Path) -> None:
     kind = {"role": datasets.Value("string"), "content": datasets.Value("string")}
     features = datasets.Features({"messages": datasets.Sequence(kind)})
-    rows = {"messages": [talk(a, s) for a, s in zip(ASKED, SAID, strict=True)]}
+    rows = {"messages": [COLUMNS["role, content"](a, s) for a, s in zip(ASKED, SAID, strict=True)]}
     made = datasets.Dataset.from_dict(rows, features=features)
     assert made[0]["messages"] == {"role": ["user", "assistant"], "content": [ASKED[0], SAID[0]]}
     made.to_parquet(str(tmp_path / "rows.parquet"))

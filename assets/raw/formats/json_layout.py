@@ -112,7 +112,7 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
         return JsonLayout("lines", inner=root.lists if root else (), lists=lists)
     if opening == "{" and first is None and _are_values(head, at, final, named_lines):
         return JsonLayout("values", at, inner=root.lists if root else ())
-    if named_lines and opening != "[":
+    if named_lines and (opening != "[" or _are_objects(head, at)):
         return JsonLayout("lines", inner=root.lists if root else ())
     if opening == "[":
         return _elements(head, at, root, name)
@@ -153,6 +153,15 @@ def _are_lists(head: str, at: int, final: bool) -> bool:
     lines = [line for line in head[at:].split("\n") if line.strip()]
     _or_more(final or len(lines) > 3, JsonLayout("lines"))
     return len(lines) < 3 or any(line.lstrip().startswith("[") for line in lines[1:3])
+
+
+def _are_objects(head: str, at: int) -> bool:
+    """Return whether the second and third line each hold an object, so that the first is only damaged."""
+    lines = [line for line in head[at:].split("\n", 4)[1:3] if line.strip()]
+    try:
+        return len(lines) == 2 and all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False
 
 
 def _are_values(head: str, at: int, final: bool, named_lines: bool) -> bool:

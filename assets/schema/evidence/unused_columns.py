@@ -22,7 +22,8 @@ REQUEST_SETTINGS = {"parallel_tool_calls"}
 
 _MESSAGE_TEXT = re.compile(
     r"""\s*(?:\[\s*\{\s*(?P<quote>["'])(?:role|content|from|value|human|user)|\{\s*(?P<other>["'])(?:role|from|content|value))"""
-    r"""(?:(?P=quote)|(?P=other))\s*:"""
+    r"""(?:(?P=quote)|(?P=other))\s*:""",
+    re.IGNORECASE,
 )
 
 
