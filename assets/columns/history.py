@@ -89,7 +89,9 @@ def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[Probl
     wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
     kept = np.where(wrong | paired, 0, lengths)
     content = text.filter(pa.array(np.repeat(kept > 0, lengths)))
-    roles = pa.array(["user", "assistant"]).take(pa.array((np.arange(len(content)) - offsets_of(kept)[row_of(kept)]) % 2))
+    roles = pa.array(["user", "assistant"]).take(
+        pa.array((np.arange(len(content)) - offsets_of(kept)[row_of(kept)]) % 2)
+    )
     spoken = list_array(offsets_of(kept), struct_of({"role": roles, "content": content}, len(content)))
     pairs, problems = _pairs(_where(paired, values), values)
     message = "neither a list of texts nor of [question, answer] without the names of speakers"

@@ -247,7 +247,7 @@ def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bo
 def _is_spoken(paths: Profiles, source: Source | None) -> bool:
     """Return whether a source leads to messages, as structs or as JSON text."""
     profile = paths.get(_steps(source)) if isinstance(source, Path) else None
-    return isinstance(source, Turns) or profile is not None and is_spoken(profile)
+    return isinstance(source, Turns) or (profile is not None and is_spoken(profile))
 
 
 def _steps(path: Path) -> Steps:

@@ -1,6 +1,6 @@
-"""Turns that are not one object per message: pairs of {human, assistant}, and objects of lists {role: […], content: […]}.
+"""Turns that are not one object per message: pairs of {human, assistant}, and objects of lists of roles and contents.
 
-`datasets` makes the latter of a feature that is a sequence of objects.
+`datasets` makes the latter, {role: […], content: […]}, of a feature that is a sequence of objects.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def _columns(lengths: Ints, fields: Mapping[str, pa.Array], names: tuple[str, st
     one_by_one = any_of(unfit, lengths) | (lengths != 1)
     kept = np.repeat(~one_by_one, lengths)
     flat = [texts.filter(pa.array(np.repeat(kept, size))) for size, texts in zip(sizes, values, strict=True)]
-    return list_array(offsets_of(sizes[0][kept]), pa.StructArray.from_arrays(flat, fields=list(_message(*names)))), one_by_one
+    return list_array(
+        offsets_of(sizes[0][kept]), pa.StructArray.from_arrays(flat, fields=list(_message(*names)))
+    ), one_by_one
 
 
 def _missing(needed: list[pa.Array], rest: list[pa.Array]) -> Flags:

@@ -73,7 +73,11 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
 
 
 def _with_question(answers: pa.Array, conversations: pa.Array, own: pa.Array) -> pa.Array:
-    """Put the conversation up to its last user message before an answer alone, as ms-swift does, in rows without a prompt."""
+    """Put the conversation up to its last user message before an answer alone, as ms-swift does.
+
+    Args:
+        own: prompts of the rows; a row that has one is unchanged.
+    """
     lengths, last = list_values(answers)[0], _last_user(conversations)
     alone = (lengths > 0) & (_other_than_answers(answers) == 0) & (last > 0) & (list_values(own)[0] == 0)
     if not alone.any():

@@ -159,7 +159,7 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     name, style = styled.groups()
     if style not in STYLES:
         raise ValueError(
-            f"{{{text}}}: unknown style {style!r}; use letters or turns, or put a name that contains a colon in backticks"
+            f"{{{text}}}: unknown style {style!r}; use letters or turns, or put a name with a colon in backticks"
         )
     return Placeholder(parse_path(name, columns), style)
 

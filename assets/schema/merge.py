@@ -25,7 +25,6 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes
 
-
 FEW_ODD, MOST_ODD, _ODD_OF_FEW = 4, 0.01, 0.1
 """Values of other kinds that do not change the kind of a path: up to a number, or a fraction; of few values at most a
 tenth."""

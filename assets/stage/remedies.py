@@ -24,7 +24,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "too_large": "raise dataset.reader.max_record_bytes",
         "too_many_fields": "put the fields into one object in the row",
         "wrong_field_count": "quote fields that contain the delimiter, or set dataset.reader.delimiter or quote",
-        "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape: backslash, or quote: none",
+        "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     },
     "columns": {
         "empty_answer": _EMPTY,

@@ -1,7 +1,7 @@
 """Shapes in which sources hold the same rows: each is read as what it says, asked about, or rejected row by row.
 
-The right values come from Python's `json` and `csv`, pandas and `datasets`, and from what ms-swift, LLaMA-Factory and TRL
-document of their formats.
+The right values come from Python's `json` and `csv`, pandas and `datasets`, and from what ms-swift, LLaMA-Factory and
+TRL document of their formats.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_fields_of_a_pair_belong_to_the_answer(tmp_path: Path) -> None:
 def test_turns_without_speakers_are_asked_about_and_can_be_mapped(tmp_path: Path, shape: str) -> None:
     values = [[a, s] if shape == "texts" else [[a, s], [s, a]] for a, s, _ in EVERY]
     path = jsonl(tmp_path / "rows.jsonl", [{"id": index, "data": value} for index, value in enumerate(values)])
-    with pytest.raises(ConfigError, match="in turn.*messages: .\\{data:turns\\}"):
+    with pytest.raises(ConfigError, match=r"in turn.*messages: .\{data:turns\}"):
         found_in(path)
     kept, codes = found_in(path, dataset={"column_mapping": {"messages": "{data:turns}"}})
     expected = [spoken(a, s) + (spoken(s, a) if shape == "pairs" else []) for a, s, _ in EVERY]
@@ -232,7 +232,7 @@ def test_one_conversation_on_a_line_stays_one_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_a_file_of_columns_is_asked_about(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(json.dumps({"question": ASKED, "answer": SAID}))
-    with pytest.raises(ConfigError, match="one object with a list for each column.*orient='records'"):
+    with pytest.raises(ConfigError, match=r"one object with a list for each column.*orient='records'"):
         found_in(tmp_path / name)
 
 
@@ -279,7 +279,7 @@ def test_labels_that_could_mean_something_else_are_asked_about(tmp_path: Path, l
 @pytest.mark.parametrize(
     ("answers", "asked"),
     [
-        ([index for index in range(40)], ""),
+        (list(range(40)), ""),
         ([index / 4 for index in range(40)], ""),
         ([index % 2 == 0 for index in range(40)], "True and False"),
         ([pd.Timestamp(2024, 1, 1 + index % 28).to_pydatetime() for index in range(40)], "times would be written"),
@@ -359,7 +359,7 @@ def test_a_rejected_answer_replaces_what_follows_the_last_user(tmp_path: Path) -
 )
 def test_rejected_answers_that_do_not_fit_are_asked_about(tmp_path: Path, row: Callable[..., Row]) -> None:
     path = jsonl(tmp_path / "rows.jsonl", [row(*texts) for texts in EVERY])
-    with pytest.raises(ConfigError, match="does not use 'rejected.*, which could hold unwanted answers") as caught:
+    with pytest.raises(ConfigError, match=r"does not use 'rejected.*, which could hold unwanted answers") as caught:
         found_in(path)
     assert "completion: rejected" not in str(caught.value).split("write e.g.")[1]
 
@@ -379,8 +379,7 @@ def test_backslash_escapes_are_read_as_python_reads_them(tmp_path: Path, newline
         writer.writerows([["question", "answer"], *([text, text[::-1]] for text in QUOTED * 3)])
     with path.open(newline="", encoding="utf-8") as file:
         expected = list(csv.DictReader(file, **options))
-    reader = {"reader": {"escape": "backslash"}} if declared else {}
-    assert read(path, **reader) == (expected, [], 0)
+    assert read(path, reader={"escape": "backslash" if declared else "auto"}) == (expected, [], 0)
     assert expected == pd.read_csv(path, dtype=str, **options).to_dict("records")
 
 
@@ -396,7 +395,7 @@ def test_backslashes_of_regular_files_are_text(tmp_path: Path) -> None:
 
 
 def test_a_row_whose_quotes_would_be_lost_is_rejected_alone(tmp_path: Path) -> None:
-    lines = ['"%d",b' % index for index in range(40)]
+    lines = [f'"{index}",b' for index in range(40)]
     lines[20] = '"a" b,c'
     (tmp_path / "rows.csv").write_text("q,a\n" + "\n".join(lines) + "\n")
     rows, rejects, _ = read(tmp_path / "rows.csv")

@@ -58,8 +58,8 @@ class ReaderConfig(Section):
     quote: Literal['"', "'", "none"] = '"'
     """CSV and TSV: the character around fields that hold delimiters or line breaks. `none`: quotes are text."""
     escape: Literal["auto", "backslash", "none"] = "auto"
-    """CSV and TSV: whether a backslash makes the quote, backslash, delimiter or line break after it text, as in files of
-    MySQL and Spark. `auto`: it does if the first rows are only regular when read so."""
+    """CSV and TSV: whether a backslash makes the quote, backslash, delimiter or line break after it text, as MySQL and
+    Spark write it. `auto`: it does if the first rows are regular only when read so."""
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: the unit of a row: a line, a paragraph, or a whole file."""
     max_record_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 64 << 20

@@ -57,7 +57,9 @@ class Dialect:
         """Return the records in which text follows the quote that closes a field: readers drop quotes of such text."""
         closing = self.finder("").edges(data)[1::2]
         after = np.append(data, NEWLINE)[closing + 1]
-        ends = (after == NEWLINE) | (after == RETURN) | (after == ord(self.delimiter)) | (after == ord(self.quote or '"'))
+        ends = (
+            (after == NEWLINE) | (after == RETURN) | (after == ord(self.delimiter)) | (after == ord(self.quote or '"'))
+        )
         return np.unique(np.searchsorted(bounds, closing[~ends], side="right") - 1)
 
     def field_counts(self, data: Bytes, bounds: Ints) -> Ints:
@@ -225,9 +227,13 @@ def csv_record(data: bytes, dialect: Dialect, name: str) -> list[str]:
         SourceError: the record is not UTF-8, or a field is too long.
     """
     try:
-        options = {"quotechar": dialect.quote} if dialect.quote else {"quoting": csv.QUOTE_NONE}
-        escape = "\\" if dialect.escape else None
-        file = io.StringIO(data.decode(), newline="")
-        return next(csv.reader(file, delimiter=dialect.delimiter, escapechar=escape, **options), [])
+        reader = csv.reader(
+            io.StringIO(data.decode(), newline=""),
+            delimiter=dialect.delimiter,
+            quotechar=dialect.quote or None,
+            quoting=csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE,
+            escapechar="\\" if dialect.escape else None,
+        )
+        return next(reader, [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise SourceError(f"{name}: cannot read the first record: {error}; set dataset.encoding") from error

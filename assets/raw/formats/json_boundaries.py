@@ -130,12 +130,16 @@ class JsonValues(JsonElements):
         depth = np.cumsum(_DEPTH[char], dtype=np.int64)
         if (depth < 0).any() or (final and len(depth) and depth[-1]):
             where = self._at + int(at[np.argmax(depth < 0)] if (depth < 0).any() else len(window))
-            raise SourceError(f"{self._name}: invalid JSON: a bracket or quote is not closed, or too many are, at byte {where}")
+            raise SourceError(
+                f"{self._name}: invalid JSON: a bracket or quote is not closed, or too many are, at byte {where}"
+            )
         window[at[(depth == 0) & (char == COMMA)]] = ord(" ")
         ends = at[(depth == 0) & (_DEPTH[char] < 0)] + 1
         if final and len(ends) and SPACE[window[ends[-1] :]].all():
             ends[-1] = len(window)
-        bounds = np.concatenate([[0], ends, [len(window)] if final and (not len(ends) or ends[-1] < len(window)) else []])
+        bounds = np.concatenate(
+            [[0], ends, [len(window)] if final and (not len(ends) or ends[-1] < len(window)) else []]
+        )
         self._at += int(bounds[-1])
         return bounds.astype(np.int64)
 

@@ -187,7 +187,9 @@ def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
         raise SourceError(f"{name}: the file is an array, but dataset.reader.root {root} expects an object")
     inside = _skip(head, at + 1)
     inner = root.lists[1:] if root else ()
-    return JsonLayout("elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner and _hold_lists(head, inside))
+    return JsonLayout(
+        "elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner and _hold_lists(head, inside)
+    )
 
 
 def _hold_lists(head: str, at: int) -> bool:

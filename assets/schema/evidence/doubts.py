@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from tokenloom.assets.schema.evidence.name_similarity import role_likeness, words
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, fits_messages, is_time, speakers_of, unknown_speakers
+from tokenloom.assets.schema.evidence.profiles import (
+    Profile,
+    fits_few,
+    fits_messages,
+    is_time,
+    speakers_of,
+    unknown_speakers,
+)
 from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
 

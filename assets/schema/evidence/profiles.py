@@ -243,7 +243,9 @@ def pair_fields(profile: Profile) -> tuple[str, str] | None:
     pair = pair_of(item.fields) if item is not None and item.kind == "struct" else None
     if item is None or pair is None or any((field := item.field(name)) and field.kind != "text" for name in pair):
         return None
-    named = any(role_likeness(profile.name, role).score >= 0.7 for role in ("messages", "history", "chosen", "rejected"))
+    named = any(
+        role_likeness(profile.name, role).score >= 0.7 for role in ("messages", "history", "chosen", "rejected")
+    )
     return pair if named or pair[0].lower() in SPEAKING_PAIR else None
 
 

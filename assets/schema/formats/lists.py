@@ -24,7 +24,9 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = unused_columns(paths, ())
     for profile in columns:
         if _is_alternating(profile) and (len(columns) == 1 or role_likeness(profile.name, "messages").score >= 0.7):
-            match = Match(f"{{{quoted(profile.name)}:turns}}", 1.0, "texts without the names of their speakers", profile)
+            match = Match(
+                f"{{{quoted(profile.name)}:turns}}", 1.0, "texts without the names of their speakers", profile
+            )
             settings = optional(columns_of(paths), [match], **SETTINGS)
             doubts = {"messages": "the first text would be read as the user's, the second as the assistant's, in turn"}
             yield candidate(paths, "turns without speakers", "messages", {"messages": match, **settings}, doubts=doubts)

@@ -8,7 +8,15 @@ from tokenloom.assets.schema.evidence import doubts as doubt
 from tokenloom.assets.schema.evidence.name_similarity import is_metadata, likeness
 from tokenloom.assets.schema.evidence.profiles import Profile, fits_text
 from tokenloom.assets.schema.evidence.unused_columns import PROMPTS, is_message_text
-from tokenloom.assets.schema.formats.candidate import FormatCandidate, Match, Profiles, candidate, columns_of, is_rejected, ranked
+from tokenloom.assets.schema.formats.candidate import (
+    FormatCandidate,
+    Match,
+    Profiles,
+    candidate,
+    columns_of,
+    is_rejected,
+    ranked,
+)
 
 
 def detect(paths: Profiles) -> Iterator[FormatCandidate]:
