@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
+from tokenloom.assets.columns.dialogue import dialogue_form, messages_form, prompt_only_form
 from tokenloom.assets.columns.history import continued_form
 from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
-from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
 from tokenloom.assets.columns.source_expressions import Source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.binary_text import decoded, is_binary
 from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.ragged import one_array
 
@@ -78,8 +78,9 @@ def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
         values[role] = _as_text_if_time(found)
         problems += unfit
         if "binary" in str(values[role].type):
-            flags = flags_of(values[role].is_valid())
+            flags = as_text(values[role])[1] if is_binary(values[role].type) else flags_of(values[role].is_valid())
             problems.append(Problem(flags, "not_text", role, f"{source} is binary data", values[role]))
+            values[role] = decoded(values[role])[0] if is_binary(values[role].type) else values[role]
     if answer is not None:
         text, not_text = as_text(values[answer])
         blank = is_blank(text) & ~not_text

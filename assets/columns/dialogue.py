@@ -1,4 +1,4 @@
-"""Prompts with or without their completions, as messages."""
+"""Conversations, and prompts with or without their completions, as messages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import has_calls
-from tokenloom.assets.columns.history import with_earlier
-from tokenloom.assets.columns.messages import no_messages, shared_columns, slice_messages, to_messages
+from tokenloom.assets.columns.history import alternating_turns, with_earlier
+from tokenloom.assets.columns.messages import (
+    no_messages,
+    shared_columns,
+    slice_messages,
+    to_messages,
+    with_system,
+)
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import Source, Turns
 from tokenloom.assets.columns.text_values import values_of
 from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.nested_paths import list_values
 from tokenloom.resources.tables.ragged import offsets_of
 
 Columns = dict[str, pa.Array]
+
+
+def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
+    """Return the form `messages`, and the rows that do not fit."""
+    values, _ = values_of(table, sources["messages"], "messages")
+    messages, problems = conversation_of(table, sources, "messages", None)
+    problems.append(empty_answer(messages, "messages", "no assistant message holds text or a tool call", values))
+    messages, unfit = with_system(messages, table, sources)
+    shared, more = shared_columns(table, sources)
+    return {"messages": messages, **shared}, [*problems, *unfit, *more]
 
 
 def dialogue_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
@@ -53,11 +69,14 @@ def prompt_and_completion(table: pa.Table, sources: Mapping[str, Source]) -> tup
 
 
 def conversation_of(
-    table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str
+    table: pa.Table, sources: Mapping[str, Source], role: str, speaker: str | None
 ) -> tuple[pa.Array, list[Problem]]:
-    """Return the values of a role as messages; plain text is a message of the speaker."""
+    """Return the values of a role as messages; plain text is a message of the speaker, if there is one."""
     values, problems = values_of(table, sources[role], role)
-    messages, unfit = to_messages(values, role, speaker)
+    if isinstance(sources[role], Turns):
+        messages, unfit = alternating_turns(values, role)
+    else:
+        messages, unfit = to_messages(values, role, speaker)
     return messages, [*problems, *unfit]
 
 

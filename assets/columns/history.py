@@ -18,13 +18,14 @@ from tokenloom.assets.columns.messages import (
     with_system,
 )
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text
-from tokenloom.assets.columns.source_expressions import Source
+from tokenloom.assets.columns.source_expressions import Source, Turns
 from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
+from tokenloom.assets.schema.evidence.speakers import ROLE_NAMES
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import LIST, OBJECT, as_lists, items_of, kinds_of
 from tokenloom.resources.tables.nested_paths import list_values, plain
-from tokenloom.resources.tables.ragged import list_array, offsets_of
+from tokenloom.resources.tables.ragged import list_array, offsets_of, row_of
 
 _PAIR = "history is not a list of [question, answer], both of them texts, or of messages"
 
@@ -49,7 +50,8 @@ def with_earlier(messages: pa.Array, table: pa.Table, sources: Mapping[str, Sour
     if "history" not in sources:
         return with_system(messages, table, sources)
     values, problems = values_of(table, sources["history"], "history")
-    history, unfit = earlier_turns(values)
+    as_turns = isinstance(sources["history"], Turns)
+    history, unfit = alternating_turns(values, "history") if as_turns else earlier_turns(values)
     messages, more = with_system(join_messages(history, messages), table, sources)
     return messages, [*problems, *unfit, *more]
 
@@ -73,6 +75,32 @@ def earlier_turns(values: pa.Array) -> tuple[pa.Array, list[Problem]]:
     messages, problems = to_messages(json_column(pc.if_else(spoken, texts, none)), "history", "user")
     paired, unfit = _pairs(json_column(pc.if_else(spoken, none, texts)), values)
     return join_messages(paired, messages), [*problems, *unfit]
+
+
+def alternating_turns(values: pa.Array, role: str) -> tuple[pa.Array, list[Problem]]:
+    """Convert lists of texts, or of [question, answer], to messages of user and assistant in turn."""
+    values = plain(values)
+    turns, is_list = _lists(values)
+    lengths, items = list_values(turns)
+    text, not_text = as_text(items)
+    paired = any_of(_lists(items)[1], lengths)
+    named = any_of(flags_of(pc.is_in(text, pa.array(list(ROLE_NAMES)))), lengths)
+    unfit = any_of(not_text | flags_of(items.is_null()), lengths)
+    wrong = ~paired & (unfit | named | (~is_list & flags_of(values.is_valid())))
+    kept = np.where(wrong | paired, 0, lengths)
+    content = text.filter(pa.array(np.repeat(kept > 0, lengths)))
+    roles = pa.array(["user", "assistant"]).take(
+        pa.array((np.arange(len(content)) - offsets_of(kept)[row_of(kept)]) % 2)
+    )
+    spoken = list_array(offsets_of(kept), struct_of({"role": roles, "content": content}, len(content)))
+    pairs, problems = _pairs(_where(paired, values), values)
+    message = "neither a list of texts nor of [question, answer] without the names of speakers"
+    return join_messages(spoken, pairs), [Problem(wrong, "not_turns", role, message, values), *problems]
+
+
+def _where(flags: Flags, values: pa.Array) -> pa.Array:
+    """Return the flagged values, and null for the others."""
+    return values.take(pa.array(np.arange(len(values)), mask=~flags))
 
 
 def _hold_objects(texts: pa.Array) -> Flags:

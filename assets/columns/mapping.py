@@ -14,6 +14,7 @@ from tokenloom.assets.columns.source_expressions import (
     Placeholder,
     Source,
     Template,
+    Turns,
     WithContext,
     parse_source,
     paths_of,
@@ -26,7 +27,7 @@ from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.formats.prompts import UNASKED
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.errors import ConfigError, Fault, did_you_mean
-from tokenloom.resources.tables.nested_paths import Path, parse_path
+from tokenloom.resources.tables.nested_paths import Path, parse_path, quoted
 from tokenloom.resources.templates.columns_used import columns_used
 
 Form = str
@@ -59,7 +60,7 @@ ALLOWED: Mapping[str, tuple[Form, ...]] = {
 
 _NEEDS: Mapping[Form, str] = {
     "preference": "texts or lists of messages in both",
-    "kto": "texts, and labels such as true and false, yes and no, or 1 and 0",
+    "kto": "texts, and labels such as true and false, 1 and 0, or 1 and -1",
 }
 
 _CONVERSATIONS = {
@@ -246,7 +247,7 @@ def _is_complete(form: Form, paths: Profiles, given: Mapping[str, Source]) -> bo
 def _is_spoken(paths: Profiles, source: Source | None) -> bool:
     """Return whether a source leads to messages, as structs or as JSON text."""
     profile = paths.get(_steps(source)) if isinstance(source, Path) else None
-    return profile is not None and is_spoken(profile)
+    return isinstance(source, Turns) or (profile is not None and is_spoken(profile))
 
 
 def _steps(path: Path) -> Steps:
@@ -302,10 +303,21 @@ def _detected(
         raise _no_mapping(config, f"{unfit} needs {_NEEDS[unfit]}; {values}", _example({r: r for r in needed}))
     missing = ", ".join(role for role in needed if role not in given) or _listed_needs(forms)
     asks = "; for prompts without answers, set prompt_template.format_type: prompt_only" if chosen.close else ""
+    asks += _rows_inside(paths)
     example = dict.fromkeys(needed or ROLES["completion"][0], "…") | {(needed or ("prompt",))[0]: (names or ["…"])[0]}
     raise _no_mapping(
-        config, f"no column found for {missing}; the columns are {_listed(names)}{asks}", _example(example)
+        config, f"no column found for {missing}; the columns are {_listed(names) or 'none'}{asks}", _example(example)
     )
+
+
+def _rows_inside(paths: Profiles) -> str:
+    """Return how to make each item of a list of objects a row, if a column holds such lists."""
+    for profile in paths.values():
+        if profile.is_column and profile.items is not None and profile.items.fields and profile.name != "items":
+            fields = _listed(profile.items.fields)
+            root = f"dataset.reader.root: {quoted(profile.name)}[]"
+            return f"; {profile.name} holds lists of {{{fields}}}: if each of these is a row, set {root} (for JSON)"
+    return ""
 
 
 def _values(profile: Profile) -> str:
@@ -374,6 +386,8 @@ def _unfit(
     setting = f"dataset.column_mapping.{role}" if mapped or role not in lines else "prompt_template.template"
     line = None if mapped else lines.get(role)
     faults = []
+    if isinstance(source, Turns) and role not in (*_CONVERSATIONS.get(form, ()), "history"):
+        faults.append(_fault(config, setting, f"{source} is a conversation; {role} needs text", line))
     for path, expected in _expected(form, role, source, config.prompt_template.format_type == "jinja"):
         kinds = follow(_kinds(paths, path.column), path.steps)
         spoken = role in _CONVERSATIONS.get(form, ()) and _is_spoken(paths, path)
@@ -402,6 +416,8 @@ def _expected(form: Form, role: str, source: Source, objects: bool) -> list[tupl
         return [(source, "a list of {text, label}")] if isinstance(source, Path) else []
     if role == "history" and form != "fields" and isinstance(source, Path):
         return [(source, "a list of [question, answer]")]
+    if isinstance(source, Turns):
+        return [(source.path, "a list of texts or of [question, answer]")]
     if isinstance(source, Template):
         placeholders = [part for part in source.parts if isinstance(part, Placeholder)]
         return [(p.path, f"{'text or ' * (p.style != 'letters')}a list of texts") for p in placeholders]
@@ -426,6 +442,8 @@ def _fits(kind: Kind, expected: str) -> bool:
             return is_messages
         if expected == "a list of [question, answer]":
             return is_messages or item.name == "list"
+        if expected == "a list of texts or of [question, answer]":
+            return item.is_text or item.name == "list"
         return expected == "a list" or (expected == "text or a list of messages" and is_messages)
     return not expected.startswith("a list") and kind.is_text
 

@@ -15,8 +15,9 @@ from tokenloom.assets.columns.content_parts import (
     text_of,
 )
 from tokenloom.assets.columns.forms import REASONING_FIELDS, ROLES
+from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.tool_calls import EMPTY, calls_of
-from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, role_of
+from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
 from tokenloom.resources.tables.json_text import to_json_text
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
@@ -46,6 +47,7 @@ def conversation(value: Any) -> list[Message]:
     Raises:
         Unfit: a message cannot be converted.
     """
+    value = [value] if isinstance(value, dict) and columns_of_turns(value) else value
     if not isinstance(value, list) or not all(isinstance(item, dict | None) for item in value):
         raise Unfit("not_messages", "a list, but not of messages")
     messages: list[Message] = []
@@ -54,10 +56,22 @@ def conversation(value: Any) -> list[Message]:
         if type(content) is str and role in ROLES:
             messages.append((role, content, None, None, None))
         else:
-            messages += _messages(item or {}, value)
+            messages += _turns(item or {}, value)
     if not all(part.isascii() or _is_unicode(part) for message in messages for part in message if type(part) is str):
         raise Unfit("invalid_json", "a text contains half of a surrogate pair, which is not a character")
     return messages
+
+
+def _turns(item: Object, items: Iterable[Object | None]) -> Iterator[Message]:
+    """Yield the canonical messages of one object, which can be a pair of turns or an object of lists."""
+    if isinstance(item.get("role", item.get("from")), str):
+        yield from _messages(item, items)
+        return
+    try:
+        for turn in turns_of(item):
+            yield from _messages(turn, items)
+    except UnequalTurnsError as error:
+        raise Unfit("not_messages", f"the lists of a conversation have different lengths: {error}") from error
 
 
 def _is_unicode(text: str) -> bool:

@@ -13,12 +13,14 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, ROLES
 from tokenloom.assets.columns.json_conversations import is_message_json, parse, read_plain
 from tokenloom.assets.columns.message_objects import CONTENT_FIELDS, ROLE_FIELDS, Message, Unfit, conversation
-from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, is_blank
+from tokenloom.assets.columns.paired_turns import spread
+from tokenloom.assets.columns.rejected_rows import Problem, is_blank
 from tokenloom.assets.columns.source_expressions import Source
-from tokenloom.assets.columns.text_values import as_text, texts_of, values_of
+from tokenloom.assets.columns.text_values import as_text, texts_of
 from tokenloom.assets.columns.tool_calls import template_kwargs_column, tools_column
 from tokenloom.assets.columns.transcripts import is_transcript, split_transcripts
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES
+from tokenloom.resources.tables.binary_text import text_in
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, typed
@@ -27,17 +29,6 @@ from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, rang
 
 ONE_BY_ONE = 256
 """Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
-
-
-def messages_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
-    """Return the form `messages`, and the rows that do not fit."""
-    values, problems = values_of(table, sources["messages"], "messages")
-    messages, unfit = to_messages(values, "messages")
-    problems += unfit
-    problems.append(empty_answer(messages, "messages", "no assistant message holds text or a tool call", values))
-    messages, unfit = with_system(messages, table, sources)
-    shared, more = shared_columns(table, sources)
-    return {"messages": messages, **shared}, [*problems, *unfit, *more]
 
 
 def shared_columns(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, pa.Array], list[Problem]]:
@@ -197,7 +188,8 @@ def _from_texts(values: pa.Array, role: str, speaker: str | None) -> tuple[pa.Ar
         turns, invalid = split_transcripts(_filtered(text, is_turns))
         messages, unfit = _from_lists(turns, role, turns)
         message = "neither JSON nor a transcript that starts with Human:, Assistant: or System:"
-        collected.add(is_turns, messages, [Problem(invalid, "not_messages", role, message, turns), *unfit])
+        shown = _filtered(text, is_turns)
+        collected.add(is_turns, messages, [Problem(invalid, "not_messages", role, message, shown), *unfit])
     is_plain = ~is_lists & ~is_turns
     collected.add(is_plain, messages_of(speaker or "user", _filtered(text, is_plain), ~blank[is_plain]))
     return collected.messages(len(text)), collected.problems
@@ -223,11 +215,18 @@ def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, 
     if not pa.types.is_struct(flat.type):
         problem = Problem(lengths > 0, "not_messages", role, "a list, but not of messages", shown)
         return no_messages(len(lists)), [problem]
+    collected = _Collected()
+    if (turns := spread(lengths, flat)) is not None:
+        by_arrow, one_by_one = pa.array(~turns[1]), pa.array(turns[1])
+        collected.add(~turns[1], *_from_lists(turns[0], role, shown.filter(by_arrow)))
+        objects = lists.filter(one_by_one).to_pylist()
+        collected.add(turns[1], *_from_objects(objects, role, shown.filter(one_by_one)))
+        return collected.messages(len(lists)), collected.problems
     columns, is_plain = _plain_columns(flat)
     one_by_one = any_of(~is_plain, lengths)
     if not one_by_one.any():
         return list_array(offsets_of(lengths), struct_of(columns, len(flat))).cast(MESSAGES), []
-    collected, by_arrow = _Collected(), np.repeat(~one_by_one, lengths)
+    by_arrow = np.repeat(~one_by_one, lengths)
     kept = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
     offsets = offsets_of(lengths[~one_by_one])
     collected.add(~one_by_one, list_array(offsets, struct_of(kept, int(offsets[-1]))))
@@ -259,6 +258,7 @@ def _plain_columns(flat: pa.Array) -> tuple[dict[str, pa.Array], Flags]:
 
 def _from_objects(values: Sequence[Any], role: str, shown: pa.Array) -> tuple[pa.Array, list[Problem]]:
     """Convert conversations as Python reads them; an `Unfit` among them is the reason why one could not be read."""
+    values = text_in(values) if "binary" in str(shown.type) else values
     rows: list[list[Message]] = []
     unfit: dict[tuple[str, str], dict[int, str | None]] = {}
     for index, value in enumerate(values):

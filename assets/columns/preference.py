@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
 from tokenloom.assets.columns.history import with_earlier
-from tokenloom.assets.columns.labels import FALSE_LABELS, TRUE_LABELS, as_labels
+from tokenloom.assets.columns.labels import LABELS, as_labels
 from tokenloom.assets.columns.message_objects import WEIGHT_FIELDS
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
@@ -33,6 +34,7 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
     own, unfit = prompt_of(table, sources)
     problems += unfit
     shown, _ = values_of(table, sources["chosen"], "chosen")
+    chosen, rejected = _with_question(chosen, rejected, own), _with_question(rejected, chosen, own)
     identity = _identities(chosen, rejected, own)
     shared = _shared(identity[0], identity[1])
     lengths = [list_values(part)[0] for part in (chosen, rejected, own)]
@@ -63,11 +65,42 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     prompt, completion, problems = prompt_and_completion(table, sources)
     values, unfit = values_of(table, sources["label"], "label")
     label = as_labels(values)
-    message = f"not one of the labels {', '.join((*TRUE_LABELS, *FALSE_LABELS))}"
+    message = f"not one of the labels {LABELS}"
     problems += [*unfit, Problem(flags_of(label.is_null()), "not_a_label", "label", message, values)]
     shared, unfit = shared_columns(table, sources)
     columns = {"prompt": prompt, "completion": completion, "label": label.fill_null(False), **shared}
     return columns, [*problems, *unfit]
+
+
+def _with_question(answers: pa.Array, conversations: pa.Array, own: pa.Array) -> pa.Array:
+    """Put the conversation up to its last user message before an answer alone, as ms-swift does.
+
+    Args:
+        own: prompts of the rows; a row that has one is unchanged.
+    """
+    lengths, last = list_values(answers)[0], _last_user(conversations)
+    alone = (lengths > 0) & (_other_than_answers(answers) == 0) & (last > 0) & (list_values(own)[0] == 0)
+    if not alone.any():
+        return answers
+    return join_messages(slice_messages(conversations, np.zeros_like(lengths), np.where(alone, last, 0)), answers)
+
+
+def _other_than_answers(conversations: pa.Array) -> Ints:
+    """Return the number of messages that are not the assistant's or a tool's, int64 [rows]."""
+    lengths, flat = list_values(conversations)
+    answers = flags_of(pc.is_in(pc.struct_field(flat, "role"), pa.array(["assistant", "tool"])))
+    return sum_rows((~answers).astype(np.int64), offsets_of(lengths))
+
+
+def _last_user(conversations: pa.Array) -> Ints:
+    """Return the number of messages up to the last of the user, int64 [rows]; 0 if an answer comes first."""
+    lengths, flat = list_values(conversations)
+    offsets, row, roles = offsets_of(lengths), row_of(lengths), pc.struct_field(flat, "role")
+    users, answers = (np.flatnonzero(flags_of(pc.equal(roles, name))) for name in ("user", "assistant"))
+    ends = np.zeros(len(lengths), np.int64)
+    ends[row[users]] = users + 1 - offsets[row[users]]
+    ends[row[answers[answers == offsets[row[answers]]]]] = 0
+    return ends
 
 
 Identities = tuple[Ints, Ints]

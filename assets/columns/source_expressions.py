@@ -19,7 +19,7 @@ _LABELS = rf"(?:{QUOTED}|[^{{}}`\[\]=]|\[-?\d+\])+"
 _CHOICE = re.compile(rf"({_PATH}?)\[(?:({_LABELS})=)?\{{({_PATH})\}}\]")
 _STYLED = re.compile(rf"({_PATH}):([^`:]*)")
 _WHOLLY_QUOTED = re.compile(rf"(?:(?:^|\.)(?:{QUOTED}|[^`{{}}.\[]+)|\[-?\d+\])+")
-STYLES = ("lines", "letters")
+STYLES = ("lines", "letters", "turns")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class Placeholder:
 
     def __str__(self) -> str:
         return f"{{{self.path}{':letters' if self.style == 'letters' else ''}}}"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A list of texts, or of [question, answer], as messages: the first is the user's, and speakers alternate."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{{{self.path}:turns}}"
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,7 @@ class WithContext:
         return str(self.prompt)
 
 
-Source = Path | Template | Choice | Constant | WithContext
+Source = Path | Template | Turns | Choice | Constant | WithContext
 
 
 def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
@@ -101,7 +111,11 @@ def parse_source(text: str | Constant, columns: Collection[str] = ()) -> Source:
             f"{text!r}: nothing can follow a choice; put a field of the chosen item before the brackets, "
             f"e.g. {start.group(1)}.text[{{{start.group(3)}}}]"
         )
-    return Template(tuple(_joined(_template_parts(text, columns))))
+    parts = tuple(_joined(_template_parts(text, columns)))
+    turns = [part.path for part in parts if isinstance(part, Placeholder) and part.style == "turns"]
+    if turns and len(parts) > 1:
+        raise ValueError(f"{text!r}: {{{turns[0]}:turns}} is a conversation, to which no text can be added")
+    return Turns(turns[0]) if turns else Template(parts)
 
 
 def with_context(sources: Mapping[str, Source]) -> dict[str, Source]:
@@ -119,6 +133,8 @@ def paths_of(source: Source) -> tuple[Path, ...]:
         return tuple(part.path for part in source.parts if isinstance(part, Placeholder))
     if isinstance(source, Choice):
         return (source.items, source.key, *((source.labels,) if source.labels else ()))
+    if isinstance(source, Turns):
+        return (source.path,)
     return (source,) if isinstance(source, Path) else ()
 
 
@@ -143,7 +159,7 @@ def _placeholder(text: str, columns: Collection[str]) -> Placeholder:
     name, style = styled.groups()
     if style not in STYLES:
         raise ValueError(
-            f"{{{text}}}: unknown style {style!r}; use letters, or put a name that contains a colon in backticks"
+            f"{{{text}}}: unknown style {style!r}; use letters or turns, or put a name with a colon in backticks"
         )
     return Placeholder(parse_path(name, columns), style)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 5
+    version = 6
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.rejected_rows import Problem
-from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, WithContext
+from tokenloom.assets.columns.source_expressions import Choice, Placeholder, Source, Template, Turns, WithContext
 from tokenloom.config import Constant
 from tokenloom.errors import DataValidationError
+from tokenloom.resources.tables.binary_text import decoded, is_binary, with_texts
 from tokenloom.resources.tables.flags import Flags, any_of, flags_of
 from tokenloom.resources.tables.json_text import is_json, json_texts, python_values
 from tokenloom.resources.tables.json_values import (
@@ -37,8 +38,8 @@ def values_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, lis
     """Return the values of a source in each row, of any type, and the rows in which it cannot be evaluated."""
     if isinstance(source, Constant):
         return pa.repeat(pa.scalar(source.constant), table.num_rows), []
-    if isinstance(source, Path):
-        return evaluate(table, source), []
+    if isinstance(source, Path | Turns):
+        return with_texts(evaluate(table, source.path if isinstance(source, Turns) else source)), []
     if isinstance(source, Choice):
         return _chosen(table, source, role)
     if isinstance(source, WithContext):
@@ -56,6 +57,8 @@ def texts_of(table: pa.Table, source: Source, role: str) -> tuple[pa.Array, list
 def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
     """Return values as strings, with "" for null. Numbers, booleans and times are as Python's `str` writes them.
 
+    Binary values are read as UTF-8.
+
     Returns:
         The strings, and bool [rows], which values are not text, a number, a boolean, a time, or null.
     """
@@ -63,7 +66,10 @@ def as_text(array: pa.Array) -> tuple[pa.Array, Flags]:
     if is_json(array.type):
         texts = by_kind(json_texts(array), dict.fromkeys((TEXT, BOOLEAN, INTEGER, FLOAT), _scalar_texts))
         return texts.fill_null(""), np.isin(kinds_of(json_texts(array)), (LIST, OBJECT))
-    if not (pa.types.is_nested(array.type) or pa.types.is_null(array.type) or _is_binary(array.type)):
+    if is_binary(array.type):
+        texts, unfit = decoded(array)
+        return texts.fill_null(""), unfit
+    if not (pa.types.is_nested(array.type) or pa.types.is_null(array.type)):
         try:
             return _written(array).fill_null(""), np.zeros(len(array), bool)
         except pa.ArrowNotImplementedError:
@@ -102,10 +108,6 @@ def _written(array: pa.Array) -> pa.Array:
 def empty_texts(count: int) -> pa.Array:
     """Return `count` empty strings."""
     return pa.repeat(pa.scalar("", pa.string()), count)
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return "binary" in str(kind)
 
 
 def _filled(table: pa.Table, template: Template, role: str) -> tuple[pa.Array, list[Problem]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class RawStage(Stage):
     name = "raw"
-    version = 4
+    version = 5
     upstream = ()
     libraries = ("pyarrow", "numpy", "charset-normalizer", "msgspec")
     droppable = True

@@ -25,13 +25,18 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes
 
+FEW_ODD, MOST_ODD, _ODD_OF_FEW = 4, 0.01, 0.1
+"""Values of other kinds that do not change the kind of a path: up to a number, or a fraction; of few values at most a
+tenth."""
+
 
 @dataclass
 class _Merged:
     """The merged sketches of one path."""
 
     types: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """How many values have each kind, in the order of their first occurrence."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("rows", "nulls", "empty", "sampled"), 0))
     longest: int = 0
     lengths: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -46,9 +51,9 @@ class _Merged:
 
     def add(self, row: dict[str, Any]) -> None:
         """Add one row of a sketch."""
-        for seen, new in ((self.types, row["type"]), (self.kinds, row["kind"])):
-            if new not in seen and row["kind"] != "null":
-                seen.append(new)
+        if row["kind"] != "null":
+            self.types += [] if row["type"] in self.types else [row["type"]]
+            self.kinds[row["kind"]] += row["rows"] - row["nulls"]
         for name in self.counts:
             self.counts[name] += row[name]
         self.longest = max(self.longest, row["longest"])
@@ -65,6 +70,18 @@ class _Merged:
         if row["kind"] == "struct":
             self.structs += row["rows"] - row["nulls"]
 
+    @property
+    def kind(self) -> str:
+        """The one kind of the values, or of all but a few odd ones, which are rejected alone."""
+        kinds = Counter({kind: count for kind, count in self.kinds.items() if count} or self.kinds)
+        if len(scalars := [kind for kind in kinds if kind in COUNTABLE]) > 1:
+            kinds["text"] = sum(kinds.pop(kind) for kind in scalars)
+        if len(kinds) <= 1:
+            return next(iter(kinds), "null")
+        usual, count = kinds.most_common(1)[0]
+        odd = kinds.total() - count
+        return usual if odd <= max(FEW_ODD, MOST_ODD * count) and odd <= count * _ODD_OF_FEW else "other"
+
     def profile(self, steps: Steps, described: str, occurrences: int | None) -> dict[str, Any]:
         """Return the profile as JSON.
 
@@ -75,7 +92,7 @@ class _Merged:
         rows, nulls = self.counts["rows"], self.counts["nulls"]
         if occurrences is not None:
             rows, nulls = occurrences, nulls + occurrences - rows
-        kind = _one_kind(self.kinds)
+        kind = self.kind
         hashes = _distinct(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
         is_counted = len(hashes) or nulls == rows
         letters, sampled = int(self.letters.sum()), self.counts["sampled"]
@@ -127,13 +144,6 @@ def _sum(one: Ints, other: Sequence[int]) -> Ints:
     total = long.copy()
     total[: len(short)] += short
     return total
-
-
-def _one_kind(kinds: Sequence[str]) -> str:
-    """Return the kind of a path that has these kinds in different chunks."""
-    if len(kinds) <= 1:
-        return kinds[0] if kinds else "null"
-    return "text" if set(kinds) <= set(COUNTABLE) else "other"
 
 
 def path_text(steps: Steps) -> str:
@@ -199,6 +209,8 @@ def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, 
     """Yield the profiles of all paths inside a path."""
     above = merged[steps]
     for step in above.fields:
+        if above.kind not in ("other", "list" if step is None else "struct"):
+            continue  # inside a few odd values
         inner = (*steps, step)
         described = " | ".join(_types_of(inner, merged)) or "null"
         yield merged[inner].profile(inner, described, None if step is None else above.structs)

@@ -26,6 +26,7 @@ from tokenloom.assets.schema.column_statistics import (
 from tokenloom.assets.schema.repeated_prompts import repeated_conversations
 from tokenloom.assets.schema.unicode_scripts import count_letters
 from tokenloom.assets.stage.rejects import ROW
+from tokenloom.resources.tables.binary_text import is_binary, mostly_text
 from tokenloom.resources.tables.json_text import is_json, json_column, json_texts
 from tokenloom.resources.tables.json_values import (
     BOOLEAN,
@@ -133,6 +134,8 @@ def _describe(steps: Steps, array: pa.Array) -> Iterator[dict[str, Any]]:
         yield from _describe_json(steps, array)
         return
     declared, array = str(array.type), _decoded(array)
+    if is_binary(array.type) and (texts := mostly_text(array)) is not None:
+        declared, array = "string", texts
     kind = kind_of(array.type)
     yield _measured(steps, declared, kind, array, _lengths(array) if kind in MEASURED else None)
     if len(steps) < MAX_DEPTH:

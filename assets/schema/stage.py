@@ -32,7 +32,7 @@ LARGEST_COUNT = 1 << 48
 
 class SchemaStage(Stage):
     name = "schema"
-    version = 5
+    version = 6
     upstream = ("raw",)
     libraries = ("pyarrow", "numpy", "msgspec")
 

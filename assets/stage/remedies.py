@@ -23,7 +23,8 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "not_an_object": "write each row as an object, or set dataset.reader.root to the list of rows",
         "too_large": "raise dataset.reader.max_record_bytes",
         "too_many_fields": "put the fields into one object in the row",
-        "wrong_field_count": "quote fields that contain the delimiter, or set dataset.reader.delimiter",
+        "wrong_field_count": "quote fields that contain the delimiter, or set dataset.reader.delimiter or quote",
+        "malformed_quotes": "double the quotes inside quoted fields, or set dataset.reader.escape or quote",
     },
     "columns": {
         "empty_answer": _EMPTY,

@@ -55,6 +55,11 @@ class ReaderConfig(Section):
     delimiter: Annotated[str, Field(pattern=r"^[\t\x20-\x21\x23-\x7e]$")] | None = None
     """CSV and TSV: the field separator, one ASCII character. Default: a comma, or a tab for `tsv`; if the first record
     has none, whichever of `;`, tab, `|` and comma is most frequent in it."""
+    quote: Literal['"', "'", "none"] = '"'
+    """CSV and TSV: the character around fields that hold delimiters or line breaks. `none`: quotes are text."""
+    escape: Literal["auto", "backslash", "none"] = "auto"
+    """CSV and TSV: whether a backslash makes the quote, backslash, delimiter or line break after it text, as MySQL and
+    Spark write it. `auto`: it does if the first rows are regular only when read so."""
     lines_per_row: Literal["line", "paragraph", "file"] = "line"
     """Plain text: the unit of a row: a line, a paragraph, or a whole file."""
     max_record_bytes: Annotated[int, Field(ge=1, le=1 << 30)] = 64 << 20

@@ -70,7 +70,8 @@ def parse_json(
         data, keys = _as_objects(part, bounds, solid, layout)
     except ValueError as error:
         raise SourceError(f"{name}: invalid JSON: {error}, after byte {start}") from error
-    if layout.kind != "lines" and len(solid) < len(bounds) - 1:
+    alone = layout.kind in ("lines", "values")
+    if not alone and len(solid) < len(bounds) - 1:
         raise SourceError(f"{name}: invalid JSON: nothing between two commas, after byte {start}")
     rows, rejects = solid, []
     wrapped = layout.lists or keys is not None
@@ -253,14 +254,14 @@ def _read_singly(
     def reject(row: int, code: str, message: str, excerpt: str) -> None:
         rejected.append((row, code, message, excerpt))
 
-    used = columns if layout.kind == "lines" and not layout.inner else None
+    used = columns if layout.kind in ("lines", "values") and not layout.inner else None
     for row in solid.tolist():
         record = part[bounds[row] : bounds[row + 1]].tobytes()
         key, value, problem = _value(record, layout)
         excerpt = record[:400].decode(errors="replace").strip()
         if problem in _UNREADABLE:
             reject(row, problem, _UNREADABLE[problem], excerpt)
-        elif problem and layout.kind != "lines":
+        elif problem and layout.kind not in ("lines", "values"):
             at = start + int(bounds[row])
             raise SourceError(f"{name}: invalid JSON in the element at byte {at}, {excerpt[:60]!r}: {problem}")
         elif problem:

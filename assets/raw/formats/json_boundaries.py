@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenloom.assets.raw.formats.record_boundaries import NEWLINE, QUOTE, SPACE, Bytes
+from tokenloom.assets.raw.formats.record_boundaries import BACKSLASH, NEWLINE, QUOTE, SPACE, Bytes
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.flags import Flags
 from tokenloom.resources.tables.json_depth import TOO_DEEP
 from tokenloom.resources.tables.ragged import Ints
 
-BACKSLASH, COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in "\\,:[{")
+COMMA, COLON, BRACKET, BRACE = (np.uint8(ord(char)) for char in ",:[{")
 _STRUCTURAL = np.zeros(256, bool)
 _STRUCTURAL[[ord(char) for char in '"\\[]{},:']] = True
 _DEEPEST = 1 << 16
@@ -108,6 +108,40 @@ class JsonElements:
                 f"at byte {self._at + len(window)}"
             )
         return np.array([len(window)], np.int64)
+
+
+class JsonValues(JsonElements):
+    """A finder with one record per object or list of several, one after the other. Commas between them become spaces.
+
+    Args:
+        start: bytes of the file before the first value, for messages.
+        name: the file, for messages.
+
+    Raises:
+        SourceError: a bracket or quote is not closed, or one too many is.
+    """
+
+    def __init__(self, start: int, name: str):
+        super().__init__((), start, False, name)
+
+    def find(self, window: Bytes, final: bool) -> Ints:
+        """Return the bounds of the records in the window; see `Finder`."""
+        at, char = outside_strings(window)
+        depth = np.cumsum(_DEPTH[char], dtype=np.int64)
+        if (depth < 0).any() or (final and len(depth) and depth[-1]):
+            where = self._at + int(at[np.argmax(depth < 0)] if (depth < 0).any() else len(window))
+            raise SourceError(
+                f"{self._name}: invalid JSON: a bracket or quote is not closed, or too many are, at byte {where}"
+            )
+        window[at[(depth == 0) & (char == COMMA)]] = ord(" ")
+        ends = at[(depth == 0) & (_DEPTH[char] < 0)] + 1
+        if final and len(ends) and SPACE[window[ends[-1] :]].all():
+            ends[-1] = len(window)
+        bounds = np.concatenate(
+            [[0], ends, [len(window)] if final and (not len(ends) or ends[-1] < len(window)) else []]
+        )
+        self._at += int(bounds[-1])
+        return bounds.astype(np.int64)
 
 
 def outside_strings(data: Bytes) -> tuple[Ints, Bytes]:

@@ -11,7 +11,7 @@ from tokenloom.errors import SourceError
 from tokenloom.resources.tables.json_depth import TOO_DEEP
 from tokenloom.resources.tables.nested_paths import quoted
 
-Kind = Literal["lines", "elements", "entries", "whole"]
+Kind = Literal["lines", "values", "elements", "entries", "whole"]
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STEP = re.compile(r"`([^`]+)`|([^.`\[\]]+)|(\[\])")
@@ -49,8 +49,8 @@ class JsonLayout:
     """Where the rows of a JSON file are.
 
     Args:
-        kind: what a record is: one of the `lines`, of the `elements` of an array, of the `entries` of an object
-            (`"key": {...}`), or the `whole` file.
+        kind: what a record is: one of the `lines`, of the `values` one after the other, of the `elements` of an array,
+            of the `entries` of an object (`"key": {...}`), or the `whole` file.
         start: characters before the first record.
         keys: the object keys around the records, outermost first.
         inner: the lists within a record that contain the rows, outermost first.
@@ -105,9 +105,14 @@ def _layout(head: str, final: bool, named_lines: bool, root: Root | None, name: 
         return _or_more(final, JsonLayout("lines"))
     opening = head[at]
     first, alone = _first_line(head, at, final or named_lines)
+    if named_lines and root is None and alone and isinstance(first, list) and not _is_conversation(first):
+        return _or_more(final, _elements(head, at, root, name))
     if first is not None and (named_lines or not alone) and (root is None or root.lists[0]):
-        return JsonLayout("lines", inner=root.lists if root else (), lists=isinstance(first, list))
-    if named_lines and opening != "[":
+        lists = isinstance(first, list) and _are_lists(head, at, final)
+        return JsonLayout("lines", inner=root.lists if root else (), lists=lists)
+    if opening == "{" and first is None and _are_values(head, at, final, named_lines):
+        return JsonLayout("values", at, inner=root.lists if root else ())
+    if named_lines and (opening != "[" or _are_objects(head, at)):
         return JsonLayout("lines", inner=root.lists if root else ())
     if opening == "[":
         return _elements(head, at, root, name)
@@ -138,12 +143,66 @@ def _first_line(head: str, at: int, final: bool) -> tuple[Any, bool]:
     return None, alone
 
 
+def _is_conversation(items: list[Any]) -> bool:
+    """Return whether a list alone in a file is one conversation instead of the rows."""
+    return not items or not isinstance(items[0], dict | list) or (isinstance(items[0], dict) and _is_message(items[0]))
+
+
+def _are_lists(head: str, at: int, final: bool) -> bool:
+    """Return whether records are lists, given that the first is one: unless the next two are not."""
+    lines = [line for line in head[at:].split("\n") if line.strip()]
+    _or_more(final or len(lines) > 3, JsonLayout("lines"))
+    return len(lines) < 3 or any(line.lstrip().startswith("[") for line in lines[1:3])
+
+
+def _are_objects(head: str, at: int) -> bool:
+    """Return whether the second and third line each hold an object, so that the first is only damaged."""
+    lines = [line for line in head[at:].split("\n", 4)[1:3] if line.strip()]
+    try:
+        return len(lines) == 2 and all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False
+
+
+def _are_values(head: str, at: int, final: bool, named_lines: bool) -> bool:
+    """Return whether a file holds objects one after the other that take several lines, or have commas between them."""
+    try:
+        _, end = _DECODER.raw_decode(head, at)
+    except ValueError as error:
+        cut = getattr(error, "pos", len(head)) >= len(head) - 1 or "Unterminated" in str(error)
+        _or_more(final or not cut, JsonLayout("lines"))
+        return False
+    after = _skip(head, end)
+    if head[after : after + 1] == ",":
+        after = _skip(head, after + 1)
+    _or_more(final or (after < len(head) and (not named_lines or "\n" in head[at:])), JsonLayout("values"))
+    several = not named_lines or "\n" in head[at:end] or "\n" not in head[at:].rstrip()
+    if after == len(head):
+        return several and named_lines
+    return head[after] == "{" and (several or "," in head[end:after])
+
+
 def _elements(head: str, at: int, root: Root | None, name: str) -> JsonLayout:
     if root is not None and root.lists[0]:
         raise SourceError(f"{name}: the file is an array, but dataset.reader.root {root} expects an object")
     inside = _skip(head, at + 1)
     inner = root.lists[1:] if root else ()
-    return JsonLayout("elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner)
+    return JsonLayout(
+        "elements", at + 1, inner=inner, lists=head[inside] == "[" and not inner and _hold_lists(head, inside)
+    )
+
+
+def _hold_lists(head: str, at: int) -> bool:
+    """Return whether the elements of an array are lists, given that the first is one: unless the next two are not."""
+    others = ""
+    while len(others) < 2:
+        _, at = _DECODER.raw_decode(head, at)
+        at = _skip(head, at)
+        if head[at] != ",":
+            break
+        at = _skip(head, at + 1)
+        others += head[at]
+    return len(others) < 2 or "[" in others
 
 
 def _within_object(head: str, at: int, root: Root | None, name: str) -> JsonLayout:

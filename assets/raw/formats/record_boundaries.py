@@ -18,7 +18,7 @@ from tokenloom.resources.tables.row_hash import Hashes, hash_records
 
 Bytes = npt.NDArray[np.uint8]
 
-NEWLINE, RETURN, QUOTE = (np.uint8(ord(char)) for char in '\n\r"')
+NEWLINE, RETURN, QUOTE, BACKSLASH = (np.uint8(ord(char)) for char in '\n\r"\\')
 SEARCHED_AGAIN = 1 << 20
 """Bytes of a record without an end that are searched again with the next block; of longer ones, a finder gets a short
 equivalent."""
@@ -301,25 +301,31 @@ class QuotedLines:
     Args:
         name: the file, for messages.
         lines: the number of lines of the file before the first window.
+        quote: the quote; "" if quotes are text.
+        escape: whether the character after a backslash is text.
 
     Raises:
         SourceError: a quoted field is never closed.
     """
 
-    def __init__(self, delimiter: str, name: str, lines: int = 0):
+    def __init__(self, delimiter: str, name: str, lines: int = 0, quote: str = '"', escape: bool = False):
         self._delimiter, self._name = np.uint8(ord(delimiter)), name
+        self._quote, self._escape = np.uint8(ord(quote)) if quote else None, escape
         self._lines = lines
         self._opened = 0  # line of the quote that the next window starts with instead of a long field
 
     def find(self, window: Bytes, final: bool) -> Ints:
         """Return the bounds of the records in the window; see `Finder`."""
-        ends, edges = line_ends(window), self._edges(window)
+        ends, edges = line_ends(window), self.edges(window)
         if not final and len(ends) and ends[-1] == len(window) and window[-1] == RETURN:
             ends = ends[:-1]  # a newline can follow
         if final and len(edges) % 2:
             line = self._line(ends, edges[-1])
             raise SourceError(f"{self._name}: the quote that opens a field on line {line} is never closed")
         unquoted = ends[np.searchsorted(edges, ends) % 2 == 0] if len(edges) else ends
+        if self._escape:
+            last = without_escapes(window)[unquoted - 1]
+            unquoted = unquoted[(last == NEWLINE) | (last == RETURN)]
         bounds = _bounds(unquoted, window, final)
         self._lines += int(np.searchsorted(ends, bounds[-1], side="right"))
         self._opened = 0 if bounds[-1] else self._opened
@@ -327,22 +333,27 @@ class QuotedLines:
 
     def shortened(self, window: Bytes) -> tuple[bytes, int]:
         """Return an open quoted field, a closed one, or the last character after another; see `Finder`."""
-        edges, ends = self._edges(window), line_ends(window)
-        last = window[-1:].tobytes()
+        edges, ends = self.edges(window), line_ends(window)
+        last, quote = window[-1:].tobytes(), b"" if self._quote is None else self._quote.tobytes()
+        if self._escape and last == b"\\" and without_escapes(window)[-1] != BACKSLASH:
+            last = b""  # a backslash that is text
         if len(edges) % 2:
             self._opened = self._line(ends, edges[-1])
-            short = b'"\r' if last == b"\r" else b'"'
+            short = quote + last if last in (b"\r", b"\\") else quote
         else:
-            short = b'""' if len(edges) and edges[-1] == len(window) - 1 else b"x" + last
+            short = quote * 2 if len(edges) and edges[-1] == len(window) - 1 else b"x" + last
         self._lines += len(ends) - len(line_ends(np.frombuffer(short, np.uint8)))
         return short, len(window)
 
-    def _edges(self, window: Bytes) -> Ints:
+    def edges(self, window: Bytes) -> Ints:
         """Return where quoted fields open and close, alternately."""
-        quotes = np.flatnonzero(window == QUOTE)
+        if self._quote is None:
+            return np.zeros(0, np.int64)
+        window = without_escapes(window) if self._escape else window
+        quotes = np.flatnonzero(window == self._quote)
         before = np.append(window, NEWLINE)[quotes - 1]
         starts_field = (before == NEWLINE) | (before == RETURN) | (before == self._delimiter) | (quotes == 0)
-        regular = starts_field[::2] | ((before[::2] == QUOTE) & (quotes[::2] > 0))
+        regular = starts_field[::2] | ((before[::2] == self._quote) & (quotes[::2] > 0))
         return quotes if regular.all() else _quoted_fields(quotes, starts_field)
 
     def _line(self, ends: Ints, quote: int) -> int:
@@ -350,6 +361,24 @@ class QuotedLines:
         if not quote and self._opened:
             return self._opened
         return self._lines + int(np.searchsorted(ends, quote, side="right")) + 1
+
+
+def without_escapes(data: Bytes) -> Bytes:
+    """Return bytes in which each character after a backslash that escapes it is a letter."""
+    escaped = escapes(data) + 1
+    if not len(escaped):
+        return data
+    data = data.copy()
+    data[escaped[escaped < len(data)]] = ord("x")
+    return data
+
+
+def escapes(data: Bytes) -> Ints:
+    """Return the positions of backslashes that are not escaped by another."""
+    slashes = np.flatnonzero(data == BACKSLASH)
+    index = np.arange(len(slashes))
+    first = np.maximum.accumulate(np.where(np.append(True, np.diff(slashes) > 1)[: len(index)], index, 0))
+    return slashes[(index - first) % 2 == 0]
 
 
 def line_ends(data: Bytes) -> Ints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,17 @@ import pyarrow as pa
 
 from tokenloom.assets.raw.formats.csv import (
     DELIMITERS,
+    Dialect,
     column_names,
     csv_record,
     guess_delimiter,
+    has_escapes,
     is_header,
     parse_csv,
 )
 from tokenloom.assets.raw.formats.decode import utf8_blocks
 from tokenloom.assets.raw.formats.json import parse_json
-from tokenloom.assets.raw.formats.json_boundaries import JsonElements
+from tokenloom.assets.raw.formats.json_boundaries import JsonElements, JsonValues
 from tokenloom.assets.raw.formats.json_layout import JsonLayout, Root, json_layout
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, check_columns, reject_too_large
 from tokenloom.assets.raw.formats.record_boundaries import (
@@ -30,7 +32,6 @@ from tokenloom.assets.raw.formats.record_boundaries import (
     Finder,
     Lines,
     Paragraphs,
-    QuotedLines,
     RecordBlock,
     WholeFile,
     is_solid,
@@ -173,6 +174,8 @@ def _json(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], fou
     def finder(lines: int) -> Finder:
         if layout.kind in ("lines", "whole"):
             return Lines() if layout.kind == "lines" else WholeFile()
+        if layout.kind == "values":
+            return JsonValues(start, name)
         return JsonElements(layout.keys, start, layout.found, name, closing)
 
     facts = {
@@ -232,11 +235,17 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
     if delimiter != (options.delimiter or usual):
         found["delimiter"] = {"\t": "tab"}.get(delimiter, delimiter)
 
-    def finder(lines: int) -> Finder:
-        return QuotedLines(delimiter, name, lines)
+    dialect = Dialect(delimiter, "" if options.quote == "none" else options.quote, options.escape == "backslash")
+    second = next(blocks, b"") if options.escape == "auto" and b"\\" in head else b""
+    if options.escape == "auto" and has_escapes(head, not second, dialect):
+        dialect = replace(dialect, escape=True)
+        found["escape"] = "backslash"
 
-    blank, first, rest = _first_record(_chained(head, blocks), finder, options.max_record_bytes, name)
-    cells = csv_record(first, delimiter, name) if first else []
+    def finder(lines: int) -> Finder:
+        return dialect.finder(name, lines)
+
+    blank, first, rest = _first_record(_chained(head, _chained(second, blocks)), finder, options.max_record_bytes, name)
+    cells = csv_record(first, dialect, name) if first else []
     check_columns(len(cells), name)
     header = is_header(cells) if options.header == "auto" else options.header
     if options.header == "auto" and not header and cells:
@@ -250,14 +259,14 @@ def _csv(dataset: DatasetConfig, file: SourceFile, blocks: Iterator[bytes], foun
         rest = _chained(first, rest)
     if len(set(names)) < len(names):
         raise SourceError(f"{name}: two columns would have the same name: {', '.join(names)}")
-    facts = {"names": names, "delimiter": delimiter}
+    facts = {"names": names, "delimiter": delimiter, **dialect.facts()}
     return RecordFile(
         name,
         rest,
         finder,
         True,
         facts,
-        lambda part, bounds, start: parse_csv(part, bounds, names, delimiter, name),
+        lambda part, bounds, start: parse_csv(part, bounds, names, dialect, name),
         line_ends,
         lines,
         found,

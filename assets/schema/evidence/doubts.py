@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from tokenloom.assets.schema.evidence.name_similarity import role_likeness, words
-from tokenloom.assets.schema.evidence.profiles import Profile, fits_few, message_fields, unknown_speakers
+from tokenloom.assets.schema.evidence.profiles import (
+    Profile,
+    fits_few,
+    fits_messages,
+    is_time,
+    speakers_of,
+    unknown_speakers,
+)
 from tokenloom.assets.schema.evidence.speakers import SPEAKERS, role_of
 from tokenloom.config import ValidationConfig
 
@@ -45,6 +52,13 @@ def unanswered(conversation: Profile) -> str | None:
     speakers = _speakers(conversation)
     answered = not speakers or any(role_of(speaker) == "assistant" for speaker in speakers)
     return None if answered else "no message is an assistant's"
+
+
+def other_words(answer: Profile) -> str | None:
+    """Doubt answers that could be meant to be written otherwise than Python writes them."""
+    if answer.kind == "boolean":
+        return "its values true and false would be written True and False"
+    return "its times would be written as Python's str does, such as 2024-01-31 09:30:00" if is_time(answer) else None
 
 
 def first_of_several(profile: Profile) -> str | None:
@@ -93,12 +107,12 @@ def missing_prompt(chosen: Profile) -> str | None:
     if chosen.kind == "text" and chosen.trait("transcript") + chosen.trait("json") >= 0.5:
         return None
     asked = any(role_of(value) == "user" for value in _speakers(chosen) or ("user",))
-    return None if chosen.kind == "list" and asked else "there is no prompt for the answers"
+    return None if fits_messages(chosen) and asked else "there is no prompt for the answers"
 
 
 def _speakers(conversation: Profile) -> Sequence[str]:
     """Return the names of the speakers; empty if they are unknown or many."""
-    speaker = conversation.items and conversation.items.field(message_fields(conversation)[0] or "")
+    speaker = speakers_of(conversation)
     return (speaker.facts.get("values") or ()) if speaker else ()
 
 

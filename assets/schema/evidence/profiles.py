@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tokenloom.assets.schema.evidence.speakers import SAID, SPEAKERS, role_of
+from tokenloom.assets.schema.evidence.flag_words import fits_flag_words
+from tokenloom.assets.schema.evidence.name_similarity import role_likeness
+from tokenloom.assets.schema.evidence.speakers import (
+    SAID,
+    SPEAKERS,
+    SPEAKING_PAIR,
+    columns_of_turns,
+    pair_of,
+    role_of,
+)
 from tokenloom.resources.tables.nested_paths import quoted
 
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
@@ -166,9 +175,14 @@ def fits_settings(profile: Profile) -> float:
 
 
 def fits_answer(profile: Profile) -> float:
-    """Return how well values fit an answer: text, numbers or, less so, booleans."""
-    fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.0)
+    """Return how well values fit an answer: text, numbers or, less so, booleans and times."""
+    fit = {"text": 1.0, "number": 0.9, "boolean": 0.6}.get(profile.kind, 0.6 * is_time(profile))
     return fit * (1 - 0.8 * profile.trait("url")) * (1 - 0.8 * _missing(profile))
+
+
+def is_time(profile: Profile) -> bool:
+    """Return whether values are dates, times or durations."""
+    return str(profile.facts["type"]).startswith(("date", "time", "duration"))
 
 
 def fits_key(profile: Profile) -> float:
@@ -182,8 +196,7 @@ def fits_flag(profile: Profile) -> float:
     """Return how well values fit a flag: booleans, or words and numbers for them."""
     if profile.kind == "boolean":
         return 1.0
-    values = {str(value).lower() for value in profile.facts.get("values") or ()}
-    return 0.75 if values and values <= {"0", "1", "true", "false", "yes", "no", "good", "bad"} else 0.0
+    return fits_flag_words(list(map(str, profile.facts.get("values") or ())))
 
 
 def fits_label(profile: Profile) -> float:
@@ -199,24 +212,54 @@ def fits_few(profile: Profile) -> float:
 
 def fits_messages(profile: Profile) -> float:
     """Return how well values fit a conversation: a list of structs with fields for the speaker and the text."""
+    if pair_fields(profile):
+        return 1.0
     speaker_field, text_field = message_fields(profile)
     if not (speaker_field and text_field):
         return 0.0
-    speakers = profile.items.field(speaker_field) if profile.items else None
+    speakers = speakers_of(profile)
     messages = speakers.facts.get("rows", 0) if speakers else 0
     return 1 - 0.5 * unknown_speakers(profile)[0] / max(messages, 1)
 
 
 def is_message(profile: Profile) -> bool:
     """Return whether values are single messages: structs with fields for the speaker and the text."""
-    names = profile.fields if profile.kind == "struct" else []
+    names = profile.fields if profile.kind == "struct" and not _holds_lists(profile) else []
     return any(name in names for name in SPEAKERS) and any(name in names for name in SAID)
+
+
+def _holds_lists(profile: Profile) -> bool:
+    """Return whether values are objects of lists of speakers and texts, which `datasets` makes of lists of messages."""
+    columns = columns_of_turns(profile.fields) if profile.kind == "struct" else None
+    return columns is not None and all((field := profile.field(name)) and field.kind == "list" for name in columns)
+
+
+def pair_fields(profile: Profile) -> tuple[str, str] | None:
+    """Return the fields of lists of {human, assistant} that hold a user's text and the answer; None for other values.
+
+    Pairs such as {question, answer} are turns only in a column with the name of a conversation.
+    """
+    item = profile.items
+    pair = pair_of(item.fields) if item is not None and item.kind == "struct" else None
+    if item is None or pair is None or any((field := item.field(name)) and field.kind != "text" for name in pair):
+        return None
+    named = any(
+        role_likeness(profile.name, role).score >= 0.7 for role in ("messages", "history", "chosen", "rejected")
+    )
+    return pair if named or pair[0].lower() in SPEAKING_PAIR else None
+
+
+def speakers_of(conversation: Profile) -> Profile | None:
+    """Return the profile of the speakers' names; None if it is unknown."""
+    speaker_field = message_fields(conversation)[0] or ""
+    if _holds_lists(conversation):
+        return lists.items if (lists := conversation.field(speaker_field)) else None
+    return conversation.items.field(speaker_field) if conversation.items else None
 
 
 def unknown_speakers(conversation: Profile) -> tuple[int, list[str]]:
     """Return the number of messages without a known speaker role, and the names of unknown speakers if they are few."""
-    speaker_field, _ = message_fields(conversation)
-    speakers = conversation.items.field(speaker_field or "") if conversation.items else None
+    speakers = speakers_of(conversation)
     if speakers is None:
         return 0, []
     if speakers.facts.get("values") is None:
@@ -228,6 +271,8 @@ def unknown_speakers(conversation: Profile) -> tuple[int, list[str]]:
 
 def message_fields(profile: Profile) -> tuple[str | None, str | None]:
     """Return the fields of a conversation's messages that hold the speaker and the text."""
+    if _holds_lists(profile):
+        return columns_of_turns(profile.fields) or (None, None)
     if profile.kind != "list":
         return None, None
     if profile.items is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 """Speakers whose message is the JSON text of one tool call, or of a list of calls, by the assistant."""
 
@@ -30,6 +32,14 @@ ROLE_NAMES: dict[str, str] = {
 }
 """Names of speakers in lower case, and the role of each."""
 
+SPEAKING_PAIR = ("human", "user")
+"""Names of the first text of a pair that say that the pair is two turns of a conversation."""
+
+_ASKED = (*SPEAKING_PAIR, "prompt", "instruction", "input", "question", "query")
+_ANSWERED = (
+    *("assistant", "gpt", "bot", "ai", "chatbot", "chatgpt", "response", "output", "answer", "completion", "reply"),
+)
+
 SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "message")
 """Fields that identify a struct as a message: the speaker, and the text."""
 
@@ -37,3 +47,16 @@ SPEAKERS, SAID = ("role", "from", "speaker"), ("content", "value", "text", "mess
 def role_of(name: str) -> str | None:
     """Return the role of a speaker's name, or None if it is unknown."""
     return ROLE_NAMES.get(name.strip().lower())
+
+
+def pair_of(names: Collection[str]) -> tuple[str, str] | None:
+    """Return the two fields of an object that hold a user's text and the answer to it; None for other objects."""
+    asked, answered = ([name for name in names if name.lower() in known] for known in (_ASKED, _ANSWERED))
+    named = len(asked) == len(answered) == 1 and not {*SPEAKERS, *SAID} & {*names}
+    return (asked[0], answered[0]) if named else None
+
+
+def columns_of_turns(names: Collection[str]) -> tuple[str, str] | None:
+    """Return the two fields of an object of lists that hold the speakers and their texts; None for other objects."""
+    found = [next((name for name in known if name in names), "") for known in (SPEAKERS, SAID)]
+    return (found[0], found[1]) if all(found) else None

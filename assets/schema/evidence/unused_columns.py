@@ -20,7 +20,11 @@ MEDIA = {"image", "images", "audio", "audios", "video", "videos"}
 REQUEST_SETTINGS = {"parallel_tool_calls"}
 """Settings of a request to a model, which are not part of the conversation."""
 
-_MESSAGE_TEXT = re.compile(r'\s*\[\s*\{\s*"(?:role|content|from|value)"\s*:')
+_MESSAGE_TEXT = re.compile(
+    r"""\s*(?:\[\s*\{\s*(?P<quote>["'])(?:role|content|from|value|human|user)|\{\s*(?P<other>["'])(?:role|from|content|value))"""
+    r"""(?:(?P=quote)|(?P=other))\s*:""",
+    re.IGNORECASE,
+)
 
 
 def unused_columns(paths: Mapping[Steps, Profile], used: Collection[Steps]) -> list[Profile]:
@@ -84,7 +88,7 @@ def is_spoken(profile: Profile) -> bool:
 def is_message_text(profile: Profile) -> bool:
     """Return whether values are conversations as JSON text."""
     examples = profile.facts.get("examples") or ()
-    return profile.kind == "text" and bool(examples) and all(_MESSAGE_TEXT.match(example) for example in examples)
+    return profile.kind == "text" and 2 * sum(bool(_MESSAGE_TEXT.match(text)) for text in examples) > len(examples)
 
 
 def _has_content(profile: Profile) -> bool:

@@ -178,6 +178,11 @@ def fits_reply(profile: Profile) -> float:
     return max(fits_text(profile), fits_messages(profile), float(is_message(profile)))
 
 
+def is_rejected(profile: Profile) -> bool:
+    """Return whether a column has the name of rejected answers, which must never be trained as wanted ones."""
+    return role_likeness(profile.name, "rejected").score >= 0.7
+
+
 def asks(profile: Profile) -> bool:
     """Return whether values are conversations without an answer, by speakers that are all known."""
     known = fits_messages(profile) and not doubt.unknown_roles(profile)

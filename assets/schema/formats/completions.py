@@ -27,6 +27,7 @@ from tokenloom.assets.schema.formats.candidate import (
     column_name,
     columns_of,
     fits_reply,
+    is_rejected,
     optional,
     ranked,
     siblings,
@@ -57,15 +58,16 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
                 factor, notes = 0.9 - 0.4 * fits_key(completion.profile), ["there are choices beside it"]
             name = _completion_name(prompt.profile, completion.profile, extra)
             roles = {"prompt": prompt, **extra, "completion": completion}
-            doubts = {"completion": doubt.first_of_several(completion.profile)}
+            doubts = {"completion": doubt.first_of_several(completion.profile) or doubt.other_words(completion.profile)}
             yield candidate(paths, name, "completion", roles, factor, notes, doubts)
 
 
 def _answers(paths: Profiles) -> Iterator[Match]:
     """Yield the best matches for a completion: columns, fields of structs, and the first items of lists."""
     columns = columns_of(paths)
-    chosen, rejected = (ranked(columns, role, fits_reply, 0.7) for role in ("chosen", "rejected"))
-    paired = {match.source for match in (*rejected, *(chosen if rejected else ()))}
+    rejected = [profile.source for profile in columns if is_rejected(profile)]
+    chosen = [match.source for match in ranked(columns, "chosen", fits_reply, 0.7)]
+    paired = {*rejected, *(chosen if rejected else ())}
     matches = [match for match in ranked(columns, "completion", fits_answer) if match.source not in paired]
     for profile in paths.values():
         if profile.is_column or profile.kind != "text" or is_spoken(profile.column) or profile.column.name in paired:

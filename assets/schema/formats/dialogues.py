@@ -16,6 +16,7 @@ from tokenloom.assets.schema.formats.candidate import (
     candidate,
     columns_of,
     fits_reply,
+    is_rejected,
     optional,
     ranked,
 )
@@ -23,7 +24,7 @@ from tokenloom.assets.schema.formats.candidate import (
 
 def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     """Yield candidates for prompts and completions of which one holds messages, or that have tools."""
-    columns = columns_of(paths)
+    columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
     asked = ranked(columns, "prompt", fits_reply)[:2]
     spoken = [match for match in ranked(columns, "messages", fits_messages)[:1] if match not in asked]
     for prompt in (*asked, *spoken):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokenloom.assets.schema.evidence import doubts as doubt
+from tokenloom.assets.schema.evidence.flag_words import unsure_flags
 from tokenloom.assets.schema.evidence.name_similarity import likeness
 from tokenloom.assets.schema.evidence.profiles import fits_flag, fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import FLAGS, is_spoken
@@ -16,6 +17,7 @@ from tokenloom.assets.schema.formats.candidate import (
     candidate,
     columns_of,
     fits_reply,
+    is_rejected,
     optional,
     ranked,
 )
@@ -24,10 +26,11 @@ KTO_LABELS = ("label", "kto_tag", "desirable")
 
 
 def detect(paths: Profiles) -> Iterator[FormatCandidate]:
-    columns = columns_of(paths)
+    columns = [profile for profile in columns_of(paths) if not is_rejected(profile)]
     for label in ranked(columns, FLAGS, fits_flag, 0.5)[:1]:
         rates = likeness(label.profile.name, KTO_LABELS).score >= 0.87
         doubts = {"label": None if rates else "it may rate something other than the answer"}
+        doubts["label"] = doubts["label"] or unsure_flags(label.profile.facts.get("values") or ())
         asked = ranked(columns, "prompt", fits_reply)[:1]
         for prompt in asked:
             for completion in ranked(columns, "completion", fits_reply)[:2]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from tokenloom.assets.schema.evidence import doubts as doubt
 from tokenloom.assets.schema.evidence.name_similarity import role_likeness
-from tokenloom.assets.schema.evidence.profiles import fits_messages
+from tokenloom.assets.schema.evidence.profiles import Profile, fits_messages
 from tokenloom.assets.schema.evidence.unused_columns import is_spoken
 from tokenloom.assets.schema.formats.candidate import (
     AROUND_TEXT,
@@ -14,9 +15,11 @@ from tokenloom.assets.schema.formats.candidate import (
     FormatCandidate,
     Match,
     Profiles,
+    asks,
     candidate,
     columns_of,
     fits_reply,
+    is_rejected,
     optional,
     ranked,
     siblings,
@@ -25,9 +28,11 @@ from tokenloom.assets.schema.formats.candidate import (
 
 def detect(paths: Profiles) -> Iterator[FormatCandidate]:
     columns = columns_of(paths)
-    for chosen in ranked(columns, "chosen", fits_reply)[:2]:
-        for rejected in ranked(columns, "rejected", fits_reply)[:2]:
-            if chosen.profile.kind != rejected.profile.kind or chosen.source == rejected.source:
+    rejects = ranked(columns, "rejected", fits_reply)[:2]
+    for chosen in ranked(columns, "chosen", fits_reply)[:2] or (_beside(columns) if rejects else []):
+        for rejected in rejects:
+            unlike = chosen.profile.kind != rejected.profile.kind and not is_spoken(chosen.profile)
+            if unlike or chosen.source == rejected.source:
                 continue
             pair = {"chosen": chosen, "rejected": rejected}
             prompts = [match for match in _asked(paths) if match.source not in (chosen.source, rejected.source)]
@@ -45,6 +50,14 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
                 doubt.unknown_roles(prompts[0].profile) if first else doubt.missing_prompt(chosen.profile)
             )
             yield candidate(paths, "preference", "preference", {**first, **pair, **extra}, doubts=doubts)
+
+
+def _beside(columns: Sequence[Profile]) -> list[Match]:
+    """Return what is the chosen answer next to rejected ones if no column is named so: a conversation, or an answer."""
+    others = [column for column in columns if not is_rejected(column)]
+    talks = [match for match in ranked(others, "messages", fits_messages, 0.7) if not asks(match.profile)]
+    found = [*talks, *ranked(others, "completion", fits_reply, 0.7)][:1]
+    return [replace(match, reason=f"{match.reason}, next to rejected answers") for match in found]
 
 
 def _asked(paths: Profiles) -> list[Match]:

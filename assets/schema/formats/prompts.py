@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tokenloom.assets.schema.evidence import doubts as doubt
-from tokenloom.assets.schema.evidence.profiles import fits_messages
-from tokenloom.assets.schema.evidence.unused_columns import is_spoken
+from tokenloom.assets.schema.evidence.name_similarity import role_likeness
+from tokenloom.assets.schema.evidence.profiles import Profile, fits_messages
+from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken
 from tokenloom.assets.schema.formats.candidate import (
     AROUND_TEXT,
     SETTINGS,
@@ -34,4 +35,10 @@ def detect(paths: Profiles) -> Iterator[FormatCandidate]:
         roles = {"prompt": prompt, **optional(columns, [prompt], **beside)}
         doubts = {"prompt": doubt.unknown_roles(prompt.profile)}
         found = candidate(paths, "prompts", "prompt_only", roles, doubts=doubts)
-        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if found.unused else found
+        beside = found.unused or any(_answers(profile) for profile in columns if profile is not prompt.profile)
+        yield replace(found, confidence=round(found.confidence * UNASKED, 3)) if beside else found
+
+
+def _answers(profile: Profile) -> bool:
+    """Return whether a column has the name of answers and values of any kind, such as numbers or bytes."""
+    return role_likeness(profile.name, "completion").score >= 0.87 and is_filled(profile)

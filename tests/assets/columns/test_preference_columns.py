@@ -34,6 +34,7 @@ def preferred(own: list[Row], chosen: list[Row], rejected: list[Row]) -> Row | s
     """The oracle: a row's preference, or the code of its problem."""
     if chosen == rejected:
         return "same_answers"
+    chosen, rejected = completed(own, chosen, rejected), completed(own, rejected, chosen)
     count = 0
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
         count += 1
@@ -48,6 +49,15 @@ def preferred(own: list[Row], chosen: list[Row], rejected: list[Row]) -> Row | s
         if not any(turn["role"] == "assistant" and turn["content"].strip() for turn in rest):
             return "empty_answer"
     return {"prompt": prompt, "chosen": chosen[count:], "rejected": rejected[count:]}
+
+
+def completed(own: list[Row], answer: list[Row], talk: list[Row]) -> list[Row]:
+    """An answer alone after the other conversation's last user message, in a row without a prompt."""
+    users = [index for index, turn in enumerate(talk) if turn["role"] == "user"]
+    is_alone = answer and all(turn["role"] == "assistant" for turn in answer)
+    if own or not users or not is_alone or talk[0]["role"] == "assistant":
+        return answer
+    return talk[: users[-1] + 1] + answer
 
 
 def check(out: Any, expected: list[Row | str]) -> None:

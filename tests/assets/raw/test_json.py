@@ -242,7 +242,7 @@ def test_a_root_that_does_not_exist_is_an_error(tmp_path: Path, text: str, root:
         read(tmp_path / "rows.json", reader={"root": root})
 
 
-@pytest.mark.parametrize("text", ['{"a":\n1}{"a":2}\n', '{"a": 1}\n1, {"a": 2}\n'])
+@pytest.mark.parametrize("text", ['{"a":\n1]{"a":2}\n', '{"a": 1}\n1, {"a": 2}\n'])
 def test_each_line_of_invalid_json_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.jsonl").write_text(text)
     rows, rejects, _ = read(tmp_path / "rows.jsonl")
