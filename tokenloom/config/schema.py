@@ -108,6 +108,9 @@ class DatasetConfig(Section):
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
     reader: ReaderConfig = ReaderConfig()
     """Options for the file format."""
+    struct_nulls: Literal["omit", "keep"] = "omit"
+    """Parquet and Arrow: fields of structs that are null, such as arguments of a tool call that only other rows have.
+    `omit` leaves them out, as in the same rows as JSON Lines; `keep` writes them as null."""
     streaming: bool = False
     """true: `get_dataloader` reads rows from the source on the fly and stores nothing."""
     columns: Names | None = None
