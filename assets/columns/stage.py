@@ -74,10 +74,10 @@ def _check_struct_nulls(config: PipelineConfig) -> None:
     Raises:
         ConfigError: all files have a format without structs.
     """
-    if config.dataset.struct_nulls == "keep" and isinstance(files := locate(config), list):
-        if found := {file.format for file in files} - {"parquet", "arrow"}:
-            message = f"{', '.join(sorted(found))} files keep every null that is written; omit this setting"
-            raise config.fault("dataset.struct_nulls", message)
+    files = locate(config) if config.dataset.struct_nulls == "keep" else None
+    if isinstance(files, list) and (found := {file.format for file in files} - {"parquet", "arrow"}):
+        message = f"{', '.join(sorted(found))} files keep every null that is written; omit this setting"
+        raise config.fault("dataset.struct_nulls", message)
 
 
 STAGE = ColumnsStage()

@@ -133,8 +133,9 @@ def _tools(value: Any) -> Any:
 
 def _variables(value: Any) -> Any:
     """Return an object; the pairs of key and value of an Arrow map are converted."""
-    if isinstance(value, list) and all(isinstance(pair, dict) and {"key"} <= {*pair} <= {"key", "value"} for pair in value):
-        return {pair["key"]: pair.get("value") for pair in value}
+    pairs = value if isinstance(value, list) else ()
+    if pairs and all(isinstance(pair, dict) and {"key"} <= {*pair} <= {"key", "value"} for pair in pairs):
+        return {pair["key"]: pair.get("value") for pair in pairs}
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value

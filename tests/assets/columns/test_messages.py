@@ -535,10 +535,10 @@ def test_typed_columns_and_json_give_the_same_messages(talks: list[list[Row]]) -
 def test_null_fields_of_structs_are_omitted_from_typed_columns_unless_they_are_kept() -> None:
     turns = [{**HO, "tool_calls": [call("f", {"a": 1})]}, {**HO, "tool_calls": [call("f", {"b": [1.5]})], "name": "x"}]
     table = pa.Table.from_pylist(rows_of([HI, turns[0]], [HI, turns[1]]))
-    for row, given in zip(kept(canonical(table)), turns, strict=True):
+    for row, turn in zip(kept(canonical(table)), turns, strict=True):
         asked, answer = row["messages"]
         assert asked == message(**HI)
-        assert field_of(answer, "tool_calls") == given["tool_calls"]
+        assert field_of(answer, "tool_calls") == turn["tool_calls"]
     keeping = ColumnMapping("messages", {"messages": "messages"}, nulls=True)
     assert ColumnMapping.from_json(keeping.to_json()) == keeping
     out = to_canonical(table.append_column("_row", pa.array([0, 1], pa.int32())), keeping).table
