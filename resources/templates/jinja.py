@@ -122,14 +122,14 @@ def _tojson(
 
 
 def _date_as(date: str, form: str) -> str:
-    """Return a date in the format of `strftime`: ISO 8601, or one of `_DATE_FORMATS`; a text in the format is unchanged.
+    """Return a date, in ISO 8601 or one of `_DATE_FORMATS`, in a format of `strftime`. If it has that, it is unchanged.
 
     Raises:
         SecurityError: the text is not a date.
     """
     for known in (form, None, *_DATE_FORMATS):
         try:
-            read = datetime.strptime(date, known) if known else datetime.fromisoformat(date)  # noqa: DTZ007
+            read = datetime.strptime(date, known) if known else datetime.fromisoformat(date)
         except ValueError:
             continue
         if (written := read.strftime(form)) == date or known != form:

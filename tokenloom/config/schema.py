@@ -260,7 +260,7 @@ class PromptTemplateConfig(Section):
     """Add a trained EOS token after the answer."""
     date_string: Annotated[str, Field(min_length=1)] | None = None
     """Fixed date for templates that use the current date, such as `2024-07-26` or `26 Jul 2024`. `strftime_now` writes
-    it in the format that the template asks for (without a time, at midnight); the variable `date_string` is this text."""
+    it in the format that the template asks for, the variable `date_string` is this text."""
 
     @field_validator("train_on")
     @classmethod
