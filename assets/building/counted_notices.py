@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.canonical import NULL_FIELDS
+from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.prompts.segments import segments
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.stage import CONTROL_IN_CONTENT
@@ -21,6 +22,9 @@ from tokenloom.resources.tables.preference_pairs import sides
 CONTROL = "tokenizer.control_tokens_in_content"
 _AROUND = 20
 """Characters that are shown before and after a control token."""
+
+_FEW = 0.01
+"""Fraction of answers that can begin with their prompt by chance."""
 
 _POLICIES = {
     "split": "are tokenized as plain text ({setting}: split); if the rows are templated already, map them to text, "
@@ -43,6 +47,13 @@ def counted_notices(
         yield (
             f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "
             "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
+        )
+    if rows := counters.get(REMOVED):
+        yield f"{rows:,} pairs repeat the prompt at the start of chosen and rejected; the repetition is removed"
+    if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
+        yield (
+            f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the answer; "
+            "remove it in the data if it is repeated"
         )
     policy = config.tokenizer.control_tokens_in_content
     if (found := counters.get(CONTROL_IN_CONTENT)) and policy in _POLICIES:

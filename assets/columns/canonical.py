@@ -17,6 +17,7 @@ from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
+from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
 from tokenloom.assets.columns.source_expressions import Source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -61,13 +62,22 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
         columns, problems = _CONVERTERS[mapping.form](table, with_context(sources))
+    removed = np.zeros(table.num_rows, bool)
+    if mapping.form == "preference":
+        (columns["chosen"], columns["rejected"]), removed = without_prompt(
+            columns["prompt"], (columns["chosen"], columns["rejected"])
+        )
     if unanswered:
         problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
     rows = one_array(table[ROW])
     rejected, rejects = reject(rows, problems)
     keep = pa.array(~rejected)
     out = pa.table({ROW: rows.filter(keep), **{name: array.filter(keep) for name, array in columns.items()}})
-    counters = {NULL_FIELDS: int((null_fields & ~rejected).sum())}
+    counters = {
+        NULL_FIELDS: int((null_fields & ~rejected).sum()),
+        REMOVED: int((removed & ~rejected).sum()),
+        REPEATED: 0 if unanswered else count_repeated(columns, mapping.answer, ~rejected),
+    }
     return ChunkOutput(out, table.num_rows, rejects, counters={name: n for name, n in counters.items() if n})
 
 

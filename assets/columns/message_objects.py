@@ -162,7 +162,7 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
     Raises:
         Unfit: the content is neither text nor text parts; in tool messages it can be any value.
     """
-    if isinstance(value, str) or value == []:
+    if isinstance(value, str) or (value == [] and role != "tool"):
         return value or "", None
     if role == "tool" and _is_plain_result(value):
         return to_json_text(value), value

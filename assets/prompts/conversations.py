@@ -71,7 +71,7 @@ class Turn:
         """
         if self.content is None:
             return None if self.fields is None or "content" in self.fields else "nothing"
-        if is_blank(self.content):
+        if self.content and is_blank(self.content):
             return "parts"
         results = (str,) if self.role == "tool" else ()  # a tool's result can be a list of texts
         parts = isinstance(self.content, list) and not all(isinstance(part, results) for part in self.content)

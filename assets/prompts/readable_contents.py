@@ -86,7 +86,7 @@ def _unread_parts(group: Conversations, messages: Sequence[Message], write: Writ
     """Return the roles and kinds of content parts of which the template omits a text, or which it prints as a list.
 
     In one rendering each text is a mark, and each content has one more part, with a field that only a list that is
-    printed shows.
+    printed shows. The result of a tool can be printed as JSON, but not as Python's `repr`, which shows no marks.
     """
     marks, probes = {}, {}
     for index, turn in enumerate(group.turns):
@@ -98,7 +98,11 @@ def _unread_parts(group: Conversations, messages: Sequence[Message], write: Writ
         return set()
     text = _text(_replaced(messages, probes), write)
     unread = [
-        index for index in probes if not text or f"{_PROBE}{index}." in text or any(m not in text for m in marks[index])
+        index
+        for index in probes
+        if not text
+        or any(part not in text for part in marks[index])
+        or (f"{_PROBE}{index}." in text and group.turns[index].role != "tool")
     ]
     return {(group.turns[index].role, group.turns[index].content_kind) for index in unread}
 
