@@ -71,12 +71,18 @@ def written(tokenizer: PreTrainedTokenizerFast, name: str, row: Row) -> set[str]
     """Return what the template can write for a row as Python reads it.
 
     Call arguments are as they are, objects, or text that the template writes unquoted. Contents that are not text are
-    as they are, or text if the template refuses or drops them so.
+    as they are, or text if the template refuses or drops them so, or writes Python's `repr` of parts.
     """
     texts = set()
     for arguments in (_unchanged, _parsed, _as_text):
         text = rendered(tokenizer, name, row, arguments, _unchanged)
-        if text is None or text == rendered(tokenizer, name, row, arguments, _emptied):
+        printed = [
+            str(message["content"])
+            for message in row["messages"]
+            if message.get("content") and _are_parts(message["content"])
+        ]
+        emptied = rendered(tokenizer, name, row, arguments, _emptied)
+        if text is None or text == emptied or any(shown in text for shown in printed):
             text = rendered(tokenizer, name, row, arguments, _as_text)
         if text is not None and not any(quoted in text for quoted in _quoted(row, arguments)):
             texts.add(text)
