@@ -29,7 +29,8 @@ _FEW = 0.01
 _POLICIES = {
     "split": "are tokenized as plain text ({setting}: split); if the rows are templated already, map them to text, "
     "with prompt_template.format_type: text and {setting}: keep",
-    "keep": "stay control tokens ({setting}: keep)",
+    "keep": "stay control tokens ({setting}: keep); next to the same token, such as an added BOS or EOS, they are "
+    "written once",
 }
 
 

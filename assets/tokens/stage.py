@@ -126,8 +126,8 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     rows_in, rejects = count_rows(table), no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
-    cut = segments(table)
-    cut = strip_at_control(once_at_control(cut) if policy == "keep" else cut, encoder.strips)
+    whole = segments(table)
+    cut = strip_at_control(once_at_control(whole) if policy == "keep" else whole, encoder.strips)
     encoded = encoder.encode(cut)
     counts, straddles = count_span_tokens(cut, encoded)
     segments_before = np.searchsorted(cut.row, np.arange(table.num_rows + 1))
@@ -139,7 +139,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
         "spans": _token_spans(cut.spans, counts, offsets),
     }
-    counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(cut, control)}
+    counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
     rows_out = count_rows(table)
     if rows_out < table.num_rows:
         counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))

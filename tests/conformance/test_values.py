@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import trl
-from datasets import Dataset
+from datasets import Dataset, Features, Json, List, Value
 from transformers import PreTrainedTokenizerFast
 
-from support.built_prompts import built_texts, rendered_texts
+from support.built_prompts import built, built_texts, config_of, rendered_texts
+from tokenloom.assets.building.build import Build
+from tokenloom.errors import ConfigError
+from tokenloom.resources.engines.compute import ComputeEngine
+from tokenloom.resources.store import ArtifactStore
 
 Row = dict[str, Any]
 Write = Callable[[Path, list[Row]], Path]
@@ -167,3 +172,158 @@ def test_fields_that_only_other_rows_have_are_left_out(
         assert rejects == {}
         assert texts == expected(rows, template, tokenizer)
         assert rendered_texts(write_lines(tmp_path / "lines", rows), **given)[0] == texts
+
+
+def test_nulls_that_can_be_told_stay(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    row = {**called({"city": None, "l": [None]}), "tools": described(properties={"a": None})["tools"]}
+    texts = {name: json.dumps(value) for name, value in row.items()}
+    given = settings(ALL_OF_A_ROW, tokenizer)
+    for kind in (pa.string(), pa.json_()):
+        columns = {name: pa.array([text], pa.string()) for name, text in texts.items()}
+        if kind != pa.string():
+            columns = {name: pa.ExtensionArray.from_storage(kind, text) for name, text in columns.items()}
+        pq.write_table(pa.table(columns), path := tmp_path / "rows.parquet")
+        assert rendered_texts(path, **given) == (expected([row], ALL_OF_A_ROW, tokenizer), {})
+
+
+def test_json_features_and_maps_are_objects(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = [called({"city": "Rome", "unit": None}), called({"n": 1, "l": [{"a": 1}, {"b": 2}]})]
+    function = {"name": Value("string"), "arguments": Json()}
+    message = {"role": Value("string"), "content": Value("string")}
+    calls = List({"type": Value("string"), "function": function})
+    features = Features({"messages": List({**message, "tool_calls": calls})})
+    Dataset.from_list(rows, features=features).save_to_disk(tmp_path / "rows")
+    given = settings(ALL_OF_A_ROW, tokenizer)
+    assert built_texts(tmp_path / "rows", tmp_path / "store", **given) == (expected(rows, ALL_OF_A_ROW, tokenizer), {})
+    rows = [{**called({"x": 1}), "chat_template_kwargs": {"opts": {"a": None, "b": "c"}}}]
+    kind = pa.map_(pa.string(), pa.map_(pa.string(), pa.string()))
+    table = pa.table(
+        {
+            "messages": pa.array([row["messages"] for row in rows]),
+            "chat_template_kwargs": pa.array([[("opts", [("a", None), ("b", "c")])]], kind),
+        }
+    )
+    pq.write_table(table, path := tmp_path / "map.parquet")
+    assert rendered_texts(path, **given) == (expected(rows, ALL_OF_A_ROW, tokenizer), {})
+
+
+def test_what_cannot_be_told_is_reported_once_with_the_setting(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = STRUCTS["arguments of different functions"]
+    path = write_parquet(tmp_path / "rows", rows)
+    for dataset, told in (({}, True), ({"struct_nulls": "omit"}, False), ({"struct_nulls": "keep"}, False)):
+        build = Build(
+            config_of(path, **settings(ALL_OF_A_ROW, tokenizer), dataset=dataset),
+            ArtifactStore(tmp_path / "store"),
+            ComputeEngine(1),
+        )
+        lines = [notice for report in build.run_all("columns") for notice in report.notices]
+        assert lines == [line for line in lines if told and "3 rows" in line and "dataset.struct_nulls: keep" in line]
+        assert len(lines) == told
+    kept = rendered_texts(path, **settings(ALL_OF_A_ROW, tokenizer), dataset={"struct_nulls": "keep"})[0]
+    assert all('"f": null' in text or '"city": null' in text for text in kept.values())
+    lines = write_lines(tmp_path / "rows", rows)
+    with pytest.raises(ConfigError, match="struct_nulls: jsonl files keep every null"):
+        built(lines, tmp_path / "store", **settings(ALL_OF_A_ROW, tokenizer), dataset={"struct_nulls": "keep"})
+
+
+def test_struct_nulls_of_a_jinja_template_over_columns(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    rows = [{"meta": {"a": 1}, "said": "x"}, {"meta": {"b": [{"c": 2}, {"d": 3}]}, "said": "y"}]
+    prompt = {"format_type": "jinja", "template": "{{ meta | tojson }} {{ said }}", "label_column": "said"}
+    given = {"tokenizer": {"name_or_path": str(tokenizer.name_or_path)}, "prompt_template": prompt}
+    texts = rendered_texts(write_parquet(tmp_path / "rows", rows), **given)
+    assert texts == rendered_texts(write_lines(tmp_path / "rows", rows), **given)
+    assert texts[0][0].startswith(json.dumps(rows[0]["meta"]))
+
+
+PRINTS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+AS_JSON = "{% for m in messages %}<{{ m.role }}>{{ m.content | tojson }}</{{ m.role }}>{% endfor %}"
+READS = """{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else -%}
+{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}</{{ m.role }}>{% endfor %}"""
+BETWEEN = READS.replace("{{ part.text }}", "{{ part.text }}|")
+FIRST = READS.replace("{% for part in m.content %}{{ part.text }}{% endfor %}", "{{ m.content[0].text }}")
+OF_USERS = READS.replace("m.content is string", "m.content is string or m.role == 'user'")
+PARTS: dict[str, Any] = {
+    "one": [{"type": "text", "text": "Hi"}],
+    "empty": [{"type": "text", "text": ""}],
+    "two": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}],
+    "without types": [{"text": "Hi "}, {"text": "there"}],
+    "texts": ["Hi ", "there"],
+    "mixed": [{"type": "text", "text": "Hi "}, "there"],
+    "with more fields": [
+        {"type": "text", "text": "Hi ", "cache": {"type": "x"}},
+        {"type": "text", "text": "."},
+    ],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+@pytest.mark.parametrize("template", [PRINTS, AS_JSON, READS, BETWEEN, FIRST, OF_USERS])
+def test_parts_reach_templates_that_read_them_and_others_get_their_text(
+    template: str, role: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def conversation(content: Any) -> Row:
+        asked = [] if role == "user" else [{"role": "user", "content": "Q"}]
+        answer = [] if role == "assistant" else [{"role": "assistant", "content": "A"}]
+        return {"messages": [*asked, {"role": role, "content": content}, *answer]}
+
+    kinds = [kind for kind in PARTS if role != "assistant" or kind not in ("empty", "none")]
+    rows = [conversation(PARTS[kind]) for kind in kinds]
+    texts, rejects = rendered_texts(write_lines(tmp_path / "rows", rows), **settings(template, tokenizer))
+    for number, kind in enumerate(kinds):
+        joined = "".join(part if isinstance(part, str) else part["text"] for part in PARTS[kind])
+        allowed = expected([conversation(joined)], template, tokenizer)[0]
+        if template == BETWEEN and all(isinstance(part, dict) for part in PARTS[kind]) and kind != "none":
+            if role == "assistant" and len(PARTS[kind]) > 1:
+                assert rejects[number].startswith("content_parts")
+                continue
+            allowed = expected([conversation(PARTS[kind])], template, tokenizer)[0]
+        assert texts[number] == allowed, kind
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "image", "video", "input_file", "document"])
+def test_parts_that_are_not_text_are_rejected(kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    content = [{"type": "text", "text": "See"}, {"type": kind, kind: {"url": "x"}}]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "Q"},
+                {"role": role, "content": content},
+                *called({})["messages"][1:],
+            ]
+        }
+        for role in ("user", "system", "tool", "assistant")
+    ]
+    texts, rejects = rendered_texts(write_lines(tmp_path / "rows", rows), **settings(PRINTS, tokenizer))
+    assert texts == {}
+    assert all(reject.startswith("not_text") and kind in reject for reject in rejects.values())
+
+
+DATES = {
+    "2025-06-01": datetime(2025, 6, 1),
+    "2025-06-01T13:05:09": datetime(2025, 6, 1, 13, 5, 9),
+    "26 Jul 2024": datetime(2024, 7, 26),
+    "July 4, 2024": datetime(2024, 7, 4),
+}
+
+
+@pytest.mark.parametrize("form", ["%d %b %Y", "%Y-%m-%d", "%A, %B %d, %Y", "%Y-%m-%d %H:%M"])
+@pytest.mark.parametrize("date", DATES)
+def test_dates_are_written_as_the_template_asks(
+    date: str, form: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    template = f"{{{{ strftime_now('{form}') }}}}|{{{{ date_string }}}}|{READS}"
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    path = write_lines(tmp_path / "rows", [{"messages": messages}])
+    texts, _ = rendered_texts(path, **settings(template, tokenizer, prompt={"date_string": date}))
+    assert texts[0].split("|")[:2] == [DATES[date].strftime(form), date]
+
+
+@pytest.mark.parametrize("date", ["today", "01/02/2024", "2024", "2024-13-45"])
+def test_dates_that_are_none_are_refused(date: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = write_lines(tmp_path / "rows", [called({"x": 1})])
+    given = settings("{{ strftime_now('%d %b %Y') }}" + READS, tokenizer, prompt={"date_string": date})
+    with pytest.raises(ConfigError, match=f"date_string is '{date}'; write it like 2024-07-26"):
+        rendered_texts(path, **given)
