@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, messages_form, prompt_only_form
+from tokenloom.assets.columns.forms import FORMS
 from tokenloom.assets.columns.history import continued_form
 from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
+from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
+from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
 from tokenloom.assets.columns.source_expressions import Source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.binary_text import decoded, is_binary
-from tokenloom.resources.tables.flags import flags_of
+from tokenloom.resources.tables.flags import Flags, flags_of
+from tokenloom.resources.tables.json_text import json_column, to_json_text
+from tokenloom.resources.tables.nested_paths import Path, evaluate
 from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tables.struct_values import (
+    has_objects,
+    null_fields,
+    with_null_fields,
+    without_null_fields,
+)
+
+NULL_FIELDS = "null_fields"
+"""Counter: rows with structs whose null fields are omitted."""
+
+_OBJECTS = ("tools", "template_kwargs")
+"""Roles whose values are objects, not messages."""
 
 Columns = dict[str, pa.Array]
 Convert = Callable[[pa.Table, Mapping[str, Source]], tuple[Columns, list[Problem]]]
@@ -37,17 +55,53 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         mapping with `objects`. Only these values can be null.
     """
     sources = mapping.sources()
+    if mapping.nulls:
+        table = _with_null_fields(table)
+    null_fields = _null_fields(table, sources, mapping)
     if mapping.form == "fields":
         columns, problems = (_values if mapping.objects else _fields)(table, sources, mapping.answer)
     else:
         columns, problems = _CONVERTERS[mapping.form](table, with_context(sources))
+    removed = np.zeros(table.num_rows, bool)
+    if mapping.form == "preference":
+        (columns["chosen"], columns["rejected"]), removed = without_prompt(
+            columns["prompt"], (columns["chosen"], columns["rejected"])
+        )
     if unanswered:
         problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
     rows = one_array(table[ROW])
     rejected, rejects = reject(rows, problems)
     keep = pa.array(~rejected)
     out = pa.table({ROW: rows.filter(keep), **{name: array.filter(keep) for name, array in columns.items()}})
-    return ChunkOutput(out, table.num_rows, rejects)
+    counters = {
+        NULL_FIELDS: int((null_fields & ~rejected).sum()),
+        REMOVED: int((removed & ~rejected).sum()),
+        REPEATED: 0 if unanswered else count_repeated(columns, mapping.answer, ~rejected),
+    }
+    return ChunkOutput(out, table.num_rows, rejects, counters={name: n for name, n in counters.items() if n})
+
+
+def _with_null_fields(table: pa.Table) -> pa.Table:
+    """Return a table with its structs as JSON columns, which tell null fields from missing ones."""
+    for index, field in enumerate(table.schema):
+        if has_objects(field.type):
+            table = table.set_column(index, field.name, with_null_fields(one_array(table[field.name])))
+    return table
+
+
+def _null_fields(table: pa.Table, sources: Mapping[str, Source], mapping: ColumnMapping) -> Flags:
+    """Return bool [rows]: from which rows null fields of structs are omitted, which could be null in the source.
+
+    Null fields of messages and of content parts are not counted: no template gets them, whatever the source.
+    """
+    found = np.zeros(table.num_rows, bool)
+    for role, source in sources.items():
+        if mapping.form in FORMS or mapping.objects:
+            values = evaluate(table, source) if isinstance(source, Path) else pa.nulls(0)
+            if has_objects(values.type):
+                spoken = mapping.form in FORMS and role not in _OBJECTS
+                found |= null_fields(values, int(spoken), CONTENT_FIELDS)
+    return found
 
 
 def _texts(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:
@@ -75,7 +129,7 @@ def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
     problems: list[Problem] = []
     for role, source in sources.items():
         found, unfit = values_of(table, source, role)
-        values[role] = _as_text_if_time(found)
+        values[role] = _without_null_fields(_as_text_if_time(found))
         problems += unfit
         if "binary" in str(values[role].type):
             flags = as_text(values[role])[1] if is_binary(values[role].type) else flags_of(values[role].is_valid())
@@ -86,6 +140,13 @@ def _values(table: pa.Table, sources: Mapping[str, Source], answer: str | None) 
         blank = is_blank(text) & ~not_text
         problems.append(Problem(blank, EMPTY_ANSWER, answer, f"{sources[answer]} is empty", values[next(iter(values))]))
     return values, problems
+
+
+def _without_null_fields(values: pa.Array) -> pa.Array:
+    """Return structs without their null fields, as a JSON column; other values unchanged."""
+    if not (has_objects(values.type) and null_fields(values).any()):
+        return values
+    return json_column([None if value is None else to_json_text(value) for value in without_null_fields(values)])
 
 
 def _as_text_if_time(values: pa.Array) -> pa.Array:

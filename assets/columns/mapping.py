@@ -87,12 +87,14 @@ class ColumnMapping:
         roles: the source expression of each role or field. It can be parsed without knowing the columns.
         answer: for `fields`, the field that must not be empty; default: none.
         objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
+        nulls: whether the null fields of structs are values of their own: `dataset.struct_nulls` is `keep`.
     """
 
     form: Form
     roles: dict[str, str | Constant]
     answer: str | None = None
     objects: bool = False
+    nulls: bool = False
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -107,8 +109,8 @@ class ColumnMapping:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
-        objects = {"objects": True} if self.objects else {}
-        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **objects}
+        more = {name: True for name in ("objects", "nulls") if getattr(self, name)}
+        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
@@ -116,7 +118,8 @@ class ColumnMapping:
         roles = {
             role: Constant(**text) if isinstance(text, Mapping) else text for role, text in stored["roles"].items()
         }
-        return cls(stored["form"], roles, stored.get("answer"), stored.get("objects", False))
+        kept = (stored.get(name, False) for name in ("objects", "nulls"))
+        return cls(stored["form"], roles, stored.get("answer"), *kept)
 
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
@@ -165,9 +168,10 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     if faults:
         raise ConfigError(faults)
     roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
+    nulls = config.dataset.struct_nulls == "keep"
     if form == "fields":
-        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja")
-    return ColumnMapping(form, roles)
+        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja", nulls)
+    return ColumnMapping(form, roles, nulls=nulls)
 
 
 def _only_beside_text(

@@ -10,6 +10,7 @@ from tokenloom.assets.columns.content_parts import (
     CALL_PARTS,
     REASONING_PARTS,
     RESULT_PARTS,
+    TEXT_PARTS,
     blank_parts,
     is_blank,
     text_of,
@@ -25,6 +26,7 @@ CONTENT_FIELDS = ("content", "value", "text", "message", "utterance")
 WEIGHT_FIELDS = ("weight", "loss_weight", "train", "training", "loss")
 _NUMBERS = ("weight", "loss_weight")
 _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+_MEDIA = ("image", "audio", "video", "document", "file", "input_")
 _RESULT_IDENTIFIERS = ("tool_call_id", "tool_use_id", "call_id", "id")
 
 Object = dict[str, Any]
@@ -174,8 +176,8 @@ def _content(value: Any, role: str) -> tuple[str, Any]:
     Raises:
         Unfit: the content is neither text nor text parts; in tool messages it can be any value.
     """
-    if isinstance(value, str):
-        return value, None
+    if isinstance(value, str) or (value == [] and role != "tool"):
+        return value or "", None
     if role == "tool" and _is_plain_result(value):
         return to_json_text(value), value
     if isinstance(value, bool | int | float):
@@ -203,9 +205,7 @@ def _has_media(value: Any) -> bool:
     """Return whether a content has a part that text cannot replace, such as an image."""
     parts = value if isinstance(value, list) else ()
     kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-    return any(
-        isinstance(kind, str) and kind.startswith(("image", "audio", "video", "input_image", "file")) for kind in kinds
-    )
+    return any(isinstance(kind, str) and kind not in TEXT_PARTS and kind.startswith(_MEDIA) for kind in kinds)
 
 
 def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object]:

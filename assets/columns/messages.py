@@ -26,6 +26,7 @@ from tokenloom.resources.tables.json_text import is_json, json_texts
 from tokenloom.resources.tables.json_values import LIST, NULL, OBJECT, TEXT, kinds_of, typed
 from tokenloom.resources.tables.nested_paths import list_values, plain
 from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges
+from tokenloom.resources.tables.struct_values import without_null_fields
 
 ONE_BY_ONE = 256
 """Number of JSON texts, some of which are not plain, that are read one by one instead of dividing them further."""
@@ -230,7 +231,7 @@ def _from_lists(lists: pa.Array, role: str, shown: pa.Array) -> tuple[pa.Array, 
     kept = {name: column.filter(pa.array(by_arrow)) for name, column in columns.items()}
     offsets = offsets_of(lengths[~one_by_one])
     collected.add(~one_by_one, list_array(offsets, struct_of(kept, int(offsets[-1]))))
-    objects = lists.filter(pa.array(one_by_one)).to_pylist()
+    objects = without_null_fields(lists.filter(pa.array(one_by_one)))
     collected.add(one_by_one, *_from_objects(objects, role, shown.filter(pa.array(one_by_one))))
     return collected.messages(len(lists)), collected.problems
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
+from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of, started_answer
 from tokenloom.assets.columns.history import with_earlier
 from tokenloom.assets.columns.labels import LABELS, as_labels
 from tokenloom.assets.columns.message_objects import WEIGHT_FIELDS
@@ -52,6 +52,8 @@ def preference_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dic
         empty_answer(chosen, "chosen", "chosen has no answer after the common prompt", shown),
         empty_answer(rejected, "rejected", "rejected has no answer after the common prompt", shown),
     ]
+    if "prompt" in sources:
+        problems.append(started_answer(prompt, chosen, shown))
     prompt, unfit = with_earlier(prompt, table, sources)
     shared, more = shared_columns(table, sources)
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, **shared}, [*problems, *unfit, *more]

@@ -15,6 +15,7 @@ from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
+from tokenloom.resources.sources.resolve import locate
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -35,11 +36,14 @@ class ColumnsStage(Stage):
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         names = ("template", "format_type", "label_column")
         mapping = {"dataset.column_mapping": plain_roles(config.dataset.column_mapping)}
+        if config.dataset.struct_nulls == "keep":
+            mapping |= read_settings(config, "dataset.struct_nulls")
         return {**read_settings(config, *(f"prompt_template.{name}" for name in names)), **mapping}
 
     def prepare(self, context: Context) -> Work:
         columns = context.facts("schema")["columns"]
         check_kept_columns(context.config, columns)
+        _check_struct_nulls(context.config)
         mapping = resolve(context.config, columns)
         return Work(
             context.input_chunks("raw"),
@@ -62,6 +66,18 @@ class ColumnsStage(Stage):
             return types == dict(FORMS[mapping["form"]])
         texts = mapping.get("objects") or {*types.values()} <= {pa.string()}
         return types.keys() == mapping.get("roles", types).keys() and texts
+
+
+def _check_struct_nulls(config: PipelineConfig) -> None:
+    """Check that `struct_nulls: keep` has an effect.
+
+    Raises:
+        ConfigError: all files have a format without structs.
+    """
+    files = locate(config) if config.dataset.struct_nulls == "keep" else None
+    if isinstance(files, list) and (found := {file.format for file in files} - {"parquet", "arrow"}):
+        message = f"{', '.join(sorted(found))} files keep every null that is written; omit this setting"
+        raise config.fault("dataset.struct_nulls", message)
 
 
 STAGE = ColumnsStage()

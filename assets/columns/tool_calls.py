@@ -16,6 +16,7 @@ from tokenloom.assets.columns.text_values import empty_texts, values_of
 from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.json_text import is_json, json_texts, to_json_text
 from tokenloom.resources.tables.nested_paths import plain
+from tokenloom.resources.tables.struct_values import without_null_fields
 
 ARGUMENT_FIELDS = ("arguments", "parameters", "input", "args")
 _IDENTIFIERS = ("id", "call_id", "tool_call_id", "type", "index")
@@ -96,8 +97,8 @@ def _distinct(values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
     elif pa.types.is_string(values.type):
         pass
     elif pa.types.is_nested(values.type):
-        texts = [None if value is None else to_json_text(value) for value in values.to_pylist()]
-        values = pa.array(texts, pa.string())
+        objects = [None if value is None else to_json_text(value) for value in without_null_fields(values)]
+        values = pa.array(objects, pa.string())
     else:
         values = pc.if_else(values.is_valid(), "0", pa.scalar(None, pa.string()))  # no scalar has an object's JSON text
     encoded = values.dictionary_encode(null_encoding="encode")
@@ -131,6 +132,10 @@ def _tools(value: Any) -> Any:
 
 
 def _variables(value: Any) -> Any:
+    """Return an object; the pairs of key and value of an Arrow map are converted."""
+    pairs = value if isinstance(value, list) else ()
+    if pairs and all(isinstance(pair, dict) and {"key"} <= {*pair} <= {"key", "value"} for pair in pairs):
+        return {pair["key"]: pair.get("value") for pair in pairs}
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value

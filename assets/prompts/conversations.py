@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.content_parts import filled, is_blank
+from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.messages import join_messages, struct_of
 from tokenloom.assets.prompts.verify import ShapeError
@@ -65,15 +65,22 @@ class Turn:
 
     @property
     def content_kind(self) -> str | None:
-        """What the source has as content: None for text, else `parts` of text, another `value`, or `nothing`."""
+        """What the source has as content: None for text, else `nothing`, parts of text, or another `value`.
+
+        Parts are `parts` if their text is the row's, and `texts` if they have their own.
+        """
         if self.content is None:
             return None if self.fields is None or "content" in self.fields else "nothing"
-        return "parts" if is_blank(self.content) else "value"
+        if self.content and is_blank(self.content):
+            return "parts"
+        results = (str,) if self.role == "tool" else ()  # a tool's result can be a list of texts
+        parts = isinstance(self.content, list) and not all(isinstance(part, results) for part in self.content)
+        return "texts" if parts and blank_parts(self.content) is not None else "value"
 
     @property
     def is_constant(self) -> bool:
         """Whether the template gets a content that is part of the turn."""
-        return self.content_kind == "value" and not self.as_text
+        return self.content_kind in ("value", "texts") and not self.as_text
 
     def message(self, content: str, reasoning: str | None) -> Message:
         """Return the message that a template gets, with the fields that transformers' `apply_chat_template` adds.

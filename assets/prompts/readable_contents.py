@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.content_parts import filled
+from tokenloom.assets.columns.content_parts import blank_parts, filled
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
 from tokenloom.assets.prompts.outline import mark
 from tokenloom.errors import TemplateError
@@ -19,12 +19,15 @@ Write = Callable[[Sequence[Message]], str]
 Kind = tuple[str, str | None]
 """A role, and the kind of its contents."""
 
+_PROBE = "tokenloom-probe-"
+
 
 def readable(group: Conversations, known_roles: Collection[str], write: Write) -> Conversations:
     """Return conversations with each message in the form in which the template reads it.
 
     A message gets the source's own name for its role if the template compares roles with it. A content that is not text
-    is given as in the source if the template writes it, else as its text.
+    is given as in the source if the template writes it; else, and if the template prints a list of parts instead of
+    reading the parts, as its text.
 
     Args:
         known_roles: the roles that the template compares with.
@@ -64,28 +67,52 @@ def _as_text(group: Conversations, kinds: Collection[Kind]) -> Conversations:
 
 
 def _unread(group: Conversations, write: Write) -> set[Kind] | None:
-    """Return the roles and kinds of contents that the template omits; None if it refuses the messages."""
-    marks = ["" if empty else mark(value) for value, empty in enumerate(group.empty)]
-    messages = group.messages(marks)
+    """Return the roles and kinds of contents that the template omits or prints as a list; None if it refuses them."""
+    messages = group.messages(["" if empty else mark(value) for value, empty in enumerate(group.empty)])
     text = _text(messages, write)
     if text is None:
         return None
-    found = set()
+    found = _unread_parts(group, messages, write)
     for index, turn in enumerate(group.turns):
-        if turn.as_text or turn.content_kind in (None, "nothing"):
-            continue
-        if turn.is_constant:
+        if turn.is_constant and turn.content_kind == "value":
             content = messages[index]["content"]
             others = ["", *([_altered(content)] if _altered(content) != content else [])]
-            omitted = any(
-                _text([*messages[:index], {**messages[index], "content": other}, *messages[index + 1 :]], write) == text
-                for other in others
-            )
-        else:
-            omitted = marks[index] not in text
-        if omitted:
-            found.add((turn.role, turn.content_kind))
+            if any(_text(_replaced(messages, {index: other}), write) == text for other in others):
+                found.add((turn.role, turn.content_kind))
     return found
+
+
+def _unread_parts(group: Conversations, messages: Sequence[Message], write: Write) -> set[Kind]:
+    """Return the roles and kinds of content parts of which the template omits a text, or which it prints as a list.
+
+    In one rendering each text is a mark, and each content has one more part, with a field that only a list that is
+    printed shows. The result of a tool can be printed as JSON, but not as Python's `repr`, which shows no marks.
+    """
+    marks, probes = {}, {}
+    for index, turn in enumerate(group.turns):
+        if turn.content_kind in ("parts", "texts") and not turn.as_text:
+            blank = turn.content if turn.content_kind == "parts" else blank_parts(turn.content) or []
+            marks[index] = [mark(len(group.values) + len(group.turns) * at + index) for at in range(len(blank))]
+            probes[index] = [*filled(blank, marks[index]), {"type": "text", "text": "", _PROBE: f"{_PROBE}{index}."}]
+    if not probes:
+        return set()
+    text = _text(_replaced(messages, probes), write)
+    unread = [
+        index
+        for index in probes
+        if not text
+        or any(part not in text for part in marks[index])
+        or (f"{_PROBE}{index}." in text and group.turns[index].role != "tool")
+    ]
+    return {(group.turns[index].role, group.turns[index].content_kind) for index in unread}
+
+
+def _replaced(messages: Sequence[Message], contents: Mapping[int, Any]) -> list[Message]:
+    """Return messages with other contents, by the index of the message."""
+    return [
+        {**message, "content": contents[index]} if index in contents else message
+        for index, message in enumerate(messages)
+    ]
 
 
 def _altered(value: Any) -> Any:
@@ -108,7 +135,7 @@ def _concatenated(group: Conversations, write: Write) -> Conversations:
         messages = group.messages(marks)
         apart = [mark(len(marks) + number) for number in range(len(parts))]
         texts = [
-            _text([*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]], write)
+            _text(_replaced(messages, {index: content}), write)
             for content in (filled(parts, apart), turn.message("".join(apart), None)["content"])
         ]
         if texts[0] != texts[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import FlatSpans, flat_spans
+from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.ragged import row_of, text_array, text_parts
 
 
@@ -55,6 +57,41 @@ def content_segments(table: pa.Table) -> pa.Array:
     """Return the content segments of a chunk of prompts, as strings."""
     cut = segments(table)
     return cut.text.filter(pa.array(~cut.control))
+
+
+def once_at_control(cut: Segments) -> Segments:
+    """Remove control tokens from contents where a template, `add_bos` or `add_eos` writes the same ones next to them.
+
+    A content loses the token that follows it from its end, with white space after that token; the first content of a
+    row loses the token before it from its start.
+    """
+    if not cut.control.any():
+        return cut
+    same_row, content = cut.row[1:] == cut.row[:-1], ~cut.control
+    first = np.append(True, ~same_row)[: len(cut.row)]
+    follows, leads = np.zeros((2, len(cut.row)), bool)
+    follows[1:] = content[1:] & cut.control[:-1] & same_row & first[:-1]
+    leads[:-1] = content[:-1] & cut.control[1:] & same_row
+    text, lost = cut.text, np.zeros(len(cut.row), np.int64)
+    for flags, step, pattern in ((follows, -1, r"\A(?:\s*{0})+"), (leads, 1, r"(?:{0}\s*)+\z")):
+        places = np.flatnonzero(flags)
+        tokens = cut.text.take(pa.array(places + step)).dictionary_encode()
+        before = np.diff(text_parts(text)[0])
+        for index, token in enumerate(tokens.dictionary.to_pylist()):
+            at = places[tokens.indices.to_numpy() == index]
+            chosen = text.take(pa.array(at))
+            at = at[flags_of(pc.match_substring_regex(chosen, pattern.format(re.escape(token))))]
+            if len(at):
+                stripped = pc.replace_substring_regex(text.take(pa.array(at)), pattern.format(re.escape(token)), "")
+                mask = np.zeros(len(text), bool)
+                mask[at] = True
+                text = pc.replace_with_mask(text, pa.array(mask), stripped)
+        if step < 0:
+            lost = before - np.diff(text_parts(text)[0])
+    if text is cut.text:
+        return cut
+    start = cut.start + lost
+    return replace(cut, start=start, end=start + np.diff(text_parts(text)[0]), text=text)
 
 
 def strip_at_control(cut: Segments, strips: Callable[[str], tuple[bool, bool]]) -> Segments:

@@ -44,6 +44,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "not_tools": "write a list of tools in OpenAI's format, or its JSON text",
         "not_turns": "write a list of [question, answer]",
         "same_answers": "drop such rows with dataset.filters: chosen != rejected",
+        "started_answer": "move it to the start of the answer, or end the prompt with the user's message",
         "unknown_role": "rename the role in the data",
     },
     "prompts": {

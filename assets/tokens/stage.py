@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
+from tokenloom.assets.prompts.segments import Segments, once_at_control, segments, strip_at_control
 from tokenloom.assets.prompts.spans import FlatSpans, span_lists
 from tokenloom.assets.stage.definition import ChunkOutput, Context, Stage, Work, read_settings
 from tokenloom.assets.stage.pairs import in_pairs
@@ -36,6 +36,9 @@ ControlPolicy = Literal["split", "reject", "keep"]
 
 FURTHER = "tokens_of_further_texts"
 """Counter: with `turns: exact`, the tokens of all texts of a row but the longest."""
+
+CONTROL_IN_CONTENT = "control_tokens_in_content"
+"""Counter: how often the text of a control token occurs in contents."""
 
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
 """Environment variable that forces an engine: `tokenizers`, or `gigatoken` wherever it is certified, also for small
@@ -58,7 +61,8 @@ class TokensStage(Stage):
         policy: ControlPolicy = context.config.tokenizer.control_tokens_in_content
         tokenize = LazyTokenize(context.store, facts["digest"], tuple(facts["control"]), policy)
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
-        settings = {"control": facts["control"]}
+        once = {"once": True} if policy == "keep" else {}  # the version of what `keep` does
+        settings = {"control": facts["control"], **once}
         return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
 
 
@@ -122,7 +126,8 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     rows_in, rejects = count_rows(table), no_rejects()
     if policy == "reject" and control:
         table, rejects = _without_control(table, control)
-    cut = strip_at_control(segments(table), encoder.strips)
+    whole = segments(table)
+    cut = strip_at_control(once_at_control(whole) if policy == "keep" else whole, encoder.strips)
     encoded = encoder.encode(cut)
     counts, straddles = count_span_tokens(cut, encoded)
     segments_before = np.searchsorted(cut.row, np.arange(table.num_rows + 1))
@@ -134,7 +139,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "input_ids": list_array(offsets, ids).cast(pa.list_(width)),
         "spans": _token_spans(cut.spans, counts, offsets),
     }
-    counters = {"straddles": straddles, "control_tokens_in_content": _count_control(cut, control)}
+    counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
     rows_out = count_rows(table)
     if rows_out < table.num_rows:
         counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))

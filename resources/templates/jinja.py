@@ -72,6 +72,12 @@ WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace()
 _DATES = datetime(2001, 2, 3, 4, 5, 6), datetime(2038, 11, 29, 18, 47, 58)
 """Two dates that differ in every part: a template whose text is the same on both does not depend on the date."""
 
+_DATE_FORMATS = ("%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%Y/%m/%d")
+"""Formats of `date_string` that can mean one date only, next to ISO 8601."""
+
+_SHOWN_DATE = 40
+"""Characters of a `date_string` that is not a date, in messages."""
+
 MOST_CHARACTERS, MOST_TOKENS = 1_000_000, 20_000
 """Largest template: characters, and tokens of its syntax. The longest published ones have 20,000 and 2,700."""
 
@@ -115,13 +121,32 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _date_as(date: str, form: str) -> str:
+    """Return a date, in ISO 8601 or one of `_DATE_FORMATS`, in a format of `strftime`. If it has that, it is unchanged.
+
+    Raises:
+        SecurityError: the text is not a date.
+    """
+    for known in (form, None, *_DATE_FORMATS):
+        try:
+            read = datetime.strptime(date, known) if known else datetime.fromisoformat(date)
+        except ValueError:
+            continue
+        if (written := read.strftime(form)) == date or known != form:
+            return written
+    shown = date if len(date) <= _SHOWN_DATE else f"{date[:_SHOWN_DATE]}…"
+    raise jinja2.exceptions.SecurityError(
+        f"it asks for a date as {form!r}, but prompt_template.date_string is {shown!r}; write it like 2024-07-26"
+    )
+
+
 @lru_cache(maxsize=32)
 def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
     """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
-        return date if isinstance(date, str) else date.strftime(form)
+        return _date_as(date, form) if isinstance(date, str) else date.strftime(form)
 
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
@@ -193,7 +218,8 @@ class JinjaTemplate:
 
     Args:
         source: the template's text.
-        date_string: result of `strftime_now`; None refuses texts that change with the date.
+        date_string: the date that `strftime_now` writes in the format that the template asks for; None refuses texts
+            that change with the date.
 
     Raises:
         TemplateError: the template has a syntax error, uses other templates, or is too large.

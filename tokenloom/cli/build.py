@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
 
 
-CONTROL = "tokenizer.control_tokens_in_content"
-
-
 def add_parser(commands: Any) -> None:
     """Add the command to the `tokenloom` parser."""
     parser = add_command(commands, "build", "build a dataset, computing only what changed", run)
@@ -131,9 +128,6 @@ def _print_stages(console: Console, build: Build, reports: list[StageReport]) ->
             say(console, f"{report.name} rejected {build.reject_reasons(report.name)}")
         for notice in report.notices:
             say(console, f"{report.name}: {notice}")
-        if found := report.counters.get("control_tokens_in_content"):
-            policy = build.config.tokenizer.control_tokens_in_content
-            say(console, f"{report.name}: {found:,} texts of control tokens in contents ({CONTROL}: {policy})")
     for line in turn_lines(reports):
         say(console, line)
     if reports[-1].name == STAGES[-1]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -115,6 +116,9 @@ class DatasetConfig(Section):
     plain text that is not UTF-8 is read in the encoding that charset-normalizer detects."""
     reader: ReaderConfig = ReaderConfig()
     """Options for the file format."""
+    struct_nulls: Literal["omit", "keep"] = "omit"
+    """Parquet and Arrow: fields of structs that are null, such as arguments of a tool call that only other rows have.
+    `omit` leaves them out, as in the same rows as JSON Lines; `keep` writes them as null."""
     streaming: bool = False
     """true: `get_dataloader` reads rows from the source on the fly and stores nothing."""
     columns: Names | None = None
@@ -261,8 +265,9 @@ class PromptTemplateConfig(Section):
     """Start each text with a BOS token. `auto`: only if the tokenizer itself would add one."""
     add_eos: bool = True
     """Add a trained EOS token after the answer."""
-    date_string: str | None = None
-    """Fixed date for templates that use the current date."""
+    date_string: Annotated[str, Field(min_length=1)] | None = None
+    """Fixed date for templates that use the current date, such as `2024-07-26` or `26 Jul 2024`. `strftime_now` writes
+    it in the format that the template asks for, the variable `date_string` is this text."""
 
     @field_validator("train_on")
     @classmethod
@@ -271,6 +276,11 @@ class PromptTemplateConfig(Section):
             hint = did_you_mean(unknown[0], ROLES)
             raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
         return value
+
+    @field_validator("date_string", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        return value.isoformat() if isinstance(value, date) else value
 
     @field_validator("template_kwargs")
     @classmethod

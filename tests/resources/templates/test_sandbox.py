@@ -359,8 +359,8 @@ def test_every_error_of_a_template_names_its_line(line: int, template: str) -> N
 
 
 def test_a_template_survives_pickling() -> None:
-    template = JinjaTemplate("{{ strftime_now('%d') }} {{ x }}", "26 Jul")
-    assert pickle.loads(pickle.dumps(template)).render({"x": 1}) == "26 Jul 1"
+    template = JinjaTemplate("{{ strftime_now('%d') }} {{ x }}", "26 Jul 2024")
+    assert pickle.loads(pickle.dumps(template)).render({"x": 1}) == "26 1"
 
 
 def chat_config(folder: Path, tokenizer: Path, template: str) -> PipelineConfig:

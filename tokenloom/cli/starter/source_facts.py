@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tokenloom.assets.schema.choose_format import Ambiguity, choose
 from tokenloom.assets.schema.evidence.profiles import profiles
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
+from tokenloom.cli.starter.templated_rows import templated_rows
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, with_text_rows
 from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
@@ -109,7 +111,12 @@ class Inspection:
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
             lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
         lines += [f"{notice[0].upper()}{notice[1:]}." for notice in notes.get("notices", ())]
-        return [*lines, *([self.text_rows.reason] if self.text_rows else [])]
+        return [*lines, *([self.text_rows.reason] if self.text_rows else []), *self._templated]
+
+    @cached_property
+    def _templated(self) -> list[str]:
+        tokenizer = self.tokenizer and (self.tokenizer[0], self.tokenizer[1].control)
+        return templated_rows(self.build.input_chunks("raw"), tokenizer)
 
     def unused(self) -> tuple[list[str], list[str]]:
         """Return the columns that the YAML does not use: those with content, and metadata such as ids."""

@@ -1,0 +1,147 @@
+"""Finds answers that begin with their prompt, which would be trained as part of the answer.
+
+Pairs that repeat the prompt in chosen and rejected lose the repetition; other rows are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenloom.resources.tables.flags import Flags, flags_of
+from tokenloom.resources.tables.nested_paths import list_values
+from tokenloom.resources.tables.ragged import Ints, list_array, offsets_of, ranges, sum_rows, text_array, text_parts
+
+REPEATED = "answers_with_prompt"
+"""Counter: rows whose answer begins with the prompt, or with its last line."""
+
+REMOVED = "prompts_removed"
+"""Counter: pairs from whose chosen and rejected answers a repeated prompt was removed."""
+
+SHORTEST = 5
+"""Fewest bytes of a prompt, or of its last line, that count as repeated: an answer can begin with a short word."""
+
+_NEWLINE = ord("\n")
+_IN_WORDS = np.array([chr(byte).isalnum() or byte >= 128 for byte in range(256)])
+
+
+def count_repeated(columns: Mapping[str, pa.Array], answer: str | None, kept: Flags) -> int:
+    """Return the number of kept rows whose answer begins with the prompt, or with its last line.
+
+    Args:
+        columns: those of a form.
+        answer: for the form `fields`, the field that is trained, or None.
+    """
+    if answer is not None:
+        if not pa.types.is_string(columns[answer].type):
+            return 0
+        prompts = [text for name, text in columns.items() if name != answer and pa.types.is_string(text.type)]
+        pairs = [(prompt.fill_null(""), columns[answer].fill_null("")) for prompt in prompts]
+    elif "prompt" in columns and "completion" in columns:
+        prompt, completion = columns["prompt"], columns["completion"]
+        spoken = not pa.types.is_string(prompt.type)
+        pairs = [
+            (_content(prompt, -1, "user"), _content(completion, 0, "assistant")) if spoken else (prompt, completion)
+        ]
+    elif "prompt" in columns and "chosen" in columns:
+        asked = _content(columns["prompt"], -1, "user")
+        pairs = [(asked, _content(columns[side], 0, "assistant")) for side in ("chosen", "rejected")]
+    else:
+        return 0
+    found = np.zeros(len(kept), bool)
+    for prompt, text in pairs:
+        found |= _begins(text, *_bounds(prompt)) | _begins(text, *_last_line(prompt))
+    return int((found & kept).sum())
+
+
+def without_prompt(prompt: pa.Array, answers: Sequence[pa.Array]) -> tuple[list[pa.Array], Flags]:
+    """Remove the prompt from the start of answers that all begin with it, with white space after it.
+
+    Args:
+        prompt, answers: conversations [rows]; the last message of the prompt and the first of each answer are compared.
+
+    Returns:
+        The answers, and bool [rows], which of them were changed.
+    """
+    asked = _content(prompt, -1, "user")
+    said = [_content(answer, 0, "assistant") for answer in answers]
+    offsets, data = _bounds(asked)
+    found = np.logical_and.reduce([_begins(text, offsets, data, shortest=1) for text in said])
+    if not found.any():
+        return list(answers), found
+    rest = [_rest(text, np.where(found, np.diff(offsets), 0)) for text in said]
+    for text in rest:
+        found &= flags_of(pc.not_equal(text, ""))
+    return [_with_first(answer, text, found) for answer, text in zip(answers, rest, strict=True)], found
+
+
+def _content(conversations: pa.Array, index: int, role: str) -> pa.Array:
+    """Return the content of the first message (index 0) or the last (-1) of each row if it is of a role, else ""."""
+    lengths, flat = list_values(conversations)
+    offsets = offsets_of(lengths)
+    at = pa.array(offsets[:-1] if index == 0 else offsets[1:] - 1, mask=lengths == 0)
+    content = flat.field("content").take(at)
+    return pc.if_else(pc.equal(flat.field("role").take(at), role), content, "").fill_null("")
+
+
+def _with_first(conversations: pa.Array, content: pa.Array, rows: Flags) -> pa.Array:
+    """Return conversations with another content of the first message of some rows."""
+    lengths, flat = list_values(conversations)
+    places = np.zeros(len(flat), bool)
+    places[offsets_of(lengths)[:-1][rows]] = True
+    columns = dict(zip(flat.type.names, flat.flatten(), strict=True))
+    columns["content"] = pc.replace_with_mask(columns["content"], pa.array(places), content.filter(pa.array(rows)))
+    changed = pa.StructArray.from_arrays(list(columns.values()), fields=list(flat.type))
+    return list_array(offsets_of(lengths), changed).cast(conversations.type)
+
+
+def _rest(texts: pa.Array, cut: Ints) -> pa.Array:
+    """Return texts without their first bytes and white space after them; `cut` is int64 [rows]."""
+    offsets, data = text_parts(texts)
+    lengths = np.diff(offsets) - cut
+    rest = text_array(offsets_of(lengths), data[ranges(offsets[:-1] + cut, lengths)])
+    return pc.if_else(pa.array(cut > 0), pc.utf8_ltrim_whitespace(rest), rest)
+
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def _bounds(texts: pa.Array) -> tuple[Ints, Bytes]:
+    """Return texts without trailing white space: their offsets, and their bytes."""
+    return text_parts(pc.ascii_rtrim_whitespace(texts))
+
+
+def _last_line(texts: pa.Array) -> tuple[Ints, Bytes]:
+    """Return the last line of each text that is not blank, as `_bounds` does."""
+    offsets, data = _bounds(texts)
+    ends = np.flatnonzero(data == _NEWLINE) + 1
+    before = np.append(0, ends)[np.searchsorted(ends, offsets[1:], side="right")]
+    starts = np.maximum(offsets[:-1], before)
+    lengths = offsets[1:] - starts
+    return offsets_of(lengths), data[ranges(starts, lengths)]
+
+
+def _begins(texts: pa.Array, offsets: Ints, data: Bytes, shortest: int = SHORTEST) -> Flags:
+    """Return which texts begin with a prefix, which is not part of a longer word, and have more text after it.
+
+    Args:
+        offsets, data: the prefixes.
+        shortest: fewest bytes of a prefix.
+    """
+    bounds, whole = text_parts(texts)
+    lengths, starts = np.diff(offsets), bounds[:-1]
+    rows = np.flatnonzero((lengths >= shortest) & (np.diff(bounds) > lengths))
+    for step in (np.zeros(len(lengths), np.int64), lengths - 1):  # most differ in one of these bytes
+        rows = rows[data[(offsets[:-1] + step)[rows]] == whole[(starts + step)[rows]]]
+    counts = lengths[rows]
+    same = data[ranges(offsets[:-1][rows], counts)] == whole[ranges(starts[rows], counts)]
+    rows = rows[sum_rows(same.astype(np.int64), offsets_of(counts)) == counts]
+    last, following = data[offsets[1:][rows] - 1], whole[starts[rows] + lengths[rows]]
+    rows = rows[~(_IN_WORDS[last] & _IN_WORDS[following])]
+    found = np.zeros(len(texts), bool)
+    found[rows] = True
+    return found & ~flags_of(pc.equal(texts, ""))
