@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import ColumnMapping, check_kept_columns, resolve
+from tokenloom.assets.columns.mapping import WEIGHT, ColumnMapping, check_kept_columns, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
 from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.merge import merge
@@ -27,6 +27,7 @@ from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.nested_paths import parse_path
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
+from tokenloom.resources.templates.columns_used import columns_used
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
 Step = Callable[[pa.Table], ChunkOutput]
@@ -199,6 +200,11 @@ class PromptEngine:
         if answer and source and not names >= {path.column for path in paths_of(parse_source(source, names))}:
             mapped = {**config.dataset.column_mapping, answer: Constant(constant="")}
             dataset = config.dataset.model_copy(update={"column_mapping": mapped})
+            config = config.model_copy(update={"dataset": dataset})
+        template = config.prompt_template.template
+        if WEIGHT in config.dataset.column_mapping and not (template and WEIGHT in columns_used(config)):
+            unweighted = {role: text for role, text in config.dataset.column_mapping.items() if role != WEIGHT}
+            dataset = config.dataset.model_copy(update={"column_mapping": unweighted})
             config = config.model_copy(update={"dataset": dataset})
         return resolve(config, columns)
 

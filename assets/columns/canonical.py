@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, prompt_only_form
+from tokenloom.assets.columns.forms import ROW_WEIGHT
 from tokenloom.assets.columns.history import continued_form
 from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
 from tokenloom.assets.columns.messages import messages_form
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
-from tokenloom.assets.columns.source_expressions import Source, with_context
+from tokenloom.assets.columns.row_weights import row_weights
+from tokenloom.assets.columns.source_expressions import Source, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -34,7 +37,8 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     Returns:
         A table with the row positions, int32, then the columns of the form, with the types in
         `tokenloom.assets.columns.forms`; for `fields`, one column per field: strings, or values of any type for a
-        mapping with `objects`. Only these values can be null.
+        mapping with `objects`. Only these values can be null. With a mapped weight also `ROW_WEIGHT`; rows with the
+        weight 0, which train nothing, are filtered.
     """
     sources = mapping.sources()
     if mapping.form == "fields":
@@ -43,11 +47,16 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         columns, problems = _CONVERTERS[mapping.form](table, with_context(sources))
     if unanswered:
         problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
+    weights = None
+    if mapping.weight is not None and not unanswered:
+        weights, unfit = row_weights(table, parse_source(mapping.weight))
+        problems, columns = [*problems, *unfit], {**columns, ROW_WEIGHT: weights}
     rows = one_array(table[ROW])
     rejected, rejects = reject(rows, problems)
-    keep = pa.array(~rejected)
+    untrained = np.zeros(len(rows), bool) if weights is None else ~rejected & flags_of(pc.equal(weights, 0))
+    keep = pa.array(~rejected & ~untrained)
     out = pa.table({ROW: rows.filter(keep), **{name: array.filter(keep) for name, array in columns.items()}})
-    return ChunkOutput(out, table.num_rows, rejects)
+    return ChunkOutput(out, table.num_rows, rejects, int(untrained.sum()))
 
 
 def _texts(table: pa.Table, sources: Mapping[str, Source]) -> tuple[Columns, list[Problem]]:

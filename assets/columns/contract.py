@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import FORMS, MESSAGES
+from tokenloom.assets.columns.forms import FORMS, MESSAGES, ROW_WEIGHT
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.nested_paths import list_values
@@ -32,6 +32,9 @@ def _rows_ascend(table: pa.Table) -> bool:
 _CHECKS = {"row positions ascend": _rows_ascend}
 _MESSAGE_CHECKS = {"messages have a role and a text": _messages_are_valid, **_CHECKS}
 
+_WEIGHT = {
+    ROW_WEIGHT: column("The weight of the row's loss, if `column_mapping.weight` maps it.", pa.float32(), required=False)
+}
 _SHARED = {
     "tools": "Declarations of tools as the JSON text of a list; empty if the row has none.",
     "template_kwargs": "Variables of the chat template as the JSON text of an object; empty if the row has none.",
@@ -76,7 +79,11 @@ FIELDS = "fields"
 CONTRACTS = {
     form: Contract(
         f"One row in the form `{form}`.",
-        {ROW: row_column(), **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()}},
+        {
+            ROW: row_column(),
+            **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()},
+            **_WEIGHT,
+        },
         _MESSAGE_CHECKS if MESSAGES in columns.values() else _CHECKS,
     )
     for form, columns in FORMS.items()
@@ -84,7 +91,7 @@ CONTRACTS = {
 CONTRACTS[FIELDS] = Contract(
     f"One row in the form `{FIELDS}`: a column for each field of `prompt_template.template`, a string column or, for "
     "a Jinja template, one of any type.",
-    {ROW: row_column()},
+    {ROW: row_column(), **_WEIGHT},
     {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_CHECKS},
     open=True,
 )
@@ -93,5 +100,5 @@ CONTRACTS[FIELDS] = Contract(
 
 def form_of(columns: pa.Schema) -> str:
     """Return the form that has exactly these columns and types, else `fields`."""
-    types = {field.name: field.type for field in columns if field.name != ROW}
+    types = {field.name: field.type for field in columns if field.name not in (ROW, ROW_WEIGHT)}
     return next((form for form, expected in FORMS.items() if types == dict(expected)), FIELDS)

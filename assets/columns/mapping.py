@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenloom.assets.columns.described_types import UNKNOWN, Kind, fields_of, follow, kinds_of
+from tokenloom.assets.columns.row_weights import number_of
 from tokenloom.assets.columns.source_expressions import (
     Choice,
     Placeholder,
@@ -19,8 +20,10 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
-from tokenloom.assets.schema.evidence.unused_columns import is_spoken, unused_columns
+from tokenloom.assets.schema.evidence.name_similarity import words
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
+from tokenloom.assets.schema.evidence.training_flags import LARGEST, ROW_WEIGHTS
+from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.formats.prompts import UNASKED
@@ -46,6 +49,9 @@ ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "prompt_only": (("prompt",), ("context", "system", "history", "tools", "template_kwargs")),
 }
 """For each form, the required roles and the optional ones."""
+
+WEIGHT = "weight"
+"""The role, optional in all forms with answers, whose numbers multiply the loss weights of a row's trained tokens."""
 
 ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "chat": ("messages", "completion", "dialogue"),
@@ -86,12 +92,14 @@ class ColumnMapping:
         roles: the source expression of each role or field. It can be parsed without knowing the columns.
         answer: for `fields`, the field that must not be empty; default: none.
         objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
+        weight: the source expression of the rows' loss weights, or None.
     """
 
     form: Form
     roles: dict[str, str | Constant]
     answer: str | None = None
     objects: bool = False
+    weight: str | Constant | None = None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -104,18 +112,23 @@ class ColumnMapping:
         """Return the parsed source of each role."""
         return {role: parse_source(text) for role, text in self.roles.items()}
 
+    def everything_read(self) -> list[Source]:
+        """Return the parsed sources of all roles, and of the weight."""
+        return [*self.sources().values(), *([] if self.weight is None else [parse_source(self.weight)])]
+
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
         objects = {"objects": True} if self.objects else {}
-        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **objects}
+        weight = {} if self.weight is None else plain_roles({WEIGHT: self.weight})
+        return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **objects, **weight}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
         """Return the mapping that `to_json` wrote."""
-        roles = {
-            role: Constant(**text) if isinstance(text, Mapping) else text for role, text in stored["roles"].items()
-        }
-        return cls(stored["form"], roles, stored.get("answer"), stored.get("objects", False))
+        given = {**stored["roles"], WEIGHT: stored.get(WEIGHT)} if WEIGHT in stored else stored["roles"]
+        roles = {role: Constant(**text) if isinstance(text, Mapping) else text for role, text in given.items()}
+        weight = roles.pop(WEIGHT) if WEIGHT in stored else None
+        return cls(stored["form"], roles, stored.get("answer"), stored.get("objects", False), weight)
 
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
@@ -138,6 +151,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     names = _names(paths)
     lines = columns_used(config) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
+    known += [] if WEIGHT in known else [WEIGHT]
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, Source] = {}
     for role, text in mapping.items():
@@ -157,16 +171,56 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             faults += _missing(config, paths, fields[field], "prompt_template.template", line, field)
     if faults:
         raise ConfigError(faults)
+    weight = given.pop(WEIGHT, None) if WEIGHT not in lines else None
     form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
-    faults = [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
+    faults = [] if weight is None else _unfit_weight(config, paths, form, weight)
+    faults += _no_ranges(config, paths, sources)
+    faults += [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
     if form != "fields":
         faults += _only_beside_text(config, paths, form, sources)
     if faults:
         raise ConfigError(faults)
-    roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
+    roles = {role: _as_text(source) for role, source in sources.items()}
+    weighed = None if weight is None else _as_text(weight)
     if form == "fields":
-        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja")
-    return ColumnMapping(form, roles)
+        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja", weighed)
+    return ColumnMapping(form, roles, weight=weighed)
+
+
+def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, Source]) -> list[Fault]:
+    """Return a fault if `train_ranges` names a field that no message has, as far as the fields are known."""
+    name = config.prompt_template.train_ranges
+    spoken = [paths.get(_steps(source)) for source in sources.values() if isinstance(source, Path)]
+    items = [profile.items for profile in spoken if profile is not None and profile.items is not None]
+    fields = list(dict.fromkeys(field for item in items for field in item.fields))
+    if name is None or not fields or name in fields or any(_is_text(profile) for profile in spoken):
+        return []
+    message = f"no message has the field {name}; messages have {_listed(fields)}{did_you_mean(name, fields)}"
+    return [_fault(config, "prompt_template.train_ranges", message)]
+
+
+def _is_text(profile: Profile | None) -> bool:
+    return profile is None or profile.kind in ("text", "other")
+
+
+def _as_text(source: Source) -> str | Constant:
+    return source if isinstance(source, Constant) else str(source)
+
+
+def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: Source) -> list[Fault]:
+    """Return faults for a weight that has no effect, or that no row can have."""
+    setting = f"dataset.column_mapping.{WEIGHT}"
+    if form == "prompt_only":
+        return [_fault(config, setting, "prompt_only trains nothing, so a weight has no effect; remove it")]
+    if isinstance(source, Constant) and not 0 <= number_of(str(source.constant)) <= LARGEST:
+        return [_fault(config, setting, f"{source.constant!r} is not a number from 0 on")]
+    for path in paths_of(source):
+        profile = paths.get(_steps(path))
+        if profile is None or profile.kind in ("number", "boolean", "null", "other"):
+            continue
+        if profile.kind != "text" or (not profile.numbers and is_filled(profile) and not fits_flag(profile)):
+            return [_fault(config, setting, f"column {path} is {profile.kind}; weight needs numbers from 0 on")]
+    return []
 
 
 def _only_beside_text(
@@ -196,9 +250,18 @@ def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()
     """
     paths = profiles(columns)
     names = _names(paths)
-    used = {_steps(path) for source in mapping.sources().values() for path in paths_of(source)}
+    used = {_steps(path) for source in mapping.everything_read() for path in paths_of(source)}
     used |= {_steps(parse_path(text, names)) for text in kept}
-    return [profile.source for profile in unused_columns(paths, used)]
+    found = dict.fromkeys(profile.source for profile in unused_columns(paths, used))
+    if mapping.form != "prompt_only":
+        found |= dict.fromkeys(name for name in weight_columns(paths) if (name,) not in used)
+    return list(found)
+
+
+def weight_columns(paths: Profiles) -> list[str]:
+    """Return the columns of numbers that have the name of a weight."""
+    columns = (profile for profile in paths.values() if profile.is_column and profile.numbers >= 0.9)
+    return [profile.name for profile in columns if "_".join(words(profile.name)) in ROW_WEIGHTS]
 
 
 def metadata_beside(sources: Iterable[Source], columns: Columns, unused: Sequence[str]) -> list[str]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of
+from tokenloom.assets.columns.forms import RANGES
 from tokenloom.assets.columns.history import with_earlier
 from tokenloom.assets.columns.labels import FALSE_LABELS, TRUE_LABELS, as_labels
-from tokenloom.assets.columns.message_objects import WEIGHT_FIELDS
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import values_of
+from tokenloom.assets.schema.evidence.training_flags import kind_of
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.nested_paths import list_values
@@ -70,6 +72,8 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     return columns, [*problems, *unfit]
 
 
+_MAY_WEIGH = re.compile("weight|loss|train|learn|mask|ignore|ranges", re.IGNORECASE)
+
 Identities = tuple[Ints, Ints]
 """Lengths [rows], and one number per message, equal for messages that differ only in their weight."""
 
@@ -95,9 +99,12 @@ def _without_weights(fields: pa.Array) -> pa.Array:
 
 
 def _without_weight(text: str) -> str | None:
-    if not any(f'"{name}"' in text for name in WEIGHT_FIELDS):
+    if not _MAY_WEIGH.search(text):
         return text
-    rest = {name: value for name, value in json.loads(text).items() if name not in WEIGHT_FIELDS}
+    fields = json.loads(text)
+    rest = {name: value for name, value in fields.items() if name != RANGES and kind_of(name) is None}
+    if len(rest) == len(fields):
+        return text
     return None if rest == {"role": None, "content": None} else to_json_text(rest)
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.contract import CONTRACTS, form_of
-from tokenloom.assets.columns.forms import FORMS
+from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve, unused_by
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class ColumnsStage(Stage):
     name = "columns"
-    version = 5
+    version = 6
     upstream = ("raw", "schema")
     libraries = ("pyarrow", "numpy", "msgspec")
     droppable = True
@@ -57,7 +57,10 @@ class ColumnsStage(Stage):
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
         """Whether the columns are those of the mapping in the facts."""
-        mapping, types = facts["mapping"], {field.name: field.type for field in columns if field.name != ROW}
+        mapping, own = facts["mapping"], (ROW, ROW_WEIGHT)
+        types = {field.name: field.type for field in columns if field.name not in own}
+        if (ROW_WEIGHT in columns.names) != ("weight" in mapping):
+            return False
         if mapping["form"] in FORMS:
             return types == dict(FORMS[mapping["form"]])
         texts = mapping.get("objects") or {*types.values()} <= {pa.string()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 5
+    version = 6
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
@@ -38,7 +38,8 @@ class PromptsStage(Stage):
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
-        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", "turns", *source)
+        ranges = ("train_ranges",) if config.prompt_template.train_ranges else ()
+        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", "turns", *ranges, *source)
         return {**self.settings(config), **declared_tokenizer(config), **chat}
 
     def prepare(self, context: Context) -> Work:
@@ -52,7 +53,8 @@ class PromptsStage(Stage):
             sides["few_shot"] = digest_table(examples)
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
-        read = ["template_kwargs"] if context.config.prompt_template.template_kwargs else []
+        prompt = context.config.prompt_template
+        read = [name for name in ("template_kwargs", "train_ranges") if getattr(prompt, name)]
         spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
         settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
@@ -63,6 +65,11 @@ class PromptsStage(Stage):
             lambda: _notes(context.config, mapping, spec),
             holds_lock=renders_in_python(render),
         )
+
+    def notices(self, counters: Mapping[str, int]) -> list[str]:
+        from tokenloom.assets.prompts.unread_fields import notices
+
+        return notices(counters)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""
