@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import WEIGHT, ColumnMapping, check_kept_columns, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
-from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.prompts.render import trained_renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.sequences.dropped_tokens import Gaps, dropped_tokens
@@ -162,7 +162,7 @@ class PromptEngine:
         config = self.config
         check_kept_columns(config, self._first)
         mapping = resolve(config, self._first)
-        render = renderer(config, mapping.to_json(), self.tokenizer)
+        render = trained_renderer(config, mapping.to_json(), self.tokenizer)
         encode = in_turn(render, in_pairs(self._tokens))
         sequence = sequencer(config, mapping.to_json(), encode)
 

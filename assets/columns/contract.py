@@ -33,7 +33,9 @@ _CHECKS = {"row positions ascend": _rows_ascend}
 _MESSAGE_CHECKS = {"messages have a role and a text": _messages_are_valid, **_CHECKS}
 
 _WEIGHT = {
-    ROW_WEIGHT: column("The weight of the row's loss, if `column_mapping.weight` maps it.", pa.float32(), required=False)
+    ROW_WEIGHT: column(
+        "The weight of the row's loss, if `column_mapping.weight` maps it.", pa.float32(), required=False
+    )
 }
 _SHARED = {
     "tools": "Declarations of tools as the JSON text of a list; empty if the row has none.",

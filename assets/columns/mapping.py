@@ -20,9 +20,9 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
-from tokenloom.assets.schema.evidence.name_similarity import words
+from tokenloom.assets.schema.evidence.flag_questions import weight_columns, weight_question
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
-from tokenloom.assets.schema.evidence.training_flags import LARGEST, ROW_WEIGHTS
+from tokenloom.assets.schema.evidence.training_flags import LARGEST
 from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
@@ -252,16 +252,17 @@ def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()
     names = _names(paths)
     used = {_steps(path) for source in mapping.everything_read() for path in paths_of(source)}
     used |= {_steps(parse_path(text, names)) for text in kept}
-    found = dict.fromkeys(profile.source for profile in unused_columns(paths, used))
-    if mapping.form != "prompt_only":
-        found |= dict.fromkeys(name for name in weight_columns(paths) if (name,) not in used)
-    return list(found)
+    return [profile.source for profile in unused_columns(paths, used)]
 
 
-def weight_columns(paths: Profiles) -> list[str]:
-    """Return the columns of numbers that have the name of a weight."""
-    columns = (profile for profile in paths.values() if profile.is_column and profile.numbers >= 0.9)
-    return [profile.name for profile in columns if "_".join(words(profile.name)) in ROW_WEIGHTS]
+def weight_questions(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
+    """Return sentences about unused columns that could be the weights of rows; see `unused_by`."""
+    if mapping.weight is not None or mapping.form == "prompt_only":
+        return []
+    paths = profiles(columns)
+    used = {(path.column,) for source in mapping.sources().values() for path in paths_of(source)}
+    used |= {(parse_path(text, _names(paths)).column,) for text in kept}
+    return list(map(weight_question, weight_columns(paths, used)))
 
 
 def metadata_beside(sources: Iterable[Source], columns: Columns, unused: Sequence[str]) -> list[str]:

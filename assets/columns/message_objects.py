@@ -116,7 +116,11 @@ def _message(item: Object, items: Iterable[Object | None]) -> Message:
 
 def _thought(value: Any) -> str | None:
     """Return reasoning that is text, or a list of text parts; else None."""
-    if isinstance(value, list) and value and all(isinstance(part, dict) and text_of(part) is not None for part in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(part, dict) and text_of(part) is not None for part in value)
+    ):
         return "".join(filter(None, map(text_of, value)))
     return value if isinstance(value, str) else None
 
@@ -246,7 +250,9 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
 def _joined(fields: Object) -> Object:
     """Return fields with texts in place of lists of text parts, unless a part declares a weight."""
     return {
-        name: value if name == "tool_calls" or any(len(part) > 2 for part in value) else "".join(map(text_of, value))
+        name: value
+        if name == "tool_calls" or any(len(part) > 2 for part in value)
+        else "".join(part["text"] for part in value)
         for name, value in fields.items()
     }
 
@@ -288,7 +294,7 @@ def _weight(item: Object) -> float | None:
         raise Unfit("invalid_weight", f"a message {error}") from error
 
 
-def _ranges(parts: list[Any]) -> list[Any]:
+def _ranges(parts: Any) -> list[Any]:
     """Return the ranges of bytes of text parts with their weights; empty if no part declares one.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,7 +10,15 @@ import pyarrow as pa
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.contract import CONTRACTS, form_of
 from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
-from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.mapping import (
+    ColumnMapping,
+    Columns,
+    check_kept_columns,
+    plain_roles,
+    resolve,
+    unused_by,
+    weight_questions,
+)
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW
@@ -45,7 +53,7 @@ class ColumnsStage(Stage):
             context.input_chunks("raw"),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
-            notes=lambda: {"unused_columns": unused_by(mapping, columns, context.config.dataset.keep_columns)},
+            notes=lambda: _notes(mapping, columns, context.config.dataset.keep_columns),
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
@@ -68,3 +76,11 @@ class ColumnsStage(Stage):
 
 
 STAGE = ColumnsStage()
+
+
+def _notes(mapping: ColumnMapping, columns: Columns, kept: Sequence[str]) -> dict[str, Any]:
+    questions = weight_questions(mapping, columns, kept)
+    return {
+        "unused_columns": unused_by(mapping, columns, kept),
+        **({"notices": questions} if questions else {}),
+    }

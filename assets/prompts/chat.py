@@ -41,7 +41,7 @@ from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
-from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, UNREAD, is_lost, unread, without_untrained
+from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, UNREAD, is_lost, unread
 from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -86,7 +86,6 @@ class ChatFormat:
         shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs, cuts), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
         out = verdict_by_row(out) if self.exact else out
-        out = out if self.generation_prompt else without_untrained(out, messages)
         return replace(out, counters=counts.counters(out.table))
 
     def trained(self, turns: Sequence[Turn]) -> list[int]:
@@ -175,13 +174,15 @@ class ChatFormat:
                     yield written._shape(rows, text, shared, counts, number)
 
     def _heeded(self, group: Conversations, counts: TurnCounts) -> Conversations:
-        """Return a group without the weights of messages that `train_on` does not name, and with lost fields refused.
+        """Return a group without the weights of users' and other messages that `train_on` does not name.
 
-        Counts these weights, and the fields that the template does not read. The weight 0 always counts.
+        Counts these, and the fields that the template does not read; messages that lose text so are refused. The weight
+        0 always holds, and so does any weight of the assistant's.
         """
         if not any(turn.weight or turn.fields for turn in group.turns):
             return group
-        chosen, weights, turns = roles_trained(self.prompt), self._weights(group.turns), list(group.turns)
+        chosen, turns = roles_trained(self.prompt) | {"assistant"}, list(group.turns)
+        weights = self._weights(group.turns)
         for index, turn in enumerate(turns):
             if turn.weight and turn.role not in chosen:
                 counts.found[UNHEEDED] += len(group.rows)

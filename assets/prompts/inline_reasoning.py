@@ -60,7 +60,9 @@ class InlineConversations(Conversations):
         before, after = (len(text.encode()) for text in self.around[message])
         thought = count + self.owners[count:].index(message)
         sizes = [len(self.values[index][place].as_py().encode()) for index in (message, thought)]
-        return shifted(found, before, sizes[1]) if value >= count else shifted(found, before + sizes[1] + after, sizes[0])
+        return (
+            shifted(found, before, sizes[1]) if value >= count else shifted(found, before + sizes[1] + after, sizes[0])
+        )
 
 
 def taken(group: Conversations, index: Ints) -> Conversations:

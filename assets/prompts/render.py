@@ -52,6 +52,18 @@ def renderer(
     return Weighted(render) if mapping.get("weight") is not None else render
 
 
+def trained_renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
+    """Return `renderer`, without the rows whose messages all say that they are not trained."""
+    render = renderer(config, mapping, spec, examples)
+    if mapping["form"] == "prompt_only" or not is_chat(config, mapping, spec):
+        return render
+    from tokenloom.assets.prompts.unread_fields import TrainedOnly
+
+    return TrainedOnly(render)
+
+
 def _renderer(
     config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None
 ) -> Render:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
-from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renderer, renders_in_python
+from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renders_in_python, trained_renderer
 from tokenloom.assets.prompts.spans import ROLES
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
@@ -46,7 +46,7 @@ class PromptsStage(Stage):
         spec = context.tokenizer
         mapping = context.facts("columns")["mapping"]
         examples = fixed_examples(context.config, mapping)
-        render = renderer(context.config, mapping, spec, examples)
+        render = trained_renderer(context.config, mapping, spec, examples)
         chat = is_chat(context.config, mapping, spec)
         sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:

@@ -56,7 +56,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
         return messages, {}
     roles, contents = columns["role"], columns["content"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
-    row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt), {}
+    row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt) | {"assistant"}, {}
     for index in np.flatnonzero(found).tolist():
         left = json.loads(texts[index])
         parts, detail = left.pop(RANGES, None) or {}, left.pop(prompt.train_ranges, None) if named[1:] else None
@@ -64,7 +64,8 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
             try:
                 if detail is not None:
                     parts = {**parts, "content": _detail(detail, contents[index].as_py(), left, parts)}
-                default = _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
+                trained = roles[index].as_py() in roles_trained(prompt)
+                default = trained and _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
                 weights[index], ranges = _weighed(parts, weights[index], default)
                 cuts |= {(int(row[index]), int(index - offsets[row[index]]), kind): ranges[kind] for kind in ranges}
             except ValueError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import REASONING_FIELDS
+from tokenloom.assets.columns.forms import MESSAGES, REASONING_FIELDS
 from tokenloom.assets.prompts.conversations import Turn
 from tokenloom.assets.prompts.spans import flat_spans
 from tokenloom.assets.schema.evidence.name_similarity import words
@@ -18,7 +18,7 @@ from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.texts import count_rows
 from tokenloom.resources.tables.flags import flags_of
-from tokenloom.resources.tables.ragged import list_parts, sum_rows
+from tokenloom.resources.tables.ragged import list_parts, one_array, sum_rows
 
 UNHEEDED = "weights_without_effect"
 """Counter of messages with a weight above 0 whose role is not trained."""
@@ -63,7 +63,8 @@ def notices(counters: Mapping[str, int]) -> list[str]:
         )
     fields = {name.removeprefix(UNREAD): count for name, count in counters.items() if name.startswith(UNREAD)}
     if fields:
-        named = ", ".join(f"{name} ({count:,})" for name, count in sorted(fields.items(), key=lambda item: -item[1])[:20])
+        most = sorted(fields.items(), key=lambda field: -field[1])[:20]
+        named = ", ".join(f"{name} ({count:,})" for name, count in most)
         found.append(
             f"fields of messages that the chat template does not read, with their number of messages: {named}; "
             "rename a flag to train or weight, or name ranges to train with prompt_template.train_ranges"
@@ -71,19 +72,23 @@ def notices(counters: Mapping[str, int]) -> list[str]:
     return found
 
 
-def without_untrained(out: ChunkOutput, messages: pa.Array) -> ChunkOutput:
-    """Return rendered rows without those whose own flags and weights leave nothing to train; they count as filtered.
+@dataclass(frozen=True)
+class TrainedOnly:
+    """Renders rows without those whose own flags and weights leave nothing to train; they count as filtered."""
 
-    Args:
-        messages: the conversations of the chunk.
-    """
-    weights = pc.struct_field(list_parts(messages)[1], "weight")
-    if weights.null_count == len(weights):
-        return out
-    spans = flat_spans(out.table["spans"])
-    trained = sum_rows((spans.weight > 0).astype(np.int64), spans.offsets) > 0
-    kept = flags_of(pc.is_in(out.table[ROW].combine_chunks(), pa.array(out.table[ROW].to_numpy()[trained])))
-    if kept.all():
-        return out
-    filtered = count_rows(out.table) - count_rows(left := out.table.filter(pa.array(kept)).combine_chunks())
-    return replace(out, table=left, filtered=out.filtered + filtered)
+    render: Callable[[pa.Table], ChunkOutput]
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        out = self.render(table)
+        said = [one_array(column) for column in table.columns if column.type == MESSAGES]
+        weighed = any(flags_of(pc.struct_field(list_parts(one)[1], "weight").is_valid()).any() for one in said)
+        if not weighed or "spans" not in out.table.column_names:
+            return out
+        spans = flat_spans(out.table["spans"])
+        trained = sum_rows((spans.weight > 0).astype(np.int64), spans.offsets) > 0
+        rows = out.table[ROW].to_numpy()
+        kept = np.isin(rows, rows[trained])
+        if kept.all():
+            return out
+        left = out.table.filter(pa.array(kept)).combine_chunks()
+        return replace(out, table=left, filtered=out.filtered + count_rows(out.table) - count_rows(left))

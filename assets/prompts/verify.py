@@ -40,7 +40,7 @@ _CHANGED: Problem = (
 )
 _PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
-UNVERIFIED_RANGES = "parts of a content have weights of their own, but the template does not write the content unchanged"
+UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""

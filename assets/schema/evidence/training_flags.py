@@ -42,10 +42,11 @@ LARGEST = 1e9
 """Weights up to this can be multiplied with each other as float32."""
 
 _WORDS = {"true": True, "false": False}
-_FLAG_WORDS = {
+FLAG_WORDS = {
     *("train", "trained", "training", "trainable", "learn", "loss", "mask", "masked", "weight", "weights"),
     *("supervise", "supervised", "backprop", "gradient"),
 }
+"""Words in names of fields that could be flags."""
 _KINDS = {
     **dict.fromkeys(NUMBERS, "number"),
     **dict.fromkeys(TRAINED, "trained"),
@@ -67,7 +68,8 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     Raises:
         ValueError: a value is not understood, or two fields contradict each other.
     """
-    found = {name: _value(kind, name, item[name]) for name in item if (kind := kind_of(name)) and item[name] is not None}
+    given = {name: value for name, value in item.items() if value is not None and kind_of(name)}
+    found = {name: _value(kind_of(name), name, value) for name, value in given.items()}
     if not found:
         return None
     numbers = {value for name, value in found.items() if kind_of(name) == "number"}
@@ -77,7 +79,7 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     return next(iter(numbers or found.values()))
 
 
-def _value(kind: str, name: str, value: Any) -> float:
+def _value(kind: str | None, name: str, value: Any) -> float:
     """Return a field's value as a weight."""
     given = _WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
     try:
@@ -94,8 +96,10 @@ def _value(kind: str, name: str, value: Any) -> float:
 
 
 def is_flag_like(name: str, value: Any) -> bool:
-    """Return whether a field that is not in the vocabulary could say what is trained."""
-    return isinstance(value, bool | int | float) and kind_of(name) is None and bool({*words(name)} & _FLAG_WORDS)
+    """Return whether a field that is not in the vocabulary could say what is trained, or holds ranges with flags."""
+    if isinstance(value, list):
+        return any(isinstance(item, dict) and any(map(kind_of, item)) for item in value)
+    return isinstance(value, bool | int | float) and kind_of(name) is None and bool({*words(name)} & FLAG_WORDS)
 
 
 def has_text(value: Any) -> bool:

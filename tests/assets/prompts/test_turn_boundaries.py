@@ -168,7 +168,11 @@ def test_calls_contents_and_stops_get_their_messages_weight(talks: list[list[Row
             "completions": answers,
             "last": answers[-1:],
         }.get(str(train_on), [index for index, turn in enumerate(talk) if turn["role"] == "user"])
-        counts = [float(i in chosen) if turn["weight"] is None else turn["weight"] for i, turn in enumerate(talk)]
+        named = {"assistant", *(train_on if isinstance(train_on, list) else ())}
+        counts = [
+            float(i in chosen) if turn["weight"] is None or turn["role"] not in named else turn["weight"]
+            for i, turn in enumerate(talk)
+        ]
         text, expected = hermes(talk, counts)
         assert made["text"] == text
         assert weighted_parts(made["text"], made["spans"]) == expected
