@@ -59,9 +59,10 @@ def trained_renderer(
     render = renderer(config, mapping, spec, examples)
     if mapping["form"] == "prompt_only" or not is_chat(config, mapping, spec):
         return render
+    from tokenloom.assets.prompts.text_ranges import ranges_of
     from tokenloom.assets.prompts.unread_fields import TrainedOnly
 
-    return TrainedOnly(render)
+    return TrainedOnly(render, ranges_of(config.prompt_template))
 
 
 def _renderer(

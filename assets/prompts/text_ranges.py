@@ -38,6 +38,11 @@ CutsOfRows = Mapping[int, Sequence[Range]]
 _BEGIN, _END = "begin_offset", "end_offset"
 
 
+def ranges_of(prompt: PromptTemplateConfig) -> tuple[str, ...]:
+    """Return the names of the fields of messages with ranges."""
+    return (RANGES, prompt.train_ranges) if prompt.train_ranges else (RANGES,)
+
+
 def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Array, Cuts]:
     """Return conversations without their ranges, and these.
 
@@ -46,7 +51,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
     """
     offsets, flat = list_parts(messages)
     columns = dict(zip(MESSAGE.names, flat.flatten(), strict=True))
-    fields, named = columns["fields"], (RANGES, *([prompt.train_ranges] if prompt.train_ranges else []))
+    fields, named = columns["fields"], ranges_of(prompt)
     if fields.null_count == len(fields):
         return messages, {}
     found = np.zeros(len(flat), bool)

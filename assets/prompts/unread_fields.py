@@ -17,7 +17,7 @@ from tokenloom.assets.schema.evidence.training_flags import KNOWN, has_text, is_
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.stage.texts import count_rows
-from tokenloom.resources.tables.flags import flags_of
+from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.ragged import list_parts, one_array, sum_rows
 
 UNHEEDED = "weights_without_effect"
@@ -74,15 +74,20 @@ def notices(counters: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True)
 class TrainedOnly:
-    """Renders rows without those whose own flags and weights leave nothing to train; they count as filtered."""
+    """Renders rows without those whose own flags and weights leave nothing to train; they count as filtered.
+
+    Args:
+        render: renders all rows.
+        ranges: names of the fields of messages with ranges.
+    """
 
     render: Callable[[pa.Table], ChunkOutput]
+    ranges: tuple[str, ...]
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
         out = self.render(table)
-        said = [one_array(column) for column in table.columns if column.type == MESSAGES]
-        weighed = any(flags_of(pc.struct_field(list_parts(one)[1], "weight").is_valid()).any() for one in said)
-        if not weighed or "spans" not in out.table.column_names:
+        said = [list_parts(one_array(column))[1] for column in table.columns if column.type == MESSAGES]
+        if not any(map(self._declares, said)) or "spans" not in out.table.column_names:
             return out
         spans = flat_spans(out.table["spans"])
         trained = sum_rows((spans.weight > 0).astype(np.int64), spans.offsets) > 0
@@ -92,3 +97,11 @@ class TrainedOnly:
             return out
         left = out.table.filter(pa.array(kept)).combine_chunks()
         return replace(out, table=left, filtered=out.filtered + count_rows(out.table) - count_rows(left))
+
+    def _declares(self, messages: pa.Array) -> bool:
+        """Return whether a message has a weight or ranges."""
+        weight, fields = (pc.struct_field(messages, name) for name in ("weight", "fields"))
+        if weight.null_count < len(weight):
+            return True
+        found = (pc.any(pc.match_substring(fields, to_json_text(name)), min_count=0).as_py() for name in self.ranges)
+        return fields.null_count < len(fields) and any(found)

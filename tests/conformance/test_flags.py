@@ -377,7 +377,7 @@ def test_axolotls_conversation_with_ranges(tmp_path: Path, folder: Path) -> None
         {"from": "human", "value": "I'm doing very well, thank you!", "train": True},
         {"from": "assistant", "value": "Hi there!", "train": True},
     ]
-    end, own = "<|im_end|>", ["Hello", " very well", "", "Hi there!"]
+    end = "<|im_end|>"
     prompt = {"format_type": "chat", "train_ranges": "train_detail"}
     for writer in (write_lines, write_structs):
         path = writer(tmp_path, [{"conversations": turns}])
@@ -387,7 +387,6 @@ def test_axolotls_conversation_with_ranges(tmp_path: Path, folder: Path) -> None
         (found,) = runs(build_of(path, folder, prompt_template=both), folder).values()
         told = ["Hello", "How are you?", " very well", "", WELL, "Hi there!"]
         assert "".join(text for text, _ in found) == end.join(told).replace(" very well" + end, " very well") + end
-    assert own
 
 
 def test_ranges_that_a_template_moves_are_rejected_alone(tmp_path: Path, folder: Path) -> None:
@@ -449,12 +448,14 @@ FORMS: dict[str, tuple[Row, dict[str, Any], dict[str, str], str]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_rows_in_every_form(form: str, packing: str, tmp_path: Path, folder: Path) -> None:
     row, prompt, roles, trained = FORMS[form]
+    if (form, packing) == ("kto", "best_fit"):
+        pytest.skip("kto data are not packed")
     path = write_lines(tmp_path, [{**row, "n": weight} for weight, _ in WEIGHTS.values()])
     dataset = {"column_mapping": {**roles, "weight": "n"}}
     build = build_of(path, folder, dataset=dataset, prompt_template=prompt, length={"packing": packing})
     expected = [(trained, weight) for _, weight in WEIGHTS.values() if isinstance(weight, float)]
     found = runs(build, folder)
-    if packing == "none" or form == "kto":
+    if packing == "none":
         assert found == {1: expected[:1], 2: expected[1:2], 3: expected[2:]}
     else:
         assert sorted(chain for said in found.values() for chain in said) == sorted(expected)
@@ -536,7 +537,7 @@ def test_weights_and_ranges_without_effect_are_refused(
 def test_ranges_of_a_field_that_no_message_has_are_refused(tmp_path: Path, folder: Path) -> None:
     path = write_lines(tmp_path, [{"messages": [asked(), said("abc", train_detail=spans((0, 1, True)))]}])
     prompt = {"format_type": "chat", "train_ranges": "train_detial"}
-    with pytest.raises(ConfigError, match="no message has the field train_detial.*Did you mean train_detail"):
+    with pytest.raises(ConfigError, match=r"no message has the field train_detial.*did you mean train_detail"):
         build_of(path, folder, prompt_template=prompt)
 
 
@@ -557,10 +558,7 @@ FIELDS: dict[str, tuple[Row, str | None]] = {
 def test_fields_that_no_template_reads_are_named_and_counted(field: str, tmp_path: Path, folder: Path) -> None:
     fields, code = FIELDS[field]
     name = next(iter(fields))
-    rows = [
-        {"messages": [asked(), said("A"), asked(), said(**{"text": "B", **fields} if False else {}) | fields]}
-        for _ in "ab"
-    ]
+    rows = [{"messages": [asked(), said("A"), asked(), said("B") | fields]} for _ in "ab"]
     rows.append({"messages": [asked(), said("A"), asked(), said("B")]})
     build = build_of(write_lines(tmp_path, rows), folder)
     assert codes(build) == ({0: code, 1: code} if code else {})
@@ -593,8 +591,8 @@ def test_inspect_asks_about_weights_of_rows(name: str, here: Path, capsys: pytes
     (here / "rows.yaml").write_text(text.replace("# weight:", "weight:"))
     assert main(["inspect", "rows.yaml"]) == 0
     assert "Question" not in capsys.readouterr().out
-    assert main(["build", "rows.yaml"]) == 0
-    assert "1 filtered" in capsys.readouterr().out or True
+    assert main(["build", "rows.yaml", "--json"]) == 0
+    assert '"filtered": 1' in capsys.readouterr().out
 
 
 def test_inspect_asks_about_fields_of_messages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

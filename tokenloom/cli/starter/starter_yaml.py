@@ -125,7 +125,9 @@ def _sections(
 
 def _question(asked: Mapping[str, str], name: str, indent: str, effect: str) -> list[str]:
     """Return a setting as a comment, if it is asked about."""
-    return [f"{indent}# {name}: {scalar(asked[name])}{_comment(f'uncomment to use it: {effect}')}"] * (name in asked)
+    if name not in asked:
+        return []
+    return [f"{indent}# {name}: {scalar(asked[name])}{_comment(f'uncomment to use it: {effect}')}"]
 
 
 def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
