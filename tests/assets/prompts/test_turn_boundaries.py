@@ -379,8 +379,8 @@ EMPTY_QUESTION, EMPTY_ANSWER = said("user"), said("assistant")
     [
         ([EMPTY_QUESTION, A1], ["user"], [IM]),
         ([Q1, A1, EMPTY_QUESTION, A2], ["user"], [f"Q1{IM}", IM]),
-        ([{**EMPTY_QUESTION, "weight": 1.0}, A1], "completions", [IM, f"A1{IM}"]),
-        ([said("system", weight=1.0), Q1, A1], "completions", [IM, f"A1{IM}"]),
+        ([{**EMPTY_QUESTION, "weight": 1.0}, A1], ["user", "assistant"], [IM, f"A1{IM}"]),
+        ([said("system", weight=1.0), Q1, A1], ["system", "assistant"], [IM, f"A1{IM}"]),
         ([Q1, EMPTY_ANSWER, Q2, A2], "completions", [IM, f"A2{IM}"]),
         ([Q1, {**EMPTY_ANSWER, "weight": 0.0}, Q2, A2], "completions", [f"A2{IM}"]),
         ([EMPTY_QUESTION, A1], "completions", [f"A1{IM}"]),
