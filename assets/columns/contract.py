@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,11 +34,6 @@ def _rows_ascend(table: pa.Table) -> bool:
 _CHECKS = {"row positions ascend": _rows_ascend}
 _MESSAGE_CHECKS = {"messages have a role and a text": _messages_are_valid, **_CHECKS}
 
-_WEIGHT = {
-    ROW_WEIGHT: column(
-        "The weight of the row's loss, if `column_mapping.weight` maps it.", pa.float32(), required=False
-    )
-}
 _SHARED = {
     "tools": "Declarations of tools as the JSON text of a list; empty if the row has none.",
     "template_kwargs": "Variables of the chat template as the JSON text of an object; empty if the row has none.",
@@ -81,11 +78,7 @@ FIELDS = "fields"
 CONTRACTS = {
     form: Contract(
         f"One row in the form `{form}`.",
-        {
-            ROW: row_column(),
-            **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()},
-            **_WEIGHT,
-        },
+        {ROW: row_column(), **{name: column(_DESCRIPTIONS[form][name], kind) for name, kind in columns.items()}},
         _MESSAGE_CHECKS if MESSAGES in columns.values() else _CHECKS,
     )
     for form, columns in FORMS.items()
@@ -93,11 +86,20 @@ CONTRACTS = {
 CONTRACTS[FIELDS] = Contract(
     f"One row in the form `{FIELDS}`: a column for each field of `prompt_template.template`, a string column or, for "
     "a Jinja template, one of any type.",
-    {ROW: row_column(), **_WEIGHT},
+    {ROW: row_column()},
     {"one canonical form": lambda table: MESSAGES not in table.schema.types, **_CHECKS},
     open=True,
 )
 """The contract of each form, by name."""
+
+_WEIGHT = column("The weight of the row's loss.", pa.float32())
+
+
+def contract_of(columns: pa.Schema) -> Contract:
+    """Return the contract of an output with these columns, which can have weights of rows."""
+    contract = CONTRACTS[form_of(columns)]
+    weighted = ROW_WEIGHT in columns.names
+    return replace(contract, columns={**contract.columns, ROW_WEIGHT: _WEIGHT}) if weighted else contract
 
 
 def form_of(columns: pa.Schema) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.contract import CONTRACTS, form_of
+from tokenloom.assets.columns.contract import contract_of
 from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.columns.mapping import (
     ColumnMapping,
@@ -61,7 +61,7 @@ class ColumnsStage(Stage):
         return {"mapping": resolve(context.config, context.facts("schema")["columns"]).to_json()}
 
     def contract(self, columns: pa.Schema) -> Contract:
-        return CONTRACTS[form_of(columns)]
+        return contract_of(columns)
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
         """Whether the columns are those of the mapping in the facts."""
