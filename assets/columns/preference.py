@@ -72,7 +72,7 @@ def kto_form(table: pa.Table, sources: Mapping[str, Source]) -> tuple[dict[str, 
     return columns, [*problems, *unfit]
 
 
-_MAY_WEIGH = re.compile("weight|loss|train|learn|mask|ignore|ranges", re.IGNORECASE)
+_MAY_WEIGH = re.compile(r"""(?i)"[^"]*(?:weight|loss|train|learn|mask|ignore|ranges)[^"]*":""")
 
 Identities = tuple[Ints, Ints]
 """Lengths [rows], and one number per message, equal for messages that differ only in their weight."""

@@ -17,14 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from support.built_prompts import built
 from tokenloom.assets.building.build import Build
+from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.cli.main import main
-from tokenloom.errors import ConfigError
-from tokenloom.loaders import TokenLoader, open_dataset
+from tokenloom.config import PipelineConfig
+from tokenloom.errors import ConfigError, DataValidationError
+from tokenloom.loaders import PreprocessedDataset, TokenLoader, open_dataset
 
 Row = dict[str, Any]
 Trained = list[tuple[str, float]]
@@ -509,6 +512,22 @@ def test_weights_of_rows_and_messages_multiply_through_splitting_to_the_batches(
     assert ((weights > 0) == (labels != -100)).all()
     by_weight = {float(weight): int((weights == weight).sum()) for weight in weights.unique() if weight}
     assert by_weight == {2.0: 2, 4.0: 61, 1.0: 2}  # letters and stops
+
+
+def test_rows_encoded_while_training_have_their_weights(folder: Path) -> None:
+    """Rows with the weight 1 are between others, so that tables with and without weights are merged."""
+    rows = [{"messages": TALK, "w": weight} for weight in (0.5, 2.0, 0.0, 1.0, 3.0)]
+    config = {
+        "dataset": {"name": "rows.jsonl", "column_mapping": {"messages": "messages", "weight": "w"}},
+        "tokenizer": {"name_or_path": str(folder), "chat_template": CHATML},
+        "prompt_template": {"format_type": "chat"},
+    }
+    engine = PromptEngine(PipelineConfig.from_mapping(config))
+    dataset = PreprocessedDataset(Dataset.from_list(rows), engine)
+    assert {index: float(dataset[index]["loss_weights"].max()) for index in (0, 1, 3, 4)} == {0: 0.5, 1: 2, 3: 1, 4: 3}
+    with pytest.raises(DataValidationError, match="row 2: filtered"):
+        dataset[2]
+    assert engine.prompt_only([{"messages": TALK}]).num_rows == 1
 
 
 @pytest.mark.parametrize(
