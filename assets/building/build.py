@@ -387,7 +387,10 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         manifest = link.manifest or self._completed(link)
-        counted = counted_notices(self.config, manifest, self.store, self.manifest)
+        counted = [
+            *link.stage.notices(manifest.counters),
+            *counted_notices(self.config, manifest, self.store, self.manifest),
+        ]
         notices = [*manifest.notes.get("notices", ()), *counted, *self._publish(manifest)]
         explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
         return StageReport(

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.mapping import ColumnMapping, check_kept_columns, resolve
+from tokenloom.assets.columns.mapping import WEIGHT, ColumnMapping, check_kept_columns, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
-from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.prompts.render import trained_renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.sequences.dropped_tokens import Gaps, dropped_tokens
@@ -27,6 +27,7 @@ from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.nested_paths import parse_path
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
+from tokenloom.resources.templates.columns_used import columns_used
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
 Step = Callable[[pa.Table], ChunkOutput]
@@ -161,7 +162,7 @@ class PromptEngine:
         config = self.config
         check_kept_columns(config, self._first)
         mapping = resolve(config, self._first)
-        render = renderer(config, mapping.to_json(), self.tokenizer)
+        render = trained_renderer(config, mapping.to_json(), self.tokenizer)
         encode = in_turn(render, in_pairs(self._tokens))
         sequence = sequencer(config, mapping.to_json(), encode)
 
@@ -199,6 +200,11 @@ class PromptEngine:
         if answer and source and not names >= {path.column for path in paths_of(parse_source(source, names))}:
             mapped = {**config.dataset.column_mapping, answer: Constant(constant="")}
             dataset = config.dataset.model_copy(update={"column_mapping": mapped})
+            config = config.model_copy(update={"dataset": dataset})
+        template = config.prompt_template.template
+        if WEIGHT in config.dataset.column_mapping and not (template and WEIGHT in columns_used(config)):
+            unweighted = {role: text for role, text in config.dataset.column_mapping.items() if role != WEIGHT}
+            dataset = config.dataset.model_copy(update={"column_mapping": unweighted})
             config = config.model_copy(update={"dataset": dataset})
         return resolve(config, columns)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import dialogue_form, messages_form, prompt_only_form
-from tokenloom.assets.columns.forms import FORMS
+from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.columns.history import continued_form
 from tokenloom.assets.columns.labelled_segments import segments_form
 from tokenloom.assets.columns.mapping import ColumnMapping
@@ -17,7 +17,8 @@ from tokenloom.assets.columns.message_objects import CONTENT_FIELDS
 from tokenloom.assets.columns.preference import kto_form, preference_form
 from tokenloom.assets.columns.rejected_rows import EMPTY_ANSWER, Problem, empty_text, is_blank, reject
 from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED, count_repeated, without_prompt
-from tokenloom.assets.columns.source_expressions import Source, with_context
+from tokenloom.assets.columns.row_weights import row_weights
+from tokenloom.assets.columns.source_expressions import Source, parse_source, with_context
 from tokenloom.assets.columns.text_values import as_text, empty_texts, texts_of, values_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -52,7 +53,8 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
     Returns:
         A table with the row positions, int32, then the columns of the form, with the types in
         `tokenloom.assets.columns.forms`; for `fields`, one column per field: strings, or values of any type for a
-        mapping with `objects`. Only these values can be null.
+        mapping with `objects`. Only these values can be null. With a mapped weight also `ROW_WEIGHT`; rows with the
+        weight 0, which train nothing, are filtered.
     """
     sources = mapping.sources()
     if mapping.nulls:
@@ -69,16 +71,22 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
         )
     if unanswered:
         problems = [problem for problem in problems if problem.code != EMPTY_ANSWER]
+    weights = None
+    if mapping.weight is not None and not unanswered:
+        weights, unfit = row_weights(table, parse_source(mapping.weight))
+        problems, columns = [*problems, *unfit], {**columns, ROW_WEIGHT: weights}
     rows = one_array(table[ROW])
     rejected, rejects = reject(rows, problems)
-    keep = pa.array(~rejected)
+    untrained = np.zeros(len(rows), bool) if weights is None else ~rejected & flags_of(pc.equal(weights, 0))
+    keep = pa.array(~rejected & ~untrained)
     out = pa.table({ROW: rows.filter(keep), **{name: array.filter(keep) for name, array in columns.items()}})
     counters = {
         NULL_FIELDS: int((null_fields & ~rejected).sum()),
         REMOVED: int((removed & ~rejected).sum()),
         REPEATED: 0 if unanswered else count_repeated(columns, mapping.answer, ~rejected),
     }
-    return ChunkOutput(out, table.num_rows, rejects, counters={name: n for name, n in counters.items() if n})
+    counters = {name: n for name, n in counters.items() if n}
+    return ChunkOutput(out, table.num_rows, rejects, int(untrained.sum()), counters=counters)
 
 
 def _with_null_fields(table: pa.Table) -> pa.Table:

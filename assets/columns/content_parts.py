@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenloom.assets.schema.evidence.training_flags import loss_weight
+
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 """Types of parts that are text; None for parts without a type."""
 
@@ -36,6 +38,25 @@ def filled(parts: list[Any], texts: list[str]) -> list[Any]:
     """Return blank parts with their texts; there can be more texts than parts."""
     pairs = zip(parts, texts, strict=False)
     return [text if part is None else {**part, _blank_field(part): text} for part, text in pairs]
+
+
+def part_ranges(content: Any) -> list[tuple[int, int, float | None]]:
+    """Return where the text of each part is in the joined text, and the weight that the part declares.
+
+    Returns:
+        start and end in bytes, and the weight or None; empty if the content is not a list of text parts, or if none of
+        them declares a weight.
+
+    Raises:
+        ValueError: a weight is not understood.
+    """
+    ranges: list[tuple[int, int, float | None]] = []
+    end = 0
+    texts = list(map(text_of, content)) if isinstance(content, list) else []
+    for part, text in zip(content, texts, strict=True) if None not in texts and texts else ():
+        start, end = end, end + len((text or "").encode("utf-8", "surrogatepass"))
+        ranges.append((start, end, loss_weight(part) if isinstance(part, dict) else None))
+    return ranges if any(weight is not None for _, _, weight in ranges) else []
 
 
 def _blank(part: Any) -> Any:

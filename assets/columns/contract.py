@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.forms import FORMS, MESSAGES
+from tokenloom.assets.columns.forms import FORMS, MESSAGES, ROW_WEIGHT
 from tokenloom.assets.stage.contract import Contract, column, row_column
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.nested_paths import list_values
@@ -90,8 +92,17 @@ CONTRACTS[FIELDS] = Contract(
 )
 """The contract of each form, by name."""
 
+_WEIGHT = column("The weight of the row's loss.", pa.float32())
+
+
+def contract_of(columns: pa.Schema) -> Contract:
+    """Return the contract of an output with these columns, which can have weights of rows."""
+    contract = CONTRACTS[form_of(columns)]
+    weighted = ROW_WEIGHT in columns.names
+    return replace(contract, columns={**contract.columns, ROW_WEIGHT: _WEIGHT}) if weighted else contract
+
 
 def form_of(columns: pa.Schema) -> str:
     """Return the form that has exactly these columns and types, else `fields`."""
-    types = {field.name: field.type for field in columns if field.name != ROW}
+    types = {field.name: field.type for field in columns if field.name not in (ROW, ROW_WEIGHT)}
     return next((form for form, expected in FORMS.items() if types == dict(expected)), FIELDS)

@@ -17,6 +17,13 @@ ROLES = ("system", "user", "assistant", "tool")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Fields of messages with the assistant's reasoning before the answer, in data and in templates; the first counts."""
 
+ROW_WEIGHT = "_weight"
+"""Column with the number, float32, that multiplies the weights of a row's trained tokens; only if it is mapped."""
+
+RANGES = "tokenloom:ranges"
+"""Name in a message's `fields` of the weights of parts of its text, which templates do not get: for `content` and
+`reasoning`, lists of start and end in bytes, and a weight, or null for the message's own."""
+
 MESSAGE = pa.struct(
     [
         ("role", pa.string()),

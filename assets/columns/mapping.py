@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenloom.assets.columns.described_types import UNKNOWN, Kind, fields_of, follow, kinds_of
+from tokenloom.assets.columns.row_weights import number_of
 from tokenloom.assets.columns.source_expressions import (
     Choice,
     Placeholder,
@@ -20,8 +21,10 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
-from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
-from tokenloom.assets.schema.evidence.unused_columns import is_spoken, unused_columns
+from tokenloom.assets.schema.evidence.flag_questions import weight_columns, weight_question
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
+from tokenloom.assets.schema.evidence.training_flags import LARGEST
+from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken, unused_columns
 from tokenloom.assets.schema.format_candidates import format_candidates
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.assets.schema.formats.prompts import UNASKED
@@ -47,6 +50,9 @@ ROLES: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "prompt_only": (("prompt",), ("context", "system", "history", "tools", "template_kwargs")),
 }
 """For each form, the required roles and the optional ones."""
+
+WEIGHT = "weight"
+"""The role, optional in all forms with answers, whose numbers multiply the loss weights of a row's trained tokens."""
 
 ALLOWED: Mapping[str, tuple[Form, ...]] = {
     "chat": ("messages", "completion", "dialogue"),
@@ -88,6 +94,7 @@ class ColumnMapping:
         answer: for `fields`, the field that must not be empty; default: none.
         objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
         nulls: whether the null fields of structs are values of their own: `dataset.struct_nulls` is `keep`.
+        weight: the source expression of the rows' loss weights, or None.
     """
 
     form: Form
@@ -95,6 +102,7 @@ class ColumnMapping:
     answer: str | None = None
     objects: bool = False
     nulls: bool = False
+    weight: str | Constant | None = None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -107,19 +115,24 @@ class ColumnMapping:
         """Return the parsed source of each role."""
         return {role: parse_source(text) for role, text in self.roles.items()}
 
+    def everything_read(self) -> list[Source]:
+        """Return the parsed sources of all roles, and of the weight."""
+        return [*self.sources().values(), *([] if self.weight is None else [parse_source(self.weight)])]
+
     def to_json(self) -> dict[str, Any]:
         """Return everything that affects the output, as JSON."""
-        more = {name: True for name in ("objects", "nulls") if getattr(self, name)}
+        more: dict[str, Any] = {name: True for name in ("objects", "nulls") if getattr(self, name)}
+        more |= {} if self.weight is None else plain_roles({WEIGHT: self.weight})
         return {"form": self.form, "roles": plain_roles(self.roles), "answer": self.answer, **more}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ColumnMapping:
         """Return the mapping that `to_json` wrote."""
-        roles = {
-            role: Constant(**text) if isinstance(text, Mapping) else text for role, text in stored["roles"].items()
-        }
+        given = {**stored["roles"], WEIGHT: stored.get(WEIGHT)} if WEIGHT in stored else stored["roles"]
+        roles = {role: Constant(**text) if isinstance(text, Mapping) else text for role, text in given.items()}
+        weight = roles.pop(WEIGHT) if WEIGHT in stored else None
         kept = (stored.get(name, False) for name in ("objects", "nulls"))
-        return cls(stored["form"], roles, stored.get("answer"), *kept)
+        return cls(stored["form"], roles, stored.get("answer"), *kept, weight)
 
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:
@@ -142,6 +155,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     names = _names(paths)
     lines = columns_used(config) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
+    known += [] if WEIGHT in known else [WEIGHT]
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, Source] = {}
     for role, text in mapping.items():
@@ -161,17 +175,57 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
             faults += _missing(config, paths, fields[field], "prompt_template.template", line, field)
     if faults:
         raise ConfigError(faults)
+    weight = given.pop(WEIGHT, None) if WEIGHT not in lines else None
     form, sources = ("fields", fields) if prompt.template else _by_form(config, columns, given)
-    faults = [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
+    faults = [] if weight is None else _unfit_weight(config, paths, form, weight)
+    faults += _no_ranges(config, paths, sources)
+    faults += [fault for role, source in sources.items() for fault in _unfit(config, paths, form, role, source, lines)]
     if form != "fields":
         faults += _only_beside_text(config, paths, form, sources)
     if faults:
         raise ConfigError(faults)
-    roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
     nulls = config.dataset.struct_nulls == "keep"
+    roles = {role: _as_text(source) for role, source in sources.items()}
+    weighed = None if weight is None else _as_text(weight)
     if form == "fields":
-        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja", nulls)
-    return ColumnMapping(form, roles, nulls=nulls)
+        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja", nulls, weighed)
+    return ColumnMapping(form, roles, nulls=nulls, weight=weighed)
+
+
+def _no_ranges(config: PipelineConfig, paths: Profiles, sources: Mapping[str, Source]) -> list[Fault]:
+    """Return a fault if `train_ranges` names a field that no message has, as far as the fields are known."""
+    name = config.prompt_template.train_ranges
+    spoken = [paths.get(_steps(source)) for source in sources.values() if isinstance(source, Path)]
+    items = [profile.items for profile in spoken if profile is not None and profile.items is not None]
+    fields = list(dict.fromkeys(field for item in items for field in item.fields))
+    if name is None or not fields or name in fields or any(_is_text(profile) for profile in spoken):
+        return []
+    message = f"no message has the field {name}; messages have {_listed(fields)}{did_you_mean(name, fields)}"
+    return [_fault(config, "prompt_template.train_ranges", message)]
+
+
+def _is_text(profile: Profile | None) -> bool:
+    return profile is None or profile.kind in ("text", "other")
+
+
+def _as_text(source: Source) -> str | Constant:
+    return source if isinstance(source, Constant) else str(source)
+
+
+def _unfit_weight(config: PipelineConfig, paths: Profiles, form: Form, source: Source) -> list[Fault]:
+    """Return faults for a weight that has no effect, or that no row can have."""
+    setting = f"dataset.column_mapping.{WEIGHT}"
+    if form == "prompt_only":
+        return [_fault(config, setting, "prompt_only trains nothing, so a weight has no effect; remove it")]
+    if isinstance(source, Constant) and not 0 <= number_of(str(source.constant)) <= LARGEST:
+        return [_fault(config, setting, f"{source.constant!r} is not a number from 0 on")]
+    for path in paths_of(source):
+        profile = paths.get(_steps(path))
+        if profile is None or profile.kind in ("number", "boolean", "null", "other"):
+            continue
+        if profile.kind != "text" or (not profile.numbers and is_filled(profile) and not fits_flag(profile)):
+            return [_fault(config, setting, f"column {path} is {profile.kind}; weight needs numbers from 0 on")]
+    return []
 
 
 def _only_beside_text(
@@ -201,9 +255,19 @@ def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()
     """
     paths = profiles(columns)
     names = _names(paths)
-    used = {_steps(path) for source in mapping.sources().values() for path in paths_of(source)}
+    used = {_steps(path) for source in mapping.everything_read() for path in paths_of(source)}
     used |= {_steps(parse_path(text, names)) for text in kept}
     return [profile.source for profile in unused_columns(paths, used)]
+
+
+def weight_questions(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
+    """Return sentences about unused columns that could be the weights of rows; see `unused_by`."""
+    if mapping.weight is not None or mapping.form == "prompt_only":
+        return []
+    paths = profiles(columns)
+    used = {(path.column,) for source in mapping.sources().values() for path in paths_of(source)}
+    used |= {(parse_path(text, _names(paths)).column,) for text in kept}
+    return list(map(weight_question, weight_columns(paths, used)))
 
 
 def metadata_beside(sources: Iterable[Source], columns: Columns, unused: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,19 +12,18 @@ from tokenloom.assets.columns.content_parts import (
     TEXT_PARTS,
     blank_parts,
     is_blank,
+    part_ranges,
     text_of,
 )
-from tokenloom.assets.columns.forms import REASONING_FIELDS, ROLES
+from tokenloom.assets.columns.forms import RANGES, REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.paired_turns import UnequalTurnsError, turns_of
 from tokenloom.assets.columns.tool_calls import EMPTY, calls_of
 from tokenloom.assets.schema.evidence.speakers import CALL_ROLES, ROLE_NAMES, columns_of_turns, role_of
+from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
 from tokenloom.resources.tables.json_text import to_json_text
 
 ROLE_FIELDS = ("role", "from", "speaker", "author", "sender")
 CONTENT_FIELDS = ("content", "value", "text", "message", "utterance")
-WEIGHT_FIELDS = ("weight", "loss_weight", "train", "training", "loss")
-_NUMBERS = ("weight", "loss_weight")
-_WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 _MEDIA = ("image", "audio", "video", "document", "file", "input_")
 _RESULT_IDENTIFIERS = ("tool_call_id", "tool_use_id", "call_id", "id")
 
@@ -86,7 +84,7 @@ def _is_unicode(text: str) -> bool:
 
 def _messages(item: Object, items: Iterable[Object | None]) -> Iterator[Message]:
     """Yield the canonical messages of one object: several if its content has tool results."""
-    item = {name: value for name, value in item.items() if value is not None}
+    item = {name: value for name, value in item.items() if value is not None and name != RANGES}
     said = next((name for name in CONTENT_FIELDS if name in item), None)
     parts = item[said] if said and isinstance(item[said], list) else ()
     if any(
@@ -107,8 +105,8 @@ def _message(item: Object, items: Iterable[Object | None]) -> Message:
     content, kept = (
         ("", None) if said is None or _speaker(item.get(speaks)) in CALL_ROLES else _content(item[said], role)
     )
-    reasoning = next((item[name] for name in REASONING_FIELDS if name in item), None)
-    reasoning = reasoning if isinstance(reasoning, str) else None
+    thought = next((item[name] for name in REASONING_FIELDS if name in item), None)
+    reasoning = _thought(thought)
     if said is None and not calls and reasoning is None:
         raise Unfit("missing_content", "a message has no text")
     fields: Object = {}
@@ -120,11 +118,27 @@ def _message(item: Object, items: Iterable[Object | None]) -> Message:
         elif name == "tool_calls":
             fields[name] = calls
         else:
-            fields[name] = None if name in REASONING_FIELDS and value == reasoning else value
+            is_thought = reasoning is not None and name in REASONING_FIELDS and value in (reasoning, thought)
+            fields[name] = None if is_thought else value
     if calls:
         fields["tool_calls"] = calls
+    ranges = {} if said is None or role == "tool" else {"content": _ranges(item[said])}
+    ranges |= {"reasoning": _ranges(thought)} if reasoning is not None else {}
+    if ranges := {name: found for name, found in ranges.items() if found}:
+        fields[RANGES] = ranges
     plain = fields == {"role": None, "content": None}
     return role, content, reasoning, _weight(item), None if plain else to_json_text(fields)
+
+
+def _thought(value: Any) -> str | None:
+    """Return reasoning that is text, or a list of text parts; else None."""
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(part, dict) and text_of(part) is not None for part in value)
+    ):
+        return "".join(filter(None, map(text_of, value)))
+    return value if isinstance(value, str) else None
 
 
 def _speaker(name: Any) -> str:
@@ -216,7 +230,7 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
     """
     if "tool_calls" in item or "function_call" in item:
         raise Unfit("invalid_tool_call", "a message has tool calls both in a field and in its content parts")
-    weights = {name: item[name] for name in WEIGHT_FIELDS if name in item}
+    weights = {name: value for name, value in item.items() if kind_of(name)}
     rest = {name: value for name, value in item.items() if name != said}
     current: Object = {}
     for part in parts:
@@ -224,23 +238,37 @@ def _separated(item: Object, said: str, parts: Iterable[Any]) -> Iterator[Object
         text = text_of(part)
         if kind in RESULT_PARTS:
             if current:
-                yield {**rest, **current}
+                yield {**rest, **_joined(current)}
             current = {}
             yield {"role": "tool", **_result(part), **weights}
         elif kind in CALL_PARTS:
+            if any(map(kind_of, part)):
+                raise Unfit("invalid_weight", "a content part that is a tool call has a weight; give it to the message")
             current.setdefault("tool_calls", []).append(_call(part))
         elif kind in REASONING_PARTS or text is not None:
             name = "reasoning_content" if kind in REASONING_PARTS else "content"
             if any(
                 later in current for later in ("tool_calls", "content" if kind in REASONING_PARTS else "tool_calls")
             ):
-                yield {**rest, **current}
+                yield {**rest, **_joined(current)}
                 current = {}
-            current[name] = current.get(name, "") + (text if name == "content" else _reasoning(part, item))
+            said_here = text if name == "content" else _reasoning(part, item)
+            flags = {flag: value for flag, value in part.items() if kind_of(flag)} if isinstance(part, dict) else {}
+            current.setdefault(name, []).append({"type": "text", "text": said_here, **flags})
         else:
             raise Unfit("not_text", f"a content part of type {kind} is not text")
     if current:
-        yield {**rest, **current}
+        yield {**rest, **_joined(current)}
+
+
+def _joined(fields: Object) -> Object:
+    """Return fields with texts in place of lists of text parts, unless a part declares a weight."""
+    return {
+        name: value
+        if name == "tool_calls" or any(len(part) > 2 for part in value)
+        else "".join(part["text"] for part in value)
+        for name, value in fields.items()
+    }
 
 
 def _reasoning(part: Object, item: Object) -> str:
@@ -272,23 +300,21 @@ def _weight(item: Object) -> float | None:
     """Return the loss weight that a message declares, or None.
 
     Raises:
-        Unfit: a weight is not a number or a truth value, or two fields declare different weights.
+        Unfit: a value is not understood, or two fields contradict each other.
     """
-    found = {_number(name, item[name]) for name in WEIGHT_FIELDS if name in item}
-    if len(found) > 1:
-        named = ", ".join(f"{name}: {item[name]}" for name in WEIGHT_FIELDS if name in item)
-        raise Unfit("invalid_weight", f"a message declares several weights: {named}")
-    return next(iter(found), None)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, str):
-        value = _WORDS.get(value.strip().lower(), value)
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or (name not in _NUMBERS and number not in (0.0, 1.0)):
-        expected = "a number" if name in _NUMBERS else "true or false"
-        raise Unfit("invalid_weight", f"the field {name} of a message is not {expected}: {value!r:.40}")
-    return number
+        return loss_weight(item)
+    except ValueError as error:
+        raise Unfit("invalid_weight", f"a message {error}") from error
+
+
+def _ranges(parts: Any) -> list[Any]:
+    """Return the ranges of bytes of text parts with their weights; empty if no part declares one.
+
+    Raises:
+        Unfit: a weight is invalid.
+    """
+    try:
+        return part_ranges(parts)
+    except ValueError as error:
+        raise Unfit("invalid_weight", f"a content part {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.dialogue import conversation_of, prompt_and_completion, prompt_of, started_answer
+from tokenloom.assets.columns.forms import RANGES
 from tokenloom.assets.columns.history import with_earlier
 from tokenloom.assets.columns.labels import LABELS, as_labels
-from tokenloom.assets.columns.message_objects import WEIGHT_FIELDS
 from tokenloom.assets.columns.messages import join_messages, shared_columns, slice_messages
 from tokenloom.assets.columns.rejected_rows import Problem, empty_answer, empty_prompt
 from tokenloom.assets.columns.source_expressions import Source
 from tokenloom.assets.columns.text_values import values_of
+from tokenloom.assets.schema.evidence.training_flags import kind_of
 from tokenloom.resources.tables.flags import Flags, flags_of
 from tokenloom.resources.tables.json_text import to_json_text
 from tokenloom.resources.tables.nested_paths import list_values
@@ -105,6 +107,8 @@ def _last_user(conversations: pa.Array) -> Ints:
     return ends
 
 
+_MAY_WEIGH = re.compile(r"""(?i)"[^"]*(?:weight|loss|train|learn|mask|ignore|ranges)[^"]*":""")
+
 Identities = tuple[Ints, Ints]
 """Lengths [rows], and one number per message, equal for messages that differ only in their weight."""
 
@@ -130,9 +134,12 @@ def _without_weights(fields: pa.Array) -> pa.Array:
 
 
 def _without_weight(text: str) -> str | None:
-    if not any(f'"{name}"' in text for name in WEIGHT_FIELDS):
+    if not _MAY_WEIGH.search(text):
         return text
-    rest = {name: value for name, value in json.loads(text).items() if name not in WEIGHT_FIELDS}
+    fields = json.loads(text)
+    rest = {name: value for name, value in fields.items() if name != RANGES and kind_of(name) is None}
+    if len(rest) == len(fields):
+        return text
     return None if rest == {"role": None, "content": None} else to_json_text(rest)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tokenloom.assets.columns.canonical import to_canonical
-from tokenloom.assets.columns.contract import CONTRACTS, form_of
-from tokenloom.assets.columns.forms import FORMS
-from tokenloom.assets.columns.mapping import check_kept_columns, plain_roles, resolve, unused_by
+from tokenloom.assets.columns.contract import contract_of
+from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
+from tokenloom.assets.columns.mapping import (
+    ColumnMapping,
+    Columns,
+    check_kept_columns,
+    plain_roles,
+    resolve,
+    unused_by,
+    weight_questions,
+)
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW
@@ -49,7 +57,7 @@ class ColumnsStage(Stage):
             context.input_chunks("raw"),
             lambda table: to_canonical(table, mapping),
             settings={"mapping": mapping.to_json()},
-            notes=lambda: {"unused_columns": unused_by(mapping, columns, context.config.dataset.keep_columns)},
+            notes=lambda: _notes(mapping, columns, context.config.dataset.keep_columns),
         )
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
@@ -57,11 +65,14 @@ class ColumnsStage(Stage):
         return {"mapping": resolve(context.config, context.facts("schema")["columns"]).to_json()}
 
     def contract(self, columns: pa.Schema) -> Contract:
-        return CONTRACTS[form_of(columns)]
+        return contract_of(columns)
 
     def fits(self, columns: pa.Schema, facts: Mapping[str, Any]) -> bool:
         """Whether the columns are those of the mapping in the facts."""
-        mapping, types = facts["mapping"], {field.name: field.type for field in columns if field.name != ROW}
+        mapping, own = facts["mapping"], (ROW, ROW_WEIGHT)
+        types = {field.name: field.type for field in columns if field.name not in own}
+        if (ROW_WEIGHT in columns.names) != ("weight" in mapping):
+            return False
         if mapping["form"] in FORMS:
             return types == dict(FORMS[mapping["form"]])
         texts = mapping.get("objects") or {*types.values()} <= {pa.string()}
@@ -81,3 +92,11 @@ def _check_struct_nulls(config: PipelineConfig) -> None:
 
 
 STAGE = ColumnsStage()
+
+
+def _notes(mapping: ColumnMapping, columns: Columns, kept: Sequence[str]) -> dict[str, Any]:
+    questions = weight_questions(mapping, columns, kept)
+    return {
+        "unused_columns": unused_by(mapping, columns, kept),
+        **({"notices": questions} if questions else {}),
+    }

@@ -38,12 +38,15 @@ from tokenloom.assets.prompts.layout import roles_trained, split_control, with_b
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
 from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
-from tokenloom.assets.prompts.verify import Shape, ShapeError, Variables, render_verified
+from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, UNREAD, is_lost, unread
+from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig, is_reserved_variable
+from tokenloom.errors import TemplateError
 from tokenloom.resources.tables.json_depth import read_json_value
 from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
@@ -79,7 +82,8 @@ class ChatFormat:
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )
         rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
-        shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs), counts)
+        messages, cuts = take_ranges(messages, self.prompt)
+        shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs, cuts), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
         out = verdict_by_row(out) if self.exact else out
         return replace(out, counters=counts.counters(out.table))
@@ -155,7 +159,7 @@ class ChatFormat:
         return {**self._variables(messages, tools, bool(prompted), kwargs), **thinking}
 
     def _shapes(self, rows: pa.Array, groups: Iterator[Conversations], counts: TurnCounts) -> Iterator[Shape]:
-        for found in groups:
+        for found in (self._heeded(group, counts) for group in groups):
 
             def write(messages: Sequence[Message], found: Conversations = found) -> str:
                 return self.written(messages, self.generation_prompt, _tools(found), found.template_kwargs)
@@ -168,6 +172,42 @@ class ChatFormat:
                 for number, (shared, text) in enumerate(texts_of(self.of_shape(part), part)):
                     written = self.continued if shared.continued else self
                     yield written._shape(rows, text, shared, counts, number)
+
+    def _heeded(self, group: Conversations, counts: TurnCounts) -> Conversations:
+        """Return a group without the weights of users' and other messages that `train_on` does not name.
+
+        Counts these, and the fields that the template does not read; messages that lose text so are refused. The weight
+        0 always holds, and so does any weight of the assistant's.
+        """
+        if not any(turn.weight or turn.fields for turn in group.turns):
+            return group
+        chosen, turns = roles_trained(self.prompt) | {"assistant"}, list(group.turns)
+        weights = self._weights(group.turns)
+        for index, turn in enumerate(turns):
+            if turn.weight and turn.role not in chosen:
+                counts.found[UNHEEDED] += len(group.rows)
+                turns[index] = turn = replace(turn, weight=None)
+            for name in unread(turn, self.writes):
+                counts.found[f"{UNREAD}{name:.64}"] += len(group.rows)
+                answers = turn.role == "assistant" and weights[index]
+                if answers and turn.problem is None and is_lost(name, turn, group.empty[index]):
+                    turns[index] = turn = replace(turn, problem=("field_ignored", LOST.format(name)))
+        return replace(group, turns=tuple(turns))
+
+    @cached_property
+    def writes(self) -> Callable[[str], bool]:
+        """Return whether the template reads a field of messages, or writes all fields."""
+
+        @lru_cache(maxsize=1024)
+        def writes(name: str) -> bool:
+            if self.template.mentions(name):
+                return True
+            said = {"role": "assistant", "content": "a", name: mark(0)}
+            with suppress(TemplateError):
+                return mark(0) in self.written([{"role": "user", "content": "q"}, said], False)
+            return False
+
+        return writes
 
     def _reader(self, group: Conversations, form: Form) -> Variables:
         def variables(values: Sequence[str]) -> dict[str, Any]:
@@ -205,6 +245,7 @@ class ChatFormat:
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if isinstance(group, InlineConversations) else readings,
             self.template if shared.continued else None,
+            _cuts(rows, group),
         )
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
@@ -220,6 +261,8 @@ class ChatFormat:
         def layout(slots: list[Slot]) -> tuple[list[Piece], list[Piece]]:
             if any(token in value for value in values for token in self.control):
                 raise ShapeError("control_token_in_content", "a content contains a control token's text")
+            if _cuts(rows, group):
+                raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
             weigh = self._by_marks(slots, group)
             pieces: list[Piece] = []
             end: AnswerEnd | None = None
@@ -440,6 +483,18 @@ def _parsed_kwargs(text: str) -> dict[str, Any]:
         message = f"chat_template_kwargs sets {reserved!r}, a variable that tokenloom itself passes to templates"
         raise ShapeError("template_kwargs", message)
     return parsed
+
+
+def _cuts(rows: pa.Array, group: Conversations) -> dict[int, CutsOfRows]:
+    """Return the ranges of each value of a group that has some, by row position."""
+    if not group.cuts:
+        return {}
+    numbers = rows.take(pa.array(group.rows)).to_pylist()
+    found = {
+        value: {row: ranges for place, row in enumerate(numbers) if (ranges := group.cuts_of(value, place))}
+        for value in range(len(group.values))
+    }
+    return {value: ranges for value, ranges in found.items() if ranges}
 
 
 def _marks(group: Conversations) -> list[str]:

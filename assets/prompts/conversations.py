@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.content_parts import blank_parts, filled, is_blank
-from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, REASONING_FIELDS, ROLES
+from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, RANGES, REASONING_FIELDS, ROLES
 from tokenloom.assets.columns.messages import join_messages, struct_of
+from tokenloom.assets.prompts.text_ranges import Cuts, Range
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array
 
@@ -117,6 +118,7 @@ class Conversations:
         empty: for each value, whether it is empty (in all rows).
         tools: the tools described to the model, as JSON text; "" for none.
         template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
+        cuts: the ranges of texts with weights of their own, of all rows of the chunk.
     """
 
     rows: Ints
@@ -125,6 +127,7 @@ class Conversations:
     empty: Sequence[bool]
     tools: str
     template_kwargs: str
+    cuts: Cuts = field(default_factory=dict, kw_only=True)
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
@@ -136,6 +139,11 @@ class Conversations:
         count = len(self.turns)
         reasoning = dict(zip(self.owners[count:], values[count:], strict=True))
         return [turn.message(values[index], reasoning.get(index)) for index, turn in enumerate(self.turns)]
+
+    def cuts_of(self, value: int, place: int) -> list[Range]:
+        """Return the ranges of a value of the row at a place of the group."""
+        kind = "content" if value < len(self.turns) else "reasoning"
+        return list(self.cuts.get((int(self.rows[place]), self.owners[value], kind), ()))
 
     @cached_property
     def parsed_tools(self) -> Any:
@@ -169,18 +177,27 @@ def conversations(table: pa.Table, system: str | None) -> pa.Array:
 
 
 def group_by_shape(
-    messages: pa.Array, tools: pa.Array | None = None, template_kwargs: pa.Array | None = None
+    messages: pa.Array,
+    tools: pa.Array | None = None,
+    template_kwargs: pa.Array | None = None,
+    cuts: Cuts | None = None,
 ) -> Iterator[Conversations]:
     """Group conversations that differ only in contents and reasoning, with the same ones empty; in order of occurrence.
+
+    Conversations with ranges and without are in different groups.
 
     Args:
         messages: `MESSAGES` [rows].
         tools, template_kwargs: string [rows], JSON text, or None.
+        cuts: the ranges of texts with weights of their own.
     """
     offsets, flat = list_parts(messages)
     role, content, reasoning, weight, fields = flat.flatten()
     keys = pc.binary_join(list_array(offsets, _keys(role, content, reasoning, weight, fields)), "")
     given = [column for column in (tools, template_kwargs) if column is not None]
+    if cuts:
+        cut = np.isin(np.arange(len(messages)), [row for row, _, _ in cuts])
+        given.append(pc.if_else(pa.array(cut), "ranges", ""))
     if given:
         keys = pc.binary_join_element_wise(keys, *given, "\n")
     group = keys.dictionary_encode().indices.to_numpy()
@@ -195,11 +212,13 @@ def group_by_shape(
         values = [array.take(pa.array(offsets[rows] + index)) for array, index in taken]
         empty = [value[0].as_py() == "" for value in values]
         shared = ["" if column is None else column[rows[0]].as_py() for column in (tools, template_kwargs)]
-        yield Conversations(rows, turns, values, empty, *shared)
+        yield Conversations(rows, turns, values, empty, *shared, cuts=cuts or {})
 
 
 def _turn(role: str, weight: float | None, reasons: bool, fields: str | None) -> Turn:
     parsed = None if fields is None else json.loads(fields)
+    if parsed is not None and RANGES in parsed:
+        return Turn(role if role in ROLES else _OTHER_ROLE, problem=tuple(parsed[RANGES]))
     if role in ROLES:
         return Turn(role, weight, reasons, parsed)
     message = (

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.columns.forms import MESSAGES, PROMPTED
+from tokenloom.assets.columns.mapping import WEIGHT
 from tokenloom.assets.columns.messages import join_messages, messages_of
 from tokenloom.assets.columns.text_values import as_text
 from tokenloom.assets.prompts.chat import ChatFormat
@@ -67,7 +68,7 @@ def prompt_renderer(
         render = conversation_renderer(config, mapping, spec)
         shots = render if isinstance(render, ChatFewShot) else None
         return ChatPrompts(chat_format(config, spec), shots, declared_tools(config), prompt.system)
-    render = renderer(config, mapping, spec)
+    render = renderer(config, {name: value for name, value in mapping.items() if name != WEIGHT}, spec)
     marks = prompt.format_type == "jinja" and JinjaTemplate(prompt.template or "").marks_generation
     if form == "segments":
         message = "segments have no one answer, so where the prompt ends is unknown"

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations, Message
 from tokenloom.assets.prompts.outline import Prompt
+from tokenloom.assets.prompts.text_ranges import Range, shifted
 from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, inline_parts
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.templates.jinja import MARK_CLOSE, MARK_OPEN
@@ -49,6 +50,19 @@ class InlineConversations(Conversations):
             replace(turn, reasons=False) if index in self.around else turn for index, turn in enumerate(self.turns)
         )
         return _plain(self, turns=turns).messages([*joined, *rest])
+
+    def cuts_of(self, value: int, place: int) -> list[Range]:
+        """Return the ranges of a value of a row; reasoning and the rest are parts of one content."""
+        message, count = self.owners[value], len(self.turns)
+        if message not in self.around:
+            return super().cuts_of(value, place)
+        found = self.cuts.get((int(self.rows[place]), message, "content"), ())
+        before, after = (len(text.encode()) for text in self.around[message])
+        thought = count + self.owners[count:].index(message)
+        sizes = [len(self.values[index][place].as_py().encode()) for index in (message, thought)]
+        return (
+            shifted(found, before, sizes[1]) if value >= count else shifted(found, before + sizes[1] + after, sizes[0])
+        )
 
 
 def taken(group: Conversations, index: Ints) -> Conversations:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.columns.forms import PROMPTED
+from tokenloom.assets.columns.forms import PROMPTED, ROW_WEIGHT
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.labelled_segments import SegmentedTexts
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
-from tokenloom.assets.prompts.spans import Piece, assemble
+from tokenloom.assets.prompts.spans import SPANS, Piece, as_list, assemble, flat_spans
 from tokenloom.assets.prompts.tools import WithTools, check_tools, declared_tools, refuse_tools
 from tokenloom.assets.prompts.truncation_order import check_length_settings
 from tokenloom.assets.stage.definition import ChunkOutput
@@ -22,7 +23,7 @@ from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.preference_pairs import SIDES
-from tokenloom.resources.tables.ragged import one_array
+from tokenloom.resources.tables.ragged import one_array, row_of
 from tokenloom.resources.tokenizers import TokenizerSpec
 
 if TYPE_CHECKING:
@@ -47,6 +48,26 @@ def renderer(
     Raises:
         ConfigError: the template, the tokenizer and the form of the rows do not fit together.
     """
+    render = _renderer(config, mapping, spec, examples)
+    return Weighted(render) if mapping.get("weight") is not None else render
+
+
+def trained_renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None = None
+) -> Render:
+    """Return `renderer`, without the rows whose messages all say that they are not trained."""
+    render = renderer(config, mapping, spec, examples)
+    if mapping["form"] == "prompt_only" or not is_chat(config, mapping, spec):
+        return render
+    from tokenloom.assets.prompts.text_ranges import ranges_of
+    from tokenloom.assets.prompts.unread_fields import TrainedOnly
+
+    return TrainedOnly(render, ranges_of(config.prompt_template))
+
+
+def _renderer(
+    config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec, examples: pa.Table | None
+) -> Render:
     prompt, form = config.prompt_template, mapping["form"]
     if prompt.add_eos and spec.eos is None:
         message = "the tokenizer has no EOS token; set special_tokens.eos, or prompt_template.add_eos: false"
@@ -57,6 +78,9 @@ def renderer(
     check_length_settings(config, mapping)
     chat = is_chat(config, mapping, spec)
     check_turns(config, form, chat)
+    if prompt.train_ranges and not chat:
+        message = "ranges are those of messages, and these rows do not go through a chat template; remove it"
+        raise config.fault("prompt_template.train_ranges", message)
     if chat:
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
@@ -204,6 +228,26 @@ class Pairs:
     def __call__(self, table: pa.Table) -> ChunkOutput:
         names = {side: f"{side}_completion" for side in SIDES}
         return in_pairs(self.render)(table.rename_columns([names.get(name, name) for name in table.column_names]))
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Renders rows that have a loss weight, which multiplies the weights of their spans."""
+
+    render: Render
+
+    def __call__(self, table: pa.Table) -> ChunkOutput:
+        if ROW_WEIGHT not in table.column_names:  # rows without answers, for inference
+            return self.render(table)
+        out = self.render(table.drop_columns([ROW_WEIGHT]))
+        places = np.searchsorted(table[ROW].to_numpy(), out.table[ROW].to_numpy())
+        weights, texts = table[ROW_WEIGHT].to_numpy()[places], out.table
+        for index, field in enumerate(texts.schema):
+            if field.type == SPANS:
+                spans = flat_spans(texts[field.name])
+                factors = weights[row_of(spans.counts)]
+                texts = texts.set_column(index, field.name, as_list(replace(spans, weight=spans.weight * factors)))
+        return replace(out, table=texts)
 
 
 def _text_renderer(

@@ -171,6 +171,12 @@ def flat_spans(spans: pa.Array | pa.ChunkedArray) -> FlatSpans:
     return FlatSpans(offsets, start, end, *columns[2:])
 
 
+def as_list(spans: FlatSpans) -> pa.Array:
+    """Return flat columns as a list array of spans."""
+    fields = (spans.start, spans.end, spans.role, spans.message, spans.weight, spans.control)
+    return span_lists(spans.counts, *fields)
+
+
 def partition_text(table: pa.Table) -> bool:
     """Return whether every row's spans partition its text."""
     return spans_cover(table["spans"], np.diff(text_parts(table["text"])[0]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
-from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renderer, renders_in_python
+from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renders_in_python, trained_renderer
 from tokenloom.assets.prompts.spans import ROLES
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
@@ -38,21 +38,23 @@ class PromptsStage(Stage):
 
     def declared(self, config: PipelineConfig) -> dict[str, Any]:
         source = ("few_shot.source",) if config.prompt_template.few_shot.count else ()
-        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", "turns", *source)
+        ranges = ("train_ranges",) if config.prompt_template.train_ranges else ()
+        chat = _of_prompts(config, "system", "date_string", "tools", "template_kwargs", "turns", *ranges, *source)
         return {**self.settings(config), **declared_tokenizer(config), **chat}
 
     def prepare(self, context: Context) -> Work:
         spec = context.tokenizer
         mapping = context.facts("columns")["mapping"]
         examples = fixed_examples(context.config, mapping)
-        render = renderer(context.config, mapping, spec, examples)
+        render = trained_renderer(context.config, mapping, spec, examples)
         chat = is_chat(context.config, mapping, spec)
         sides = {"chat_template": digest_json(spec.chat_template)} if chat else {}
         if examples is not None:
             sides["few_shot"] = digest_table(examples)
         if tools := declared_tools(context.config):
             sides["tools"] = digest_json(tools)
-        read = ["template_kwargs"] if context.config.prompt_template.template_kwargs else []
+        prompt = context.config.prompt_template
+        read = [name for name in ("template_kwargs", "train_ranges") if getattr(prompt, name)]
         spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
         settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
@@ -63,6 +65,11 @@ class PromptsStage(Stage):
             lambda: _notes(context.config, mapping, spec),
             holds_lock=renders_in_python(render),
         )
+
+    def notices(self, counters: Mapping[str, int]) -> list[str]:
+        from tokenloom.assets.prompts.unread_fields import notices
+
+        return notices(counters)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""

@@ -8,6 +8,7 @@ conversation a turn can differ: templates drop the reasoning of earlier turns, o
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -98,11 +99,14 @@ class TurnCounts:
 
     Args:
         rows: int32 [rows], the positions of the chunk's rows.
+
+    `found` has further counts.
     """
 
     def __init__(self, rows: pa.Array):
         self._rows = rows.to_numpy()
         self._counts: dict[int, np.ndarray] = {}
+        self.found: Counter[str] = Counter()
 
     def put(self, text: int, rows: np.ndarray, turns: Sequence[TrainedTurn]) -> None:
         """Record the turns of a shape, in place of those of an earlier shape of the same rows.
@@ -118,7 +122,7 @@ class TurnCounts:
         """Return the counters of a chunk; `table` has its texts."""
         kept = np.isin(self._rows, table[ROW].to_numpy())
         trained, not_exact = sum((counts[kept].sum(axis=0) for counts in self._counts.values()), np.zeros(2, np.int64))
-        return {TURNS: int(trained), NOT_EXACT: int(not_exact), TEXTS: table.num_rows}
+        return {TURNS: int(trained), NOT_EXACT: int(not_exact), TEXTS: table.num_rows, **self.found}
 
 
 @dataclass(frozen=True)

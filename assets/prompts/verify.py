@@ -8,8 +8,8 @@ places values, else every row. Answers are never found by searching for markers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
+from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
@@ -38,6 +39,8 @@ _CHANGED: Problem = (
     "with {% generation %} marks",
 )
 _PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
+
+UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
@@ -69,6 +72,7 @@ class Shape:
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
         template: renders these rows in place of the template of all rows, or None.
+        cuts: for values with ranges that have weights of their own, the ranges in bytes by row position.
     """
 
     rows: pa.Array
@@ -79,6 +83,7 @@ class Shape:
     optional: Sequence[int] = ()
     readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
     template: JinjaTemplate | None = None
+    cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -107,6 +112,8 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     try:
         slots = template.probe(shape.variables, shape.empty)
         pieces, complete = shape.layout(slots)
+        if any(slot.escaped and slot.value in shape.cuts for slot in slots):
+            raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
     except DeadlineError as error:
         error.row = shape.rows[0].as_py()
         raise
@@ -114,9 +121,9 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
         code = "unverified_spans" if isinstance(error, SpansError) else "template_refused"
         code = error.code if isinstance(error, ShapeError) else code
         return _no_rows(), [refuse(np.arange(count), code, str(error))]
-    placed = {slot.value for slot in slots}
-    placed.update(shape.optional)
-    omitted = [index for index, empty in enumerate(shape.empty) if not empty and index not in placed]
+    written = {slot.value for slot in slots}
+    written.update(shape.optional)
+    omitted = [index for index, empty in enumerate(shape.empty) if not empty and index not in written]
     if omitted:
         return _no_rows(), [refuse(np.arange(count), "content_dropped", f"the template omits value {omitted[0]}")]
     columns = [slot.place(shape.values[slot.value]) for slot in slots if slot.value >= 0]
@@ -138,13 +145,28 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
         tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)))
         refused_rows |= {_CHANGED: rest} if rest else {}
     refused += [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
+    cuts = _cuts_of_columns(shape, slots)
     if not refused and not tables and complete == pieces:
-        return bare, []
+        return with_ranges(bare, pieces, columns, cuts), []
     kept = np.ones(count, bool)
     kept[compared[[problem is not None for problem in problems]]] = False
     keep = pa.array(kept)
-    own = assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns])
+    columns = [column.filter(keep) for column in columns]
+    own = with_ranges(assemble(shape.rows.filter(keep), complete, columns), complete, columns, cuts)
     return pa.concat_tables([own, *tables]), refused
+
+
+def _cuts_of_columns(shape: Shape, slots: Sequence[Slot]) -> dict[int, CutsOfRows]:
+    """Return the ranges of the text in each column of a layout, by row position."""
+    places = {row: place for place, row in enumerate(shape.rows.to_pylist())} if shape.cuts else {}
+    return {
+        slot.column: {
+            row: placed(ranges, slot, shape.values[slot.value][places[row]].as_py())
+            for row, ranges in shape.cuts[slot.value].items()
+        }
+        for slot in slots
+        if slot.value in shape.cuts
+    }
 
 
 def _read_otherwise(

@@ -241,6 +241,10 @@ class Stage(ABC):
         """Return what a reader of the output needs to know; stored in its manifest."""
         return {}
 
+    def notices(self, counters: Mapping[str, int]) -> list[str]:
+        """Return sentences about what the counters of a build show that a model could learn wrong."""
+        return []
+
     def contract(self, columns: pa.Schema) -> Contract:
         """Return the contract that an output chunk with these columns must satisfy."""
         return self._module("contract").CONTRACT

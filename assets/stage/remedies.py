@@ -33,7 +33,8 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "index_out_of_range": "drop rows with fewer elements with dataset.filters",
         "invalid_json": "write the value as JSON, or " + _COLUMN,
         "invalid_tool_call": "write calls as {name, arguments} in one place of the message",
-        "invalid_weight": "give each message one weight: weight: 0.5, or train: false",
+        "invalid_weight": "give each message one weight: weight: 0.5, or train: false; the weight of a row is a number "
+        "from 0 on",
         "missing_content": "give each message a content, or tool calls",
         "no_common_prompt": "map the prompt with dataset.column_mapping, or start both answers with the same messages",
         "no_messages": "drop such rows with dataset.filters: len(messages) > 0",
@@ -53,7 +54,10 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "content_parts": "join the parts of the content to one text",
         "content_repeated": "mask the message with train: false, or set tokenizer.chat_template to another one",
         "control_token_in_content": "write it differently in the data",
+        "field_ignored": "move the text to content, reasoning_content or tool_calls, set train: false, or use a chat "
+        "template that writes the field",
         "generation_marks": "use a template with one {% generation %} block per answer, or omit weights of messages",
+        "invalid_ranges": "correct the ranges: characters of the content from 0, both ends included, without overlaps",
         "no_prompt": "map the prompt with dataset.column_mapping",
         "not_text": "give it as text, or do not train it: train: false",
         "reasoning": _MARKED,
@@ -68,6 +72,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "tools_ignored": _TEMPLATE,
         "tools_not_json": "write tools as the JSON text of a list",
         "unknown_role": "rename the role, or set tokenizer.chat_template to one that writes it, such as chatml",
+        "unverified_ranges": "use a chat template that writes contents unchanged, such as chatml",
         "unverified_spans": _MARKED,
     },
     "tokens": {"control_token_in_content": _CONTROL},

@@ -168,7 +168,8 @@ class RowEncoder:
             prefix = f"{side}_" if side else ""
             if f"{prefix}{WEIGHTS}" not in sequences.column_names:
                 weights = sequences[f"{prefix}{TRAINED}"].cast(pa.list_(pa.float32()))
-                sequences = sequences.append_column(f"{prefix}{WEIGHTS}", weights)
+                place = sequences.column_names.index(f"{prefix}{DOCUMENT_LENGTHS}")  # as in tables that have weights
+                sequences = sequences.add_column(place, f"{prefix}{WEIGHTS}", weights)
         return sequences
 
 

@@ -283,6 +283,15 @@ class JinjaTemplate:
     def _read(self) -> frozenset[str]:
         return frozenset(node.name for node in self._tree.find_all(jinja2.nodes.Name))
 
+    def mentions(self, name: str) -> bool:
+        """Return whether the template has this name or text anywhere in its expressions."""
+        return name in self._mentioned
+
+    @cached_property
+    def _mentioned(self) -> frozenset[str]:
+        texts = (node.value for node in self._tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str))
+        return frozenset(texts) | {node.attr for node in self._tree.find_all(jinja2.nodes.Getattr)}
+
     @cached_property
     def roles(self) -> frozenset[str]:
         """The texts that the template compares the roles of messages with."""

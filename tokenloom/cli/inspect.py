@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     unused, metadata = inspection.unused()
     if unused:
         say(console, f"Notice: {unused_notice(unused)}.")
+    for question in (questions := inspection.questions()):
+        say(console, f"Question: {question}.")
     if metadata:
         say(console, f"Not used either, as metadata: {', '.join(metadata)}.")
     if args.json:
@@ -90,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
             "unused_columns": unused,
             "unused_metadata": metadata,
             "notices": inspection.build.manifest("raw").notes.get("notices", []),
+            "questions": questions,
             **facts,
         }
         print(json.dumps(found, ensure_ascii=False))

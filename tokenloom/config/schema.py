@@ -258,6 +258,9 @@ class PromptTemplateConfig(Section):
     precedence."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
     """What is trained: `completions`, `all` text, the `last` completion, or a list of roles."""
+    train_ranges: str | None = None
+    """Field of messages with the ranges of the content that are trained, as axolotl's `train_detail`: a list of
+    `{begin_offset, end_offset, train}` in characters, both ends included. Text in no range is not trained."""
     turns: Literal["together", "exact"] = "together"
     """Texts of a conversation with several trained turns. `together`: one. `exact`: as many as it takes to train each
     turn in the context that the model has at inference."""

@@ -75,7 +75,8 @@ class ChatFewShot:
             start, added = (pa.array(column).take(place).to_numpy() for column in (extended.start, extended.added))
             text = text.set_column(text.schema.get_field_index("spans"), "spans", _masked(text, start, added))
         rejects = join_rejects([alone.rejects, extended.rejects, out.rejects])
-        return replace(out, table=text, rows_in=table.num_rows, rejects=rejects)
+        filtered = alone.filtered + out.filtered
+        return replace(out, table=text, rows_in=table.num_rows, rejects=rejects, filtered=filtered)
 
     def extend_all(self, table: pa.Table) -> Extended:
         """Add examples to all rows of a chunk, also to rows that cannot be rendered on their own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ def fixed_examples(config: PipelineConfig, mapping: Mapping[str, Any]) -> pa.Tab
         return config.fault(f"{SETTING}.source", message)
 
     tables = _read(config, name, fault)
-    resolved = _mapping(config, mapping, tables, fault)
+    resolved = replace(_mapping(config, mapping, tables, fault), weight=None)
     columns = list(dict.fromkeys(column for table in tables for column in table.column_names if column != ROW))
     for role in resolved.required:
         for path in paths_of(resolved.sources()[role]):

@@ -233,5 +233,8 @@ def test_a_message_whose_content_is_an_object_cannot_be_trained(tokenizer_folder
     template = CHATML.replace("m.content", "(m.content | string)")
     talk = [{"role": "user", "content": "q"}, {"role": "tool", "content": FACTS}, {"role": "assistant", "content": "a"}]
     weighed = [talk[0], {**talk[1], "weight": 1}, talk[2]]
-    made, rejects = read(as_json(*({"messages": each} for each in (talk, weighed))), tokenizer_folder, template)
-    assert (list(made), rejects) == ([0], {1: "not_text"})
+    rows = as_json(*({"messages": each} for each in (talk, weighed)))
+    made, rejects = read(rows, tokenizer_folder, template)
+    assert (list(made), rejects) == ([0, 1], {})  # nobody asks to train tools
+    made, rejects = read(rows, tokenizer_folder, template, train_on=["assistant", "tool"])
+    assert rejects == {0: "not_text", 1: "not_text"}

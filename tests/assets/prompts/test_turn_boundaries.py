@@ -168,7 +168,11 @@ def test_calls_contents_and_stops_get_their_messages_weight(talks: list[list[Row
             "completions": answers,
             "last": answers[-1:],
         }.get(str(train_on), [index for index, turn in enumerate(talk) if turn["role"] == "user"])
-        counts = [float(i in chosen) if turn["weight"] is None else turn["weight"] for i, turn in enumerate(talk)]
+        named = {"assistant", *(train_on if isinstance(train_on, list) else ())}
+        counts = [
+            float(i in chosen) if turn["weight"] is None or turn["role"] not in named else turn["weight"]
+            for i, turn in enumerate(talk)
+        ]
         text, expected = hermes(talk, counts)
         assert made["text"] == text
         assert weighted_parts(made["text"], made["spans"]) == expected
@@ -375,8 +379,8 @@ EMPTY_QUESTION, EMPTY_ANSWER = said("user"), said("assistant")
     [
         ([EMPTY_QUESTION, A1], ["user"], [IM]),
         ([Q1, A1, EMPTY_QUESTION, A2], ["user"], [f"Q1{IM}", IM]),
-        ([{**EMPTY_QUESTION, "weight": 1.0}, A1], "completions", [IM, f"A1{IM}"]),
-        ([said("system", weight=1.0), Q1, A1], "completions", [IM, f"A1{IM}"]),
+        ([{**EMPTY_QUESTION, "weight": 1.0}, A1], ["user", "assistant"], [IM, f"A1{IM}"]),
+        ([said("system", weight=1.0), Q1, A1], ["system", "assistant"], [IM, f"A1{IM}"]),
         ([Q1, EMPTY_ANSWER, Q2, A2], "completions", [IM, f"A2{IM}"]),
         ([Q1, {**EMPTY_ANSWER, "weight": 0.0}, Q2, A2], "completions", [f"A2{IM}"]),
         ([EMPTY_QUESTION, A1], "completions", [f"A1{IM}"]),

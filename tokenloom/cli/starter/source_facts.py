@@ -16,9 +16,15 @@ import pyarrow.compute as pc
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.mapping import ALLOWED, metadata_beside, plain_roles, resolve, unused_by
-from tokenloom.assets.columns.source_expressions import parse_source
+from tokenloom.assets.columns.source_expressions import Source, parse_source, paths_of
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
-from tokenloom.assets.schema.evidence.profiles import profiles
+from tokenloom.assets.schema.evidence.flag_questions import (
+    message_questions,
+    range_fields,
+    weight_columns,
+    weight_question,
+)
+from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.starter.templated_rows import templated_rows
@@ -79,7 +85,8 @@ class Inspection:
             dataset["reader"] = {**dataset.get("reader", {}), "lines_per_row": self.text_rows.unit}
         prompt = self.config.prompt_template.model_dump(mode="json", exclude_defaults=True)
         columns = self.facts["columns"]
-        return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, self._is_joined)
+        joined, asked = self._is_joined, self._asked()
+        return starter_yaml(dataset, columns, self.choice, tokenizer, comments, prompt, self.style, joined, asked)
 
     def _is_joined(self, choice: FormatCandidate) -> bool:
         """Return whether in most of the first rows the prompt ends, or the completion starts, with white space."""
@@ -123,12 +130,50 @@ class Inspection:
         if not isinstance(self.choice, FormatCandidate):
             return [], []
         columns, unused = self.facts["columns"], list(self.choice.unused)
+        metadata = metadata_beside(self._read(), columns, unused)
+        return unused, [name for name in metadata if name not in self.weights()]
+
+    def _read(self) -> list[Source]:
+        """Return what the YAML reads."""
+        columns, choice = self.facts["columns"], self.choice
         if self.refused is None and _declares_form(self.config):
-            sources = resolve(self.config, columns).sources().values()
-        else:
-            names = [profile.name for profile in profiles(columns).values() if profile.is_column]
-            sources = [parse_source(text, names) for text in self.choice.roles.values()]
-        return unused, metadata_beside(sources, columns, unused)
+            return resolve(self.config, columns).everything_read()
+        names = [profile.name for profile in profiles(columns).values() if profile.is_column]
+        roles = choice.roles if isinstance(choice, FormatCandidate) else {}
+        return [parse_source(text, names) for text in roles.values()]
+
+    def weights(self) -> list[str]:
+        """Return the columns that could be weights of rows, and that the YAML does not use."""
+        if not isinstance(self.choice, FormatCandidate) or self.choice.form in ("", "prompt_only"):
+            return []
+        used = {(path.column,) for source in self._read() for path in paths_of(source)}
+        used |= {(name,) for name in self.config.dataset.keep_columns}
+        return [] if "weight" in self.config.dataset.column_mapping else weight_columns(self._paths, used)
+
+    def questions(self) -> list[str]:
+        """Return sentences about columns and fields of messages that could say what is trained."""
+        if not isinstance(self.choice, FormatCandidate):
+            return []
+        ranges = self.config.prompt_template.train_ranges
+        return [*map(weight_question, self.weights()), *message_questions(self._paths, self._spoken(), ranges)]
+
+    def _spoken(self) -> set[Steps]:
+        paths = (path for source in self._read() for path in paths_of(source))
+        return {(path.column, *(None if isinstance(step, int) else step for step in path.steps)) for path in paths}
+
+    @cached_property
+    def _paths(self) -> dict[Steps, Profile]:
+        return profiles(self.facts["columns"])
+
+    def _asked(self) -> dict[str, str]:
+        """Return settings that the YAML has as comments, by section: roles, and settings of `prompt_template`."""
+        weight = next(iter(self.weights()), None)
+        named = range_fields(self._paths, self._spoken()) if isinstance(self.choice, FormatCandidate) else {}
+        ranges = None if self.config.prompt_template.train_ranges else next(iter(named), None)
+        return {
+            **({"weight": weight} if weight else {}),
+            **({"train_ranges": ranges} if ranges else {}),
+        }
 
     @property
     def is_sure(self) -> bool:

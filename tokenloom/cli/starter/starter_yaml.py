@@ -47,6 +47,7 @@ def starter_yaml(
     prompt: Mapping[str, Any] | None = None,
     style: str | None = None,
     joined: Callable[[FormatCandidate], bool] = lambda choice: False,
+    asked: Mapping[str, str] | None = None,
 ) -> str:
     """Return a dataset's YAML: one that builds if the format is clear, else one that asks.
 
@@ -62,6 +63,7 @@ def starter_yaml(
         prompt: settings of the `prompt_template` section that belong to the mapping.
         style: one of `STYLES`; default: the tokenizer's chat template, or one that suits the columns.
         joined: whether most rows of a format have white space of their own between prompt and completion.
+        asked: settings to write as comments: a column for the role `weight`, and a field for `train_ranges`.
     """
     own_mapping = dataset.get("column_mapping")
     rows = {name: value for name, value in dataset.items() if name != "column_mapping"}
@@ -70,7 +72,9 @@ def starter_yaml(
     def rest(reading: FormatCandidate) -> list[str]:
         """Return all lines after `dataset.name` that depend on the format."""
         mapping = _own_mapping(own_mapping) if own_mapping else _mapping(columns, reading)
-        return [*mapping, *_sections(columns, reading, tokenizer, prompt or {}, style, joined(reading))]
+        own = _question(asked or {}, "weight", "    ", "multiplies the loss weight of the row's trained tokens")
+        ranges = _question(asked or {}, "train_ranges", "  ", "only these ranges of the messages are trained")
+        return [*mapping, *own, *_sections(columns, reading, tokenizer, prompt or {}, style, joined(reading)), *ranges]
 
     if isinstance(choice, FormatCandidate):
         lines += rest(choice)
@@ -117,6 +121,13 @@ def _sections(
     yield from _settings(prompt)
     if tokenizer is not None and tokenizer[1].eos is None and "add_eos" not in prompt:
         yield "  add_eos: false  # the tokenizer has no EOS token"
+
+
+def _question(asked: Mapping[str, str], name: str, indent: str, effect: str) -> list[str]:
+    """Return a setting as a comment, if it is asked about."""
+    if name not in asked:
+        return []
+    return [f"{indent}# {name}: {scalar(asked[name])}{_comment(f'uncomment to use it: {effect}')}"]
 
 
 def _settings(dataset: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
