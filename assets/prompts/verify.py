@@ -8,7 +8,7 @@ places values, else every row. Answers are never found by searching for markers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
+from tokenloom.assets.prompts.spans import CONTENT, REASONING, SPANS, Piece, assemble
+from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
@@ -38,6 +39,12 @@ _CHANGED: Problem = (
     "with {% generation %} marks",
 )
 _PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
+_UNDIVIDED: Problem = (
+    "kind_unknown",
+    f"a trained content has {OPEN} or {CLOSE} other than around its start, so that it is not clear what of it is "
+    "reasoning, whose weight differs; put the reasoning in its own field, or give both the same weight in "
+    "prompt_template.train_on",
+)
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
@@ -69,6 +76,7 @@ class Shape:
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
         template: renders these rows in place of the template of all rows, or None.
+        weights: factors for the weights of the parts of answers, or None; see `assemble`.
     """
 
     rows: pa.Array
@@ -79,6 +87,7 @@ class Shape:
     optional: Sequence[int] = ()
     readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
     template: JinjaTemplate | None = None
+    weights: Mapping[str, float] | None = None
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -123,7 +132,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     marked = _marked_rows(shape)
     doubtful = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
     compared = np.flatnonzero(doubtful | _evenly_spaced(count))
-    bare = assemble(shape.rows, pieces, columns)
+    bare = assemble(shape.rows, pieces, columns, shape.weights)
     text = bare["text"]
     problems = _compare(template, shape, compared, text, marked)
     if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
@@ -137,13 +146,16 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     if _CHANGED in refused_rows and shape.readings is not None:
         tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)))
         refused_rows |= {_CHANGED: rest} if rest else {}
+    kept = np.ones(count, bool)
+    kept[compared[[problem is not None for problem in problems]]] = False
+    if undivided := np.flatnonzero(kept & _undivided(shape, pieces, columns)).tolist():
+        refused_rows[_UNDIVIDED] = undivided
+        kept[undivided] = False
     refused += [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
     if not refused and not tables and complete == pieces:
         return bare, []
-    kept = np.ones(count, bool)
-    kept[compared[[problem is not None for problem in problems]]] = False
     keep = pa.array(kept)
-    own = assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns])
+    own = assemble(shape.rows.filter(keep), complete, [column.filter(keep) for column in columns], shape.weights)
     return pa.concat_tables([own, *tables]), refused
 
 
@@ -173,6 +185,16 @@ def _read_otherwise(
     rendered = shape.rows.take(pa.array(sorted(set(rows.tolist()) - left), pa.int64()))
     rejects = [reason.filter(pc.invert(pc.is_in(reason[ROW], rendered))) for reason in rejects]
     return tables, rejects, sorted(left - refused)
+
+
+def _undivided(shape: Shape, pieces: Sequence[Piece], columns: Sequence[pa.Array]) -> np.ndarray:
+    """Return bool [rows]: whether it is unknown what of a trained content is reasoning, and the weights differ."""
+    found = np.zeros(len(shape.rows), bool)
+    if shape.weights and shape.weights[REASONING] != shape.weights[CONTENT]:
+        contents = (columns[piece.column] for piece in pieces if piece.text is None and piece.part == CONTENT)
+        for bounds in map(reasoning_bounds, contents):
+            found |= False if bounds is None else bounds[:, 1] < 0
+    return found
 
 
 def _evenly_spaced(count: int) -> np.ndarray:
