@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from tokenloom.assets.columns.forms import REASONING_FIELDS
-from tokenloom.assets.prompts.answer_parts import Range, call_range, divided, inserted, is_trained, written
+from tokenloom.assets.prompts.answer_parts import Range, added_calls, divided, inserted, is_trained, written
 from tokenloom.assets.prompts.outline import mark
 from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL, Piece
 from tokenloom.assets.prompts.stops import StopFinder
@@ -120,26 +120,45 @@ class AnswerKinds:
 
     def _kinds(self, message: int, bits: list[_Bit]) -> Iterator[_Bit]:
         """Yield what is trained of a message, each part with its kind."""
-        calls: Range | None = None
-        called = 0 <= message and bool(self.outline.messages[message].get("tool_calls"))
-        if called:
-            calls = call_range(self.outline, message)
+        called = message >= 0 and bool(self.outline.messages[message].get("tool_calls"))
+        calls, apart = (called and added_calls(self.outline, message)) or (None, False)
+        values = [bit for bit in bits if bit.piece.text is None]
+        calls, around = self._without_values(calls, values)
         if self.marked and not any(bit.kind == STOP for bit in bits):
             bits = self._stopped(bits, called)
         bits = [part for bit in bits for part in _called(bit, calls)]
         begin, before = bits[0].start, ""
+        rest = CONTENT if not calls or any(bit.kind == CONTENT for bit in values) else TOOL_CALL
         runs = [list(run) for _, run in groupby(bits, key=lambda bit: bit.kind)]
         for run, after in zip(runs, [*runs[1:], []], strict=True):
-            if run[0].kind:
-                yield from run
-                before = run[0].kind
+            if kind := run[0].kind:
+                kinds = {CONTENT, TOOL_CALL} if kind == TOOL_CALL and around else {kind}
+                yield from (bit.of(self._one(kinds, message)) for bit in run)
+                before = kind
                 continue
-            following = after[0].kind if after else ""
-            closed, kinds = self._between(message, "".join(bit.text for bit in run), begin, before, following)
-            kinds |= {CONTENT, TOOL_CALL} if called and calls is None and following != REASONING else set()
+            following, text = after[0].kind if after else "", "".join(bit.text for bit in run)
+            closed, kinds = self._between(message, text, begin, before, following)
+            if CONTENT in kinds:
+                beside = called and (calls is None or (not apart and TOOL_CALL in (before, following)))
+                kinds = {rest if kind == CONTENT else kind for kind in kinds} | ({TOOL_CALL} if beside else set())
             reasoning, others = _taken(run, closed)
+            kind = self._one(kinds, message) if any(bit.text.strip() for bit in others) else min(kinds)
             yield from (bit.of(REASONING) for bit in reasoning)
-            yield from (bit.of(self._one(kinds, message)) for bit in others)
+            yield from (bit.of(kind) for bit in others)
+
+    def _without_values(self, calls: Range | None, values: Sequence[_Bit]) -> tuple[Range | None, bool]:
+        """Return where the text of calls is without a value at its start or end, and whether it is on both sides."""
+        around = False
+        for value in values:
+            if calls is None or not calls[0] <= value.start < calls[1]:
+                continue
+            if not self.outline.text[calls[0] : value.start].strip():
+                calls = value.end, calls[1]
+            elif not self.outline.text[value.end : calls[1]].strip():
+                calls = calls[0], value.start
+            else:
+                around = True
+        return calls, around
 
     def _stopped(self, bits: list[_Bit], called: bool) -> list[_Bit]:
         """Return the bits of an answer in generation blocks, with the stop among them."""

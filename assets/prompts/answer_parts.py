@@ -52,7 +52,13 @@ def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) ->
 
 
 def call_range(outline: StopFinder, index: int) -> Range | None:
-    """Return the character positions of the text that a template writes for a message's calls; None if unknown.
+    """Return the character positions of the text that a template writes for a message's calls; None if unknown."""
+    found = added_calls(outline, index)
+    return None if found is None else found[0]
+
+
+def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
+    """Return `call_range`, and whether the template writes the rest of the conversation the same without the calls.
 
     The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
     """
@@ -66,13 +72,16 @@ def call_range(outline: StopFinder, index: int) -> Range | None:
             without = written(outline, [*before, {**bare, "content": ""}, *rest])
         if whole is None or without is None:
             continue
-        start, end = _before_stop(outline, whole, *inserted(whole, without, outline.control))
+        start, end = inserted(whole, without, outline.control)
+        same = whole[:start] + whole[end:] == without
+        start, end = _before_stop(outline, whole, start, end)
         if outline.text.startswith(whole[:end]) and _holds_calls(outline, index, whole[start:end]):
-            return start, end
+            return (start, end), same
     return None
 
 
 def is_trained(piece: Piece) -> bool:
+    """Return whether a piece is trained text of the assistant."""
     return piece.weight > 0 and piece.role == "assistant"
 
 
