@@ -62,7 +62,10 @@ class _Bit:
         if self.piece.text is None or self.piece.control or not 0 < at < len(self.text):
             return [self]
         first, second = (replace(self.piece, text=text) for text in (self.text[:at], self.text[at:]))
-        return [_Bit(self.home, self.start, first, first.text or ""), _Bit(self.home, self.start + at, second, second.text or "")]
+        return [
+            _Bit(self.home, self.start, first, first.text or ""),
+            _Bit(self.home, self.start + at, second, second.text or ""),
+        ]
 
 
 @dataclass(frozen=True)
@@ -189,12 +192,16 @@ class AnswerKinds:
 
     def _closed(self, message: int, text: str, begin: int) -> int | None:
         """Return how many characters after the reasoning belong to it; None if unknown."""
-        before, found, after = text.partition(CLOSE)
+        _, found, after = text.partition(CLOSE)
         if found:
             return len(text) - len(after.lstrip())
         said = self.outline.messages[message]
         bare = {name: value for name, value in said.items() if name not in REASONING_FIELDS}
-        reasoning = next(mark(value) for value, owner in enumerate(self.outline.owners) if owner == message and value >= self.contents)
+        reasoning = next(
+            mark(value)
+            for value, owner in enumerate(self.outline.owners)
+            if owner == message and value >= self.contents
+        )
         if isinstance(said.get("content"), str) and reasoning in said["content"]:
             bare["content"] = mark(message) if mark(message) in said["content"] else ""
         without = self._written(message, bare)
@@ -204,7 +211,7 @@ class AnswerKinds:
         return closes if text[:closes].strip() and text[closes:].strip() else len(text)
 
     def _empty(self, message: int, text: str, begin: int) -> int | None:
-        """Return how many characters before an answer are what the template writes around reasoning; None if unknown."""
+        """Return how many characters before an answer are what surrounds reasoning elsewhere; None if unknown."""
         if OPEN in text or CLOSE in text:
             found = _EMPTY.match(text)
             rest = text[found.end() :] if found else OPEN
@@ -257,8 +264,8 @@ class AnswerKinds:
             named = " or ".join(_WORDS[kind] for kind in _WORDS if kind in kinds)
             raise ShapeError(
                 "kind_unknown",
-                f"the chat template does not show what it writes for message {message} as {named}, whose weights differ; "
-                "give them the same weight in prompt_template.train_on, or use another chat template",
+                f"the chat template does not show what it writes for message {message} as {named}, whose weights "
+                "differ; give them the same weight in prompt_template.train_on, or use another chat template",
             )
         return CONTENT if CONTENT in kinds else min(kinds)
 

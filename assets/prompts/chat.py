@@ -418,13 +418,18 @@ class ChatFormat:
         return pieces, answer_end if answer_end and answer_end.message == last else None
 
     def _by_marks(self, slots: Sequence[Slot], group: Conversations) -> Callable[[Slot], float]:
-        """Return the weight of each slot: 1 inside the template's generation blocks, unless its message has its own."""
-        turns = group.turns
+        """Return the weight of each slot: 1 inside the template's generation blocks, unless its message has its own.
+
+        Messages of other roles than the assistant have the weight that `train_on` gives them, if it has weights.
+        """
+        turns, weights, by_role = group.turns, self._weights(group.turns, True), self.prompt.weights or {}
         block_messages = _message_of_block(slots, group) if any(turn.weight is not None for turn in turns) else {}
         last = max((slot.generated for slot in slots), default=0)
 
         def weigh(slot: Slot) -> float:
             message = group.owners[slot.value] if slot.value >= 0 else block_messages.get(slot.generated, -1)
+            if message >= 0 and turns[message].role in by_role:
+                return weights[message]
             own = turns[message].weight if message >= 0 else None
             trained = slot.generated > 0 and (self.prompt.train_on != "last" or slot.generated == last)
             return float(trained) if own is None else own

@@ -52,6 +52,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "content_repeated": "mask the message with train: false, or set tokenizer.chat_template to another one",
         "control_token_in_content": "write it differently in the data",
         "generation_marks": "use a template with one {% generation %} block per answer, or omit weights of messages",
+        "kind_unknown": "give the kinds the same weight in prompt_template.train_on, or use another chat template",
         "no_prompt": "map the prompt with dataset.column_mapping",
         "not_text": "give it as text, or do not train it: train: false",
         "reasoning": _MARKED,
@@ -72,6 +73,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
     "sequences": {
         "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
         "or to drop_turns for conversations",
+        "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
         "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
     },
 }

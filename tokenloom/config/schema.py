@@ -252,9 +252,9 @@ class PromptTemplateConfig(Section):
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] | Weights = (
         "completions"
     )
-    """What is trained: `completions`, `all` text, the `last` completion, a list of roles, or weights by kind of text and
-    by role, such as `{content: 1, reasoning: 0, tool_calls: 1, stop: 1}`. A kind without a weight has that of
-    `assistant`, by default 1; a role without one is not trained."""
+    """What is trained: `completions`, `all` text, the `last` completion, a list of roles, or weights by kind of text
+    and by role, such as `{content: 1, reasoning: 0, tool_calls: 1, stop: 1}`. A kind without a weight has that of
+    `assistant`, by default 1. A role without a weight is not trained."""
     turns: Literal["together", "exact"] = "together"
     """Texts of a conversation with several trained turns. `together`: one. `exact`: as many as it takes to train each
     turn in the context that the model has at inference."""

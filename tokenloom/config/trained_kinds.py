@@ -1,4 +1,4 @@
-"""`prompt_template.train_on` as a mapping: weights of the kinds of text in the assistant's turns, and of other roles."""
+"""`prompt_template.train_on` as a mapping: weights of the kinds of text in the assistant's turns, and of roles."""
 
 from __future__ import annotations
 
