@@ -126,7 +126,7 @@ class AnswerKinds:
         called = message >= 0 and bool(self.outline.messages[message].get("tool_calls"))
         calls, apart = (called and added_calls(self.outline, message)) or (None, False)
         values = [bit for bit in bits if bit.piece.text is None]
-        calls, around = self._without_values(calls, values)
+        calls, within = self._without_values(calls, values)
         if self.marked and not any(bit.kind == STOP for bit in bits):
             bits = self._stopped(bits, called)
         bits = [part for bit in bits for part in _called(bit, calls)]
@@ -135,7 +135,7 @@ class AnswerKinds:
         runs = [list(run) for _, run in groupby(bits, key=lambda bit: bit.kind)]
         for run, after in zip(runs, [*runs[1:], []], strict=True):
             if kind := run[0].kind:
-                kinds = {CONTENT, TOOL_CALL} if kind == TOOL_CALL and around else {kind}
+                kinds = {kind, *within} if kind == TOOL_CALL else {kind}
                 yield from (bit.of(self._one(kinds, message)) for bit in run)
                 before = kind
                 continue
@@ -149,9 +149,9 @@ class AnswerKinds:
             yield from (bit.of(REASONING) for bit in reasoning)
             yield from (bit.of(kind) for bit in others)
 
-    def _without_values(self, calls: Range | None, values: Sequence[_Bit]) -> tuple[Range | None, bool]:
-        """Return where the text of calls is without a value at its start or end, and whether it is on both sides."""
-        around = False
+    def _without_values(self, calls: Range | None, values: Sequence[_Bit]) -> tuple[Range | None, set[str]]:
+        """Return where the text of calls is without a value at its start or end, and the kinds of values within it."""
+        within: set[str] = set()
         for value in values:
             if calls is None or not calls[0] <= value.start < calls[1]:
                 continue
@@ -160,8 +160,8 @@ class AnswerKinds:
             elif not self.outline.text[value.end : calls[1]].strip():
                 calls = calls[0], value.start
             else:
-                around = True
-        return calls, around
+                within.add(value.kind)
+        return calls, within
 
     def _stopped(self, bits: list[_Bit], called: bool) -> list[_Bit]:
         """Return the bits of an answer in generation blocks, with the stop among them."""

@@ -110,7 +110,7 @@ class _Trained:
         row = row_of(spans.counts)[place]
         base = offsets_of(sizes)[row]
         of_spans = (column[place] for column in (spans.speaker, spans.role, spans.message, spans.control))
-        return cls(place, row, base + spans.start[place], base + spans.end[place], *of_spans, follows)
+        return cls(place, row, base + spans.start[place], base + spans.end[place], *of_spans, follows=follows)
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return whether each span is the first of a trained text, and whether it is a final EOS; both bool [spans]."""
