@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.built_prompts import built
 from support.canonical_rows import as_json, canonical
-from support.chat_shapes import DESCRIBED, TOOLS, shapes
+from support.chat_shapes import DESCRIBED, TOOLS, called, shapes
 from support.paths import CHAT_TEMPLATES, TEMPLATES
 from support.small_tokenizers import byte_level
 from support.trl_templates import FOLDER, Twins
@@ -32,7 +31,7 @@ from tokenloom.assets.prompts.spans import KIND_PARTS, ROLES
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.errors import ConfigError
-from tokenloom.resources.templates.chatml import CHATML
+from tokenloom.resources.templates.chatml import chatml
 from tokenloom.resources.templates.jinja import JinjaTemplate
 
 SOAK = os.environ.get("TOKENLOOM_SOAK") == "1"
@@ -77,7 +76,7 @@ def tagged(template: str, opening: str, closing: str) -> str:
 
 
 OWN_TEMPLATES = {
-    "chatml": CHATML,
+    "chatml": chatml(),
     "brackets": tagged(THINKING, "[THINK]", "[/THINK]"),
     "always brackets": tagged(ALWAYS, "[THINK]", "[/THINK]"),
     "words": tagged(THINKING, "Thought: ", "\nFinal: "),
@@ -331,7 +330,10 @@ def test_trained_text_has_the_kinds_that_are_written_here(case: str) -> None:
 def test_the_text_is_what_transformers_renders(name: str) -> None:
     twins, talk = Twins(name), [Q1, answer("", "Rome"), RESULT, answer("A")]
     (row,) = rendered(chat_of(name, train_on=ALL_DIFFERENT), talk)
-    (text,), _ = render_jinja_template([talk], chat_template=twins.plain, **twins.tokens)
+    given = {**talk[1], "tool_calls": [called("Rome")]} if name == "deepseekv3" else talk[1]  # it joins text to text
+    talk = [talk[0], given, *talk[2:]]
+    tokens: dict[str, Any] = {**twins.tokens, "date_string": twins.date}
+    (text,), _ = render_jinja_template([talk], chat_template=twins.plain, **tokens)
     assert row["text"].removesuffix(twins.eos) == text.removesuffix(twins.eos)
 
 
@@ -359,7 +361,9 @@ def test_kinds_are_a_partition_of_what_completions_train(file: Path, turns: str)
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     control = tuple({*Twins(file.stem.removesuffix("_training")).control} if file.parent == FOLDER else ())
     template = JinjaTemplate(file.read_text(encoding="utf-8"), DATE)
-    rows = [{"messages": json.dumps(talk), "tools": json.dumps(TOOLS) * (name in DESCRIBED)} for name, talk in TALKS.items()]
+    rows = [
+        {"messages": json.dumps(talk), "tools": json.dumps(TOOLS) * (name in DESCRIBED)} for name, talk in TALKS.items()
+    ]
     table, names = canonical(pa.Table.from_pylist(rows)).table, list(TALKS)
 
     def texts(**settings: Any) -> tuple[dict[int, list[dict[str, Any]]], dict[int, str]]:
@@ -371,7 +375,9 @@ def test_kinds_are_a_partition_of_what_completions_train(file: Path, turns: str)
         return found, {row[ROW]: row["code"] for row in out.rejects.to_pylist()}
 
     (base, refused), (equal, same), (different, more) = (
-        texts(), texts(train_on=ALL_ONE), texts(train_on=ALL_DIFFERENT)
+        texts(),
+        texts(train_on=ALL_ONE),
+        texts(train_on=ALL_DIFFERENT),
     )
     assert (refused, base.keys()) == (same, equal.keys())
     assert base.keys() >= different.keys() and len(different) > 30
@@ -522,19 +528,14 @@ def test_the_certificate_lists_the_kinds() -> None:
     assert not [each for each in certificate(chat_of("qwen3")) if each["name"] == "kinds"]
 
 
-@dataclass(frozen=True)
-class Counted:
-    """What a row of the counted dataset trains, by kind."""
-
-    texts: dict[str, list[str]]
-
-
 def counted_rows() -> list[list[Message]]:
     rows = []
     for number in range(12):
         here = f"{number}x"
         talk = [{"role": "user", "content": f"where is it {here}? " * 8}]
-        talk += [answer("", f"Rome{here}", thought=f"look {here}"), {**RESULT, "content": f"sunny {here}"}] * (number % 2)
+        talk += [answer("", f"Rome{here}", thought=f"look {here}"), {**RESULT, "content": f"sunny {here}"}] * (
+            number % 2
+        )
         rows.append([*talk, answer(f"It is sunny {here}. " * (number + 1), thought=f"so {here} " * 3)])
     return rows
 
@@ -542,7 +543,7 @@ def counted_rows() -> list[list[Message]]:
 def counters_of(tmp_path: Path, tokenizer: Path, train_on: Any, **length: Any) -> dict[str, int]:
     source = tmp_path / "counted.jsonl"
     source.write_text("\n".join(json.dumps({"messages": talk}) for talk in counted_rows()))
-    tokens = {"name_or_path": str(tokenizer), "chat_template": Twins("qwen3").plain, "max_length": 64}
+    tokens = {"name_or_path": str(tokenizer), "chat_template": Twins("qwen3").plain, "max_length": 192}
     prompt = {"format_type": "chat", "train_on": train_on}
     build = built(source, tmp_path / "store", "sequences", tokenizer=tokens, prompt_template=prompt, length=length)
     return dict(build.manifest("sequences").counters)
