@@ -62,12 +62,14 @@ INLINE = "<think>\nT\n</think>\n\nA"
 THINKING = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
 {%- if m.role == 'assistant' %}{% if m.thinking %}{{ OPEN + m.thinking + CLOSE }}{% endif %}{% endif %}
-{{- m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """Writes reasoning between other tags than `<think>`, only if there is some."""
 ALWAYS = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
 {%- if m.role == 'assistant' %}{{ OPEN + (m.thinking or '') + CLOSE }}{% endif %}
-{{- m.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """Writes the tags before every answer."""
 
 
@@ -220,7 +222,8 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Message], Kinds]] = {
             ("content", "W"),
             (
                 "tool_calls",
-                '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Rome"}\n```'
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+                '```json\n{"city": "Rome"}\n```'
                 "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
             ),
             *[("stop", END), ("content", "A"), ("stop", END)],
@@ -367,7 +370,8 @@ def test_kinds_are_a_partition_of_what_completions_train(file: Path, turns: str)
     table, names = canonical(pa.Table.from_pylist(rows)).table, list(TALKS)
 
     def texts(**settings: Any) -> tuple[dict[int, list[dict[str, Any]]], dict[int, str]]:
-        prompt = PromptTemplateConfig(format_type="chat", date_string=DATE, turns=turns, **settings)
+        given = {"format_type": "chat", "date_string": DATE, "turns": turns, **settings}
+        prompt = PromptTemplateConfig.model_validate(given)
         chat = ChatFormat(template, prompt, tokens, (*control, "<s>", "</s>"), None, "</s>")
         out, found = chat.render(table), {}
         for row in out.table.to_pylist():
@@ -590,7 +594,7 @@ def test_a_row_without_a_trained_kind_is_rejected_for_that(tokenizer: Path, tmp_
     more = {"validation": {"max_reject_fraction": 1.0}}
     build = built(source, tmp_path / "store", "sequences", tokenizer=tokens, prompt_template=prompt, **more)
     (chunk,) = build.manifest("sequences").chunks
-    rejects = build.store.objects.get(chunk.rejects)
+    rejects = build.store.objects.get(str(chunk.rejects))
     assert rejects["code"].to_pylist() == ["nothing_trained"] * 6
     assert rejects[ROW].to_pylist() == [*range(0, 12, 2)]
 
