@@ -100,8 +100,9 @@ class AnswerKinds:
                 kind = piece.part if value < 0 else REASONING if value >= self.contents else CONTENT
                 turns.setdefault(message, []).append(_Bit(home, start, piece, text).of(kind))
             start += len(text)
+        starts = {bits[0].start for bits in turns.values()}
         for message, bits in turns.items():
-            for bit in self._kinds(message, bits):
+            for bit in self._kinds(message, bits, bits[-1].end in starts):
                 parts[bit.home].append(bit.piece)
         return parts
 
@@ -121,14 +122,18 @@ class AnswerKinds:
                 latest = piece.message if trained and piece.message >= 0 else latest
                 yield latest
 
-    def _kinds(self, message: int, bits: list[_Bit]) -> Iterator[_Bit]:
-        """Yield what is trained of a message, each part with its kind."""
+    def _kinds(self, message: int, bits: list[_Bit], joined: bool) -> Iterator[_Bit]:
+        """Yield what is trained of a message, each part with its kind.
+
+        Args:
+            joined: whether what is trained of another message follows.
+        """
         called = message >= 0 and bool(self.outline.messages[message].get("tool_calls"))
         calls, apart = (called and added_calls(self.outline, message)) or (None, False)
         values = [bit for bit in bits if bit.piece.text is None]
         calls, within = self._without_values(calls, values)
         if self.marked and not any(bit.kind == STOP for bit in bits):
-            bits = self._stopped(bits, called)
+            bits = self._stopped(message, bits, called, joined)
         bits = [part for bit in bits for part in _called(bit, calls)]
         begin, before = bits[0].start, ""
         rest = CONTENT if not calls or any(bit.kind == CONTENT for bit in values) else TOOL_CALL
@@ -163,7 +168,7 @@ class AnswerKinds:
                 within.add(value.kind)
         return calls, within
 
-    def _stopped(self, bits: list[_Bit], called: bool) -> list[_Bit]:
+    def _stopped(self, message: int, bits: list[_Bit], called: bool, joined: bool) -> list[_Bit]:
         """Return the bits of an answer in generation blocks, with the stop among them."""
         last = max((index for index, bit in enumerate(bits) if bit.piece.text is None), default=-1)
         tail = "".join(bit.text for bit in bits[last + 1 :])
@@ -174,7 +179,9 @@ class AnswerKinds:
             stop = "" if follows else outline.stop_of(body)
             at = len(body) - len(stop) if stop not in ("", OPEN, CLOSE) else len(tail)
         before, stop_bits = _taken(bits[last + 1 :], at)
-        return [*bits[: last + 1], *before, *(bit.of(STOP) for bit in stop_bits)]
+        ends = len(self.outline.stop_after(message, tail[at:])) if joined and message >= 0 else len(tail)
+        stop_bits, after = _taken(stop_bits, ends)  # after the stop comes the header of the next answer
+        return [*bits[: last + 1], *before, *(bit.of(STOP) for bit in stop_bits), *after]
 
     def _between(self, message: int, text: str, begin: int, before: str, after: str) -> tuple[int, set[str]]:
         """Return how many characters of a text between two parts of an answer are reasoning, and what the rest can be.

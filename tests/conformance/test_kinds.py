@@ -84,6 +84,9 @@ OWN_TEMPLATES = {
     "words": tagged(THINKING, "Thought: ", "\nFinal: "),
     "marked channel": "{% for m in messages %}{{ m.role + ':' }}{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+    "marked header": "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ '<|im_start|>assistant\\n' + m.content + '<|im_end|>\\n' }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}",
     "hermes": (CHAT_TEMPLATES / "hermes.jinja").read_text(encoding="utf-8"),
     "mistral": (CHAT_TEMPLATES / "brackets.jinja").read_text(encoding="utf-8"),
     "no stop": "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
@@ -306,6 +309,15 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Message], Kinds]] = {
         {},
         [Q1, answer(INLINE)],
         [("reasoning", "<think>\nT\n</think>\n\n"), ("content", "A"), STOP],
+    ),
+    "marks that train headers: the next header is no stop": (
+        "marked header",
+        {},
+        [Q1, answer("A1"), answer("A2")],
+        [
+            *[("content", "<|im_start|>assistant\nA1"), ("stop", "<|im_end|>")],
+            *[("content", "\n<|im_start|>assistant\nA2"), ("stop", "<|im_end|>\n")],
+        ],
     ),
     "an added EOS is the stop": ("no stop", {}, [Q1, answer("A")], [("content", "A"), LAST]),
     "the weight of a message is a factor": (
