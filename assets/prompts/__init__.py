@@ -8,7 +8,8 @@ Modules, in the order in which a row passes through them:
 - `chat`: renders conversations through a chat template. `outline` is the text of a shape, in which `turn_boundaries`
   finds what the model generates of each turn, `stops` its stop, `call_arguments` the form in which the template takes
   the arguments of tool calls, `inline_reasoning` the parts of answers with `<think>…</think>` (`think_tags`), and
-  `answer_parts` which text is reasoning and tool calls.
+  `answer_parts` which text is reasoning and tool calls. `answer_kinds` divides answers for weights by kind, whose
+  settings `kind_settings` checks.
 - `trained_turns`: finds turns that are not trained as at inference. `exact_turns` splits conversations into texts in
   which all are, and `continued_prompt` writes turns after the generation prompt where the template does not.
 - `jinja_fields`: renders columns through the YAML's Jinja template.

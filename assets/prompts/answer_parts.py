@@ -33,7 +33,7 @@ def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) ->
         contents: the number of values that are contents; the values after them are reasoning.
     """
     values = {slot.column: slot.value for slot in outline.slots if slot.value >= 0}
-    trained = {piece.message for piece in pieces if _is_trained(piece) and piece.text is not None}
+    trained = {piece.message for piece in pieces if is_trained(piece) and piece.text is not None}
     calling = [index for index, message in enumerate(outline.messages) if message.get("tool_calls")]
     ranges = [found for index in calling if {index, -1} & trained and (found := call_range(outline, index))]
     parts: list[list[Piece]] = []
@@ -42,17 +42,23 @@ def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) ->
         if piece.text is None:
             value = values[piece.column]
             size = len(mark(value))
-            reasons = value >= contents and _is_trained(piece)
+            reasons = value >= contents and is_trained(piece)
             parts.append([replace(piece, part=REASONING) if reasons else piece])
         else:
             size = len(piece.text)
-            parts.append(list(_divided(piece, start, ranges)) if _is_trained(piece) else [piece])
+            parts.append(list(divided(piece, start, ranges)) if is_trained(piece) else [piece])
         start += size
     return parts
 
 
 def call_range(outline: StopFinder, index: int) -> Range | None:
-    """Return the character positions of the text that a template writes for a message's calls; None if unknown.
+    """Return the character positions of the text that a template writes for a message's calls; None if unknown."""
+    found = added_calls(outline, index)
+    return None if found is None else found[0]
+
+
+def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
+    """Return `call_range`, and whether the template writes the rest of the conversation the same without the calls.
 
     The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
     """
@@ -60,19 +66,22 @@ def call_range(outline: StopFinder, index: int) -> Range | None:
     before, after = outline.messages[:index], outline.messages[index + 1 :]
     bare = {name: value for name, value in message.items() if name != "tool_calls"}
     for rest in [after, ()] if after else [()]:
-        whole = outline.text if len(rest) == len(after) else _written(outline, [*before, message])
-        without = _written(outline, [*before, bare, *rest])
+        whole = outline.text if len(rest) == len(after) else written(outline, [*before, message])
+        without = written(outline, [*before, bare, *rest])
         if without is None:  # some templates refuse a message with neither calls nor content
-            without = _written(outline, [*before, {**bare, "content": ""}, *rest])
+            without = written(outline, [*before, {**bare, "content": ""}, *rest])
         if whole is None or without is None:
             continue
-        start, end = _before_stop(outline, whole, *_inserted(whole, without, outline.control))
+        start, end = inserted(whole, without, outline.control)
+        same = whole[:start] + whole[end:] == without
+        start, end = _before_stop(outline, whole, start, end)
         if outline.text.startswith(whole[:end]) and _holds_calls(outline, index, whole[start:end]):
-            return start, end
+            return (start, end), same
     return None
 
 
-def _is_trained(piece: Piece) -> bool:
+def is_trained(piece: Piece) -> bool:
+    """Return whether a piece is trained text of the assistant."""
     return piece.weight > 0 and piece.role == "assistant"
 
 
@@ -83,7 +92,7 @@ def _holds_calls(outline: StopFinder, index: int, text: str) -> bool:
     return not others and all(name in text for name in names)
 
 
-def _divided(piece: Piece, start: int, ranges: Sequence[Range]) -> Iterator[Piece]:
+def divided(piece: Piece, start: int, ranges: Sequence[Range]) -> Iterator[Piece]:
     """Yield the parts of a piece of text inside and outside of tool calls; control tokens stay whole.
 
     Args:
@@ -100,7 +109,7 @@ def _divided(piece: Piece, start: int, ranges: Sequence[Range]) -> Iterator[Piec
         yield replace(piece, text=text[begin:end], part=TOOL_CALL if called else piece.part)
 
 
-def _inserted(whole: str, without: str, control: tuple[str, ...]) -> Range:
+def inserted(whole: str, without: str, control: tuple[str, ...]) -> Range:
     """Return the part of a text that is missing in another one; marks and control tokens are compared as a whole."""
     both = [_atoms(control).split(text) for text in (whole, without)]
     start = _common(*both)
@@ -145,7 +154,7 @@ def _atoms(control: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"({'|'.join([_MARK, *map(re.escape, longest_first)])})")
 
 
-def _written(outline: StopFinder, messages: Sequence[Message]) -> str | None:
+def written(outline: StopFinder, messages: Sequence[Message]) -> str | None:
     """Render messages; None if the template refuses them."""
     try:
         return outline.write(messages, True, False)

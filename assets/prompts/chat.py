@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tokenloom.assets.prompts.answer_kinds import AnswerKinds
 from tokenloom.assets.prompts.answer_parts import answer_parts
 from tokenloom.assets.prompts.call_arguments import Form, readable_form, unchanged, with_arguments
 from tokenloom.assets.prompts.continued_prompt import ContinuedPrompt
@@ -37,7 +38,7 @@ from tokenloom.assets.prompts.inline_reasoning import (
 from tokenloom.assets.prompts.layout import roles_trained, split_control, with_bos
 from tokenloom.assets.prompts.outline import Prompt, mark
 from tokenloom.assets.prompts.readable_contents import readable
-from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
@@ -65,6 +66,7 @@ class ChatFormat:
         control: the tokenizer's control tokens.
         bos, eos: tokens to add if the template does not write them, or None.
         generation_prompt: whether to render with `add_generation_prompt`.
+        by_kind: whether to divide answers into kinds if `train_on` has weights by kind.
     """
 
     template: JinjaTemplate
@@ -74,6 +76,7 @@ class ChatFormat:
     bos: str | None
     eos: str | None
     generation_prompt: bool = False
+    by_kind: bool = True
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of conversations, or of prompts and completions."""
@@ -101,6 +104,17 @@ class ChatFormat:
         slots = self.template.probe(self._reader(group, form), group.empty)
         return self._layout(slots, group, form)
 
+    @cached_property
+    def weights(self) -> dict[str, float] | None:
+        """The weight of each part of an answer if `train_on` has weights by kind, else None."""
+        given = self.prompt.weights if self.by_kind else None
+        return None if given is None else {part: given[kind] for kind, part in KIND_PARTS.items()}
+
+    @cached_property
+    def _whole(self) -> ChatFormat:
+        """The format without division into kinds, which does not matter for the bounds of turns."""
+        return self if self.weights is None else replace(self, by_kind=False)
+
     def thinks(self, kwargs: str) -> bool:
         """Return whether inference can choose `enable_thinking`: the template reads it, and nothing sets it."""
         chosen = "enable_thinking" in {*self.prompt.template_kwargs, *_parsed_kwargs(kwargs)}
@@ -108,7 +122,7 @@ class ChatFormat:
 
     def of_shape(self, group: Conversations) -> ShapeFormat:
         """Return the template with the form of arguments that it takes from a group's conversations."""
-        return ShapeFormat(self, self._argument_form(group))
+        return ShapeFormat(self._whole, self._argument_form(group))
 
     @property
     def continued(self) -> ChatFormat:
@@ -245,7 +259,8 @@ class ChatFormat:
             [*range(len(group.turns), len(group.values)), *self._context_only(group)],
             None if isinstance(group, InlineConversations) else readings,
             self.template if shared.continued else None,
-            _cuts(rows, group),
+            cuts=_cuts(rows, group),
+            weights=self.weights,
         )
 
     def _context_only(self, group: Conversations) -> Iterator[int]:
@@ -264,18 +279,23 @@ class ChatFormat:
             if _cuts(rows, group):
                 raise ShapeError("unverified_ranges", UNVERIFIED_RANGES)
             weigh = self._by_marks(slots, group)
+            if self.weights and len(set(self.weights.values())) > 1:
+                message = "it is not clear which kind each part of an answer is, because the chat template changes it"
+                raise ShapeError("kind_unknown", message)
             pieces: list[Piece] = []
             end: AnswerEnd | None = None
             for slot in slots:
                 role = "assistant" if slot.generated else "template"
-                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role)
+                part = CONTENT if self.weights and slot.generated and weigh(slot) else ""
+                pieces += split_control(slot.text, self.control, weight=weigh(slot), role=role, part=part)
                 if slot.generated and slot.text.strip():
                     count = _without_trailing_space(pieces)
                     stopped = pieces[count - 1].control
                     end = AnswerEnd(-1, count - stopped, weigh(slot))
-            return pieces, with_bos(_with_stop(pieces, end, self.eos), self.bos)
+            return pieces, with_bos(_with_stop(pieces, end, self.eos, self._stop), self.bos)
 
-        return Shape(rows.take(pa.array(group.rows)), [], [], lambda _: variables(values), layout)
+        place = rows.take(pa.array(group.rows))
+        return Shape(place, [], [], lambda _: variables(values), layout, weights=self.weights)
 
     def _argument_form(self, group: Conversations) -> Form:
         """Return the form in which the template takes the arguments of a group's tool calls."""
@@ -308,17 +328,26 @@ class ChatFormat:
         outline = self._outline(slots, group, form)
         pieces, answer_end = self._pieces(outline, group)
         self._check_repeated(slots, pieces)
-        parts = answer_parts(pieces, outline, len(group.turns))
+        if self.weights is None:
+            parts = answer_parts(pieces, outline, len(group.turns))
+        else:
+            parts = AnswerKinds(outline, len(group.turns), self.weights, self._marked).divide(pieces)
         pieces = list(chain(*parts))
         if answer_end is not None:
             answer_end = answer_end._replace(at=sum(map(len, parts[: answer_end.at])))
         eos = None if self._marked and outline.closing else self.eos  # the template writes a stop; marks decide on it
-        return Layout(slots, pieces, _with_stop(pieces, answer_end, eos))
+        return Layout(slots, pieces, _with_stop(pieces, answer_end, eos, self._stop))
 
     @property
     def _marked(self) -> bool:
         """Whether the template's `{% generation %}` blocks decide what is trained."""
-        return self.template.marks_generation and self.prompt.train_on in ("completions", "last")
+        chosen = self.prompt.train_on in ("completions", "last") or self.prompt.weights is not None
+        return self.template.marks_generation and chosen
+
+    @property
+    def _stop(self) -> str:
+        """The part that stops are."""
+        return "" if self.weights is None else STOP
 
     def _check_repeated(self, slots: Sequence[Slot], pieces: Sequence[Piece]) -> None:
         """Check that each trained content is written once.
@@ -381,7 +410,7 @@ class ChatFormat:
         """
         turns, owners = group.turns, group.owners
         marked = self._marked
-        weights = [turn.weight or 0.0 for turn in turns] if marked else self._weights(turns)
+        weights = self._weights(turns, marked)
         template_weight = float(self.prompt.train_on == "all" and not marked)
         weigh = self._by_marks(outline.slots, group) if marked else lambda slot: template_weight
         trained = [weight not in (0, template_weight) for weight in weights]
@@ -407,7 +436,10 @@ class ChatFormat:
                 continue
             if region is not None:
                 role, weight = turns[region.message].role, weights[region.message]
-                pieces += split_control(slot.text, self.control, weight=weight, role=role, message=region.message)
+                part = self._stop if is_stop and weight and role == "assistant" else ""
+                pieces += split_control(
+                    slot.text, self.control, weight=weight, role=role, message=region.message, part=part
+                )
                 if role == "assistant" and not is_stop:
                     answer_end = AnswerEnd(region.message, len(pieces), weight)
                 stop_of, stop_weight = (region.message if region.stop_follows else -1), weight
@@ -418,6 +450,7 @@ class ChatFormat:
             if stop_of >= 0 and not generated and (stop_weight or weight):
                 stop = outline.stop_after(stop_of, slot.text)
                 ends = {"weight": stop_weight, "role": turns[stop_of].role, "message": stop_of}
+                ends |= {"part": self._stop} if stop_weight and ends["role"] == "assistant" else {}
                 pieces += split_control(stop, self.control, **ends)
                 literal = split_control(slot.text[len(stop) :], self.control, weight=weight, role=role)
             if generated and block != slot.generated and slot.text.strip():
@@ -428,28 +461,40 @@ class ChatFormat:
         return pieces, answer_end if answer_end and answer_end.message == last else None
 
     def _by_marks(self, slots: Sequence[Slot], group: Conversations) -> Callable[[Slot], float]:
-        """Return the weight of each slot: 1 inside the template's generation blocks, unless its message has its own."""
-        turns = group.turns
+        """Return the weight of each slot: 1 inside the template's generation blocks, unless its message has its own.
+
+        Messages of other roles than the assistant have the weight that `train_on` gives them, if it has weights.
+        """
+        turns, weights, by_role = group.turns, self._weights(group.turns, True), self.prompt.weights or {}
         block_messages = _message_of_block(slots, group) if any(turn.weight is not None for turn in turns) else {}
         last = max((slot.generated for slot in slots), default=0)
 
         def weigh(slot: Slot) -> float:
             message = group.owners[slot.value] if slot.value >= 0 else block_messages.get(slot.generated, -1)
+            if message >= 0 and turns[message].role in by_role:
+                return weights[message]
             own = turns[message].weight if message >= 0 else None
             trained = slot.generated > 0 and (self.prompt.train_on != "last" or slot.generated == last)
             return float(trained) if own is None else own
 
         return weigh
 
-    def _weights(self, turns: Sequence[Turn]) -> list[float]:
-        """Return the weight of each message: its own, else 1 if `train_on` includes it."""
-        chosen, last = roles_trained(self.prompt), _last_answer(turns)
-        return [
-            float(turn.role in chosen and (self.prompt.train_on != "last" or index == last))
-            if turn.weight is None
-            else turn.weight
-            for index, turn in enumerate(turns)
-        ]
+    def _weights(self, turns: Sequence[Turn], marked: bool = False) -> list[float]:
+        """Return the weight of each message: its own, else 1 if `train_on` includes it.
+
+        With weights in `train_on`, it is multiplied by the weight of its role; the parts of answers are weighed later.
+
+        Args:
+            marked: whether the template's `{% generation %}` blocks decide what is trained of the assistant's messages.
+        """
+        chosen, last, by_role = roles_trained(self.prompt), _last_answer(turns), self.prompt.weights or {}
+        weights = []
+        for index, turn in enumerate(turns):
+            trains = turn.role in chosen and (self.prompt.train_on != "last" or index == last)
+            trains &= not marked or turn.role in by_role
+            own = float(trains) if turn.weight is None else turn.weight
+            weights.append(own * by_role.get(turn.role, 1.0))
+        return weights
 
 
 class AnswerEnd(NamedTuple):
@@ -544,15 +589,19 @@ def _without_trailing_space(literal: Sequence[Piece]) -> int:
     return max(index for index, piece in enumerate(literal, 1) if piece.control or (piece.text or "").strip())
 
 
-def _with_stop(pieces: list[Piece], answer_end: AnswerEnd | None, eos: str | None) -> list[Piece]:
-    """Add EOS right after the last answer, if the answer is trained and the template writes no stop after it."""
+def _with_stop(pieces: list[Piece], answer_end: AnswerEnd | None, eos: str | None, part: str) -> list[Piece]:
+    """Add EOS right after the last answer, if the answer is trained and the template writes no stop after it.
+
+    Args:
+        part: the part of EOS.
+    """
     if eos is None or answer_end is None or not answer_end.weight:
         return pieces
     after, weight = answer_end.at, answer_end.weight
     stopped = any(piece.weight and (piece.control or (piece.text or "").strip()) for piece in pieces[after:])
     if stopped:
         return pieces
-    return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True), *pieces[after:]]
+    return [*pieces[:after], Piece(eos, role="assistant", weight=weight, control=True, part=part), *pieces[after:]]
 
 
 def _strings(value: Any) -> Iterator[str]:

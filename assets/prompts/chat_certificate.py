@@ -18,8 +18,8 @@ from tokenloom.assets.prompts.conversations import group_by_shape
 from tokenloom.assets.prompts.exact_turns import texts_of
 from tokenloom.assets.prompts.inline_reasoning import divided_by_template
 from tokenloom.assets.prompts.layout import split_control
-from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
-from tokenloom.assets.prompts.think_tags import OPEN
+from tokenloom.assets.prompts.spans import KIND_PARTS, REASONING, ROLES, TOOL_CALL
+from tokenloom.assets.prompts.think_tags import CLOSE, OPEN
 from tokenloom.assets.prompts.trained_turns import TrainedTurn
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -54,8 +54,10 @@ class Finding:
 
 def certificate(chat: ChatFormat) -> list[dict[str, str]]:
     """Return the findings about a chat template with the dataset's settings, as JSON."""
+    kinds = [] if chat.weights is None else [_kinds(chat)]
+    chat = replace(chat, prompt=chat.prompt.model_copy(update={"train_on": "completions"})) if kinds else chat
     together = chat.prompt.model_copy(update={"turns": "together"})
-    return [asdict(finding) for finding in (*_findings(replace(chat, prompt=together)), _turns(chat))]
+    return [asdict(finding) for finding in (*_findings(replace(chat, prompt=together)), _turns(chat), *kinds)]
 
 
 def _findings(chat: ChatFormat) -> Iterator[Finding]:
@@ -170,6 +172,30 @@ def _stop(chat: ChatFormat, user: dict[str, str], answer: dict[str, str]) -> Fin
 def _token_list(chat: ChatFormat, stop: str) -> str:
     """Return a stop's control tokens and the text between them, each in quotes."""
     return " ".join(json.dumps(piece.text, ensure_ascii=False) for piece in split_control(stop, chat.control))
+
+
+def _kinds(chat: ChatFormat) -> Finding:
+    """Return which kinds of text the template shows, in answers without and with reasoning and tool calls."""
+    train_on = {kind: float(weight) for weight, kind in enumerate(KIND_PARTS, 1)}  # all different
+    chat = replace(chat, prompt=chat.prompt.model_copy(update={"train_on": train_on, "turns": "together"}))
+    user, said = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
+    thinking = {**said, "reasoning_content": THOUGHTS[0]}
+    inline = {**said, "content": f"{OPEN}\n{THOUGHTS[0]}\n{CLOSE}\n\n{SAID}"}
+    calling = [user, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, said]
+    talks = {"answers": [user, said], "reasoning": [user, thinking], "inline reasoning": [user, inline]}
+    found, evidence = [], []
+    for name, messages in {**talks, "tool calls": calling}.items():
+        out = rendered_conversation(chat, messages)
+        rows = out.table.to_pylist()
+        reasons = out.rejects["code"].to_pylist()
+        spans = [(ROLES[span["role"]], span) for row in rows for span in row["spans"] if span["weight"]]
+        data = rows[0]["text"].encode() if rows else b""
+        kinds = ", ".join(dict.fromkeys(kind for kind, _ in spans))
+        found.append(f"{name}: {kinds or ('not told apart' if 'kind_unknown' in reasons else 'refused')}")
+        evidence += [
+            f"{kind} {json.dumps(data[s['start'] : s['end']].decode(), ensure_ascii=False)}" for kind, s in spans
+        ]
+    return Finding("kinds", "; ".join(found), "\n".join(evidence))
 
 
 def _control(chat: ChatFormat, text: str) -> Finding:

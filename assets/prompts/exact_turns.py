@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tokenloom.assets.prompts.conversations import Conversations
+from tokenloom.assets.prompts.layout import roles_trained
 from tokenloom.assets.prompts.trained_turns import ShapeFormat, TooManyTurnsError, TrainedTurn, start_of
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -75,7 +76,7 @@ def check_turns(config: PipelineConfig, form: str, chat: bool) -> None:
     if form in ("preference", "kto"):
         message = f"{form} data train one answer per row, which leaves no turns to separate; set turns: together"
         raise config.fault(SETTING, message)
-    if prompt.train_on not in ("completions", "last", ("assistant",)):
+    if prompt.train_on not in ("completions", "last") and roles_trained(prompt) != {"assistant"}:
         message = "exact trains what the model writes at inference; set train_on: completions, or turns: together"
         raise config.fault(SETTING, message)
     if config.length.strategy == "drop_turns":

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
+from tokenloom.config.trained_kinds import KINDS
 from tokenloom.resources.templates.custom import parse_custom
 
 
@@ -90,4 +91,6 @@ def roles_trained(prompt: PromptTemplateConfig) -> frozenset[str]:
         return frozenset({"system", "user", "assistant", "tool"})
     if isinstance(prompt.train_on, tuple):
         return frozenset(prompt.train_on)
+    if (weights := prompt.weights) is not None:
+        return frozenset("assistant" if name in KINDS else name for name, weight in weights.items() if weight)
     return frozenset({"assistant"})

@@ -13,6 +13,7 @@ from tokenloom.assets.columns.forms import PROMPTED, ROW_WEIGHT
 from tokenloom.assets.columns.messages import join_messages
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
+from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
 from tokenloom.assets.prompts.labelled_segments import SegmentedTexts
 from tokenloom.assets.prompts.layout import custom_layout, with_bos
 from tokenloom.assets.prompts.spans import SPANS, Piece, as_list, assemble, flat_spans
@@ -81,6 +82,7 @@ def _renderer(
     if prompt.train_ranges and not chat:
         message = "ranges are those of messages, and these rows do not go through a chat template; remove it"
         raise config.fault("prompt_template.train_ranges", message)
+    check_kinds(config, form, chat)
     if chat:
         return conversation_renderer(config, mapping, spec, examples)
     refuse_tools(config)
@@ -111,6 +113,7 @@ def conversation_renderer(
     whole = form == "dialogue" and config.prompt_template.train_on == "all"
     config = trained_in_pairs(config, spec, whole) if form in PROMPTED else config
     chat = chat_format(config, spec)
+    check_template_shows_kinds(config, chat)
     render: Render = (replace(chat, generation_prompt=True, eos=None) if form == "prompt_only" else chat).render
     if tools := declared_tools(config):
         check_tools(config, chat, tools)

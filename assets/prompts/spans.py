@@ -6,24 +6,29 @@ The spans of a row partition its text: they are in order, have no gaps, and cove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.think_tags import thought_bounds
+from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 
-REASONING, TOOL_CALL = "reasoning", "tool_call"
-"""Parts of an answer that are counted apart."""
+REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
+"""Parts of an answer that are counted apart; the last two only if `train_on` has weights by kind."""
 
-ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", REASONING, TOOL_CALL)
-"""The roles; a span's `role` is an index into this tuple. The last two are parts of the trained text of assistants."""
+ROLES = ("template", "system", "user", "assistant", "tool", "text", "input", "answer", *PARTS)
+"""The roles; a span's `role` is an index into this tuple. The last four are parts of the trained text of assistants,
+which weights by kind can mask."""
 
-_SPEAKERS = np.array([ROLES.index("assistant" if role in (REASONING, TOOL_CALL) else role) for role in ROLES], np.uint8)
+KIND_PARTS = {"content": CONTENT, "reasoning": REASONING, "tool_calls": TOOL_CALL, "stop": STOP}
+"""The part of an answer that each kind in `train_on` names."""
+
+_SPEAKERS = np.array([ROLES.index("assistant" if role in PARTS else role) for role in ROLES], np.uint8)
+IS_PART = np.array([role in PARTS for role in ROLES])
 
 SPAN = pa.struct(
     [
@@ -56,7 +61,7 @@ class Piece:
         text: a literal, or None for the row's value of a column.
         column: index of the column, if `text` is None.
         role, message, weight, control: as in `SPAN`, with the role by name.
-        part: `REASONING` or `TOOL_CALL` for these parts of an answer, which have a role of their own in spans.
+        part: one of `PARTS` for parts of an answer that have a role of their own in spans, else "".
     """
 
     text: str | None
@@ -68,13 +73,19 @@ class Piece:
     part: str = ""
 
 
-def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array]) -> pa.Table:
+def assemble(
+    rows: pa.Array,
+    pieces: Sequence[Piece],
+    columns: Sequence[pa.Array],
+    weights: Mapping[str, float] | None = None,
+) -> pa.Table:
     """Make the texts and spans of rows that share one layout.
 
     Args:
         rows: int32 [rows], row positions.
         pieces: the layout.
         columns: string arrays [rows] that the pieces refer to.
+        weights: factors for the weights of each of `PARTS`, if every trained piece of an answer has a part; or None.
 
     Returns:
         a table of row position, `text` and `spans`.
@@ -83,7 +94,8 @@ def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array
     parts = [columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) for piece in pieces]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
     text = pc.binary_join_element_wise(per_row, *parts, "")
-    pieces, lengths = _with_inline_reasoning(pieces, columns, count)
+    pieces, lengths = _with_inline_reasoning(pieces, columns, count, weights is not None)
+    weighed = [piece.weight * (weights[piece.part] if weights and piece.part else 1.0) for piece in pieces]
     ends = np.cumsum(lengths, axis=1)
     solid = lengths > 0
     which = np.broadcast_to(np.arange(len(pieces)), lengths.shape)[solid]
@@ -93,16 +105,19 @@ def assemble(rows: pa.Array, pieces: Sequence[Piece], columns: Sequence[pa.Array
         ends[solid],
         np.array([ROLES.index(piece.part or piece.role) for piece in pieces], np.uint8)[which],
         np.array([piece.message for piece in pieces], np.int32)[which],
-        np.array([piece.weight for piece in pieces], np.float32)[which],
+        np.array(weighed, np.float32)[which],
         np.array([piece.control for piece in pieces], bool)[which],
     )
     return pa.table({ROW: rows, "text": one_array(text), "spans": spans})
 
 
 def _with_inline_reasoning(
-    pieces: Sequence[Piece], columns: Sequence[pa.Array], count: int
+    pieces: Sequence[Piece], columns: Sequence[pa.Array], count: int, tags: bool
 ) -> tuple[list[Piece], np.ndarray]:
     """Return the pieces, with trained contents divided at the bounds of their inline reasoning, and their lengths.
+
+    Args:
+        tags: whether the tags around the reasoning belong to it.
 
     Returns:
         the pieces; and int64 [rows, pieces], in bytes.
@@ -112,12 +127,14 @@ def _with_inline_reasoning(
     for piece in pieces:
         column = None if piece.text is not None else columns[piece.column]
         size = len((piece.text or "").encode()) if column is None else np.diff(text_parts(column)[0])
-        answers = piece.role == "assistant" and piece.weight > 0 and not piece.part
-        bounds = thought_bounds(column) if answers and column is not None else None
+        answers = piece.role == "assistant" and piece.weight > 0 and piece.part in ("", CONTENT)
+        find = reasoning_bounds if tags else thought_bounds
+        bounds = find(column) if answers and column is not None else None
         if bounds is None:
             divided.append(piece)
             lengths.append(size)
         else:
+            bounds = np.maximum(bounds, 0)
             divided += [piece, replace(piece, part=REASONING), piece]
             lengths += [bounds[:, 0], bounds[:, 1] - bounds[:, 0], size - bounds[:, 1]]
     by_piece = np.empty((count, len(divided)), np.int64)

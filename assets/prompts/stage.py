@@ -11,6 +11,7 @@ from tokenloom.assets.prompts.spans import ROLES
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
+from tokenloom.config.trained_kinds import weights_in_words
 from tokenloom.resources.digest import digest_json
 from tokenloom.resources.store.objects import digest_table
 from tokenloom.resources.tokenizers import TokenizerSpec, declared_tokenizer
@@ -102,4 +103,6 @@ def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSp
     if not is_chat(config, mapping, spec):
         return {}
     findings = certificate(chat_format(config, spec))
-    return {"certificate": findings, "notices": notices(findings)}
+    weights = config.prompt_template.train_on
+    weighed = [weights_in_words(weights)] if isinstance(weights, dict) else []
+    return {"certificate": findings, "notices": [*notices(findings), *weighed]}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.columns.content_parts import is_blank
 from tokenloom.assets.columns.forms import MESSAGE, MESSAGES, RANGES
 from tokenloom.assets.prompts.layout import roles_trained
-from tokenloom.assets.prompts.spans import Piece, as_list, flat_spans
+from tokenloom.assets.prompts.spans import ROLES, Piece, as_list, flat_spans
 from tokenloom.assets.schema.evidence.training_flags import kind_of, loss_weight
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PromptTemplateConfig
@@ -72,7 +72,10 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
                 trained = roles[index].as_py() in roles_trained(prompt)
                 default = trained and _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
                 weights[index], ranges = _weighed(parts, weights[index], default)
-                cuts |= {(int(row[index]), int(index - offsets[row[index]]), kind): ranges[kind] for kind in ranges}
+                factor = (prompt.weights or {}).get(roles[index].as_py(), 1.0)
+                for kind, parts_of_kind in ranges.items():
+                    weighed = [(start, end, weight * factor) for start, end, weight in parts_of_kind]
+                    cuts[int(row[index]), int(index - offsets[row[index]]), kind] = weighed
             except ValueError as error:
                 left[RANGES] = ["invalid_ranges", str(error)]
         texts[index] = None if left == {"role": None, "content": None} else to_json_text(left)
@@ -148,26 +151,33 @@ def placed(ranges: Sequence[Range], slot: Slot, value: str) -> list[Range]:
 
 
 def with_ranges(
-    table: pa.Table, pieces: Sequence[Piece], columns: Sequence[pa.Array], cuts: Mapping[int, CutsOfRows]
+    table: pa.Table,
+    pieces: Sequence[Piece],
+    columns: Sequence[pa.Array],
+    cuts: Mapping[int, CutsOfRows],
+    weights: Mapping[str, float] | None = None,
 ) -> pa.Table:
     """Divide the spans of rows at the bounds of ranges, and give the trained ones among them the ranges' weights.
 
     Args:
         table: rows that `assemble` makes of the pieces and columns.
         cuts: the ranges of each column, in bytes of the text that is placed.
+        weights: factors for the weights of parts of answers, as in `assemble`.
     """
+    factors = np.array([(weights or {}).get(role, 1.0) for role in ROLES])
     edits = sorted(_edits(table, pieces, columns, cuts))
     if not edits:
         return table
     bounds, _ = text_parts(table["text"])
     spans = flat_spans(table["spans"])
     starts = spans.start + bounds[row_of(spans.counts)]
-    first, end, weights = (np.array(column) for column in zip(*edits, strict=True))
+    first, end, given = (np.array(column) for column in zip(*edits, strict=True))
     start = np.unique(np.concatenate([starts, first, end[end < bounds[-1]]]))
     owner = np.searchsorted(starts, start, side="right") - 1
     weight = spans.weight[owner]
-    for at, until, own in zip(np.searchsorted(start, first), np.searchsorted(start, end), weights, strict=True):
-        weight[at:until] = np.where(weight[at:until] != 0, np.float32(own), weight[at:until])
+    for at, until, own in zip(np.searchsorted(start, first), np.searchsorted(start, end), given, strict=True):
+        ranged = (own * factors[spans.role[owner[at:until]]]).astype(np.float32)
+        weight[at:until] = np.where(weight[at:until] != 0, ranged, weight[at:until])
     row = row_of(spans.counts)[owner]
     ends = np.append(start[1:], bounds[-1]) - bounds[row]
     counts = np.bincount(row, minlength=table.num_rows)

@@ -47,3 +47,25 @@ def thought_bounds(contents: pa.Array) -> Ints | None:
     before, thought = pc.extract_regex(contents.take(pa.array(rows)), _PARTS).flatten()
     bounds[rows] = np.cumsum(np.column_stack([pc.binary_length(before), pc.binary_length(thought)]), axis=1)
     return bounds
+
+
+def reasoning_bounds(contents: pa.Array) -> Ints | None:
+    """Return where the inline reasoning of each content is, with its tags and the line feeds after them.
+
+    Args:
+        contents: string [rows].
+
+    Returns:
+        int64 [rows, 2], start (always 0) and end in bytes; 0 and 0 for contents without inline reasoning, -1 and -1 for
+        contents with tags in other places. None if no content has tags.
+    """
+    if not any(tag.encode() in text_parts(contents)[1].tobytes() for tag in (OPEN, CLOSE)):
+        return None
+    opens, closes = (pc.count_substring(contents, tag).to_numpy() for tag in (OPEN, CLOSE))
+    opened = pc.match_substring_regex(contents, rf"^\s*{OPEN}").to_numpy(zero_copy_only=False)
+    bounds = np.zeros((len(contents), 2), np.int64)
+    bounds[(opens > 0) | (closes > 0)] = -1
+    rows = np.flatnonzero((closes == 1) & (opens == opened))
+    (reasoning,) = pc.extract_regex(contents.take(pa.array(rows)), rf"^(?s)(?P<all>.*?{CLOSE}\n*)").flatten()
+    bounds[rows, 0], bounds[rows, 1] = 0, pc.binary_length(reasoning)
+    return bounds

@@ -22,7 +22,8 @@ import pyarrow as pa
 from tokenloom.assets.prompts.call_arguments import Form, with_arguments
 from tokenloom.assets.prompts.conversations import Conversations, Message, Turn
 from tokenloom.assets.prompts.outline import Prompt
-from tokenloom.assets.prompts.spans import Piece
+from tokenloom.assets.prompts.spans import CONTENT, REASONING, Piece
+from tokenloom.assets.prompts.think_tags import CLOSE
 from tokenloom.assets.prompts.verify import ShapeError
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.errors import TemplateError
@@ -313,7 +314,8 @@ def with_headers(layout: Layout, turns: Sequence[TrainedTurn]) -> tuple[Layout, 
                 continue
             cut = max(turn.start - turn.header - start, 0)
             like = first[turn.start]
-            header = replace(like, text=piece.text[cut:], column=-1, control=piece.control, part="")
+            kind = like.part and (REASONING if CLOSE in piece.text[cut:] else CONTENT)
+            header = replace(like, text=piece.text[cut:], column=-1, control=piece.control, part=kind)
             pieces += [*([replace(piece, text=piece.text[:cut])] if cut else []), header]
         found.append(pieces)
     begun = {turn.start: replace(turn, start=turn.start - turn.header, prompted=True) for turn in headed.values()}

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.spans import SPANS, Piece, assemble
+from tokenloom.assets.prompts.spans import CONTENT, REASONING, SPANS, Piece, assemble
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, placed, with_ranges
+from tokenloom.assets.prompts.think_tags import CLOSE, OPEN, reasoning_bounds
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
 from tokenloom.errors import DeadlineError, SpansError, TemplateError
@@ -39,6 +40,12 @@ _CHANGED: Problem = (
     "with {% generation %} marks",
 )
 _PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
+_UNDIVIDED: Problem = (
+    "kind_unknown",
+    f"a trained content has {OPEN} or {CLOSE} other than around its start, so that it is not clear what of it is "
+    "reasoning, whose weight differs; put the reasoning in its own field, or give both the same weight in "
+    "prompt_template.train_on",
+)
 
 UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
 
@@ -73,6 +80,7 @@ class Shape:
             yields the positions of some of them, and these rows with other values.
         template: renders these rows in place of the template of all rows, or None.
         cuts: for values with ranges that have weights of their own, the ranges in bytes by row position.
+        weights: factors for the weights of the parts of answers, or None; see `assemble`.
     """
 
     rows: pa.Array
@@ -84,6 +92,7 @@ class Shape:
     readings: Callable[[np.ndarray], Iterator[tuple[np.ndarray, Shape]]] | None = None
     template: JinjaTemplate | None = None
     cuts: Mapping[int, CutsOfRows] = field(default_factory=dict)
+    weights: Mapping[str, float] | None = None
 
 
 def render_verified(template: JinjaTemplate, shapes: Iterator[Shape], rows_in: int, places_only: bool) -> ChunkOutput:
@@ -130,7 +139,7 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     marked = _marked_rows(shape)
     doubtful = marked | _blank_rows(shape) if places_only else np.ones(count, bool)
     compared = np.flatnonzero(doubtful | _evenly_spaced(count))
-    bare = assemble(shape.rows, pieces, columns)
+    bare = assemble(shape.rows, pieces, columns, shape.weights)
     text = bare["text"]
     problems = _compare(template, shape, compared, text, marked)
     if any(problem and not doubtful[row] for row, problem in zip(compared, problems, strict=True)):
@@ -144,15 +153,19 @@ def _render_shape(template: JinjaTemplate, shape: Shape, places_only: bool) -> t
     if _CHANGED in refused_rows and shape.readings is not None:
         tables, refused, rest = _read_otherwise(template, shape, np.array(refused_rows.pop(_CHANGED)))
         refused_rows |= {_CHANGED: rest} if rest else {}
+    kept = np.ones(count, bool)
+    kept[compared[[problem is not None for problem in problems]]] = False
+    if undivided := np.flatnonzero(kept & _undivided(shape, pieces, columns)).tolist():
+        refused_rows[_UNDIVIDED] = undivided
+        kept[undivided] = False
     refused += [refuse(np.array(rows), *problem) for problem, rows in refused_rows.items()]
     cuts = _cuts_of_columns(shape, slots)
     if not refused and not tables and complete == pieces:
-        return with_ranges(bare, pieces, columns, cuts), []
-    kept = np.ones(count, bool)
-    kept[compared[[problem is not None for problem in problems]]] = False
+        return with_ranges(bare, pieces, columns, cuts, shape.weights), []
     keep = pa.array(kept)
     columns = [column.filter(keep) for column in columns]
-    own = with_ranges(assemble(shape.rows.filter(keep), complete, columns), complete, columns, cuts)
+    own = assemble(shape.rows.filter(keep), complete, columns, shape.weights)
+    own = with_ranges(own, complete, columns, cuts, shape.weights)
     return pa.concat_tables([own, *tables]), refused
 
 
@@ -195,6 +208,16 @@ def _read_otherwise(
     rendered = shape.rows.take(pa.array(sorted(set(rows.tolist()) - left), pa.int64()))
     rejects = [reason.filter(pc.invert(pc.is_in(reason[ROW], rendered))) for reason in rejects]
     return tables, rejects, sorted(left - refused)
+
+
+def _undivided(shape: Shape, pieces: Sequence[Piece], columns: Sequence[pa.Array]) -> np.ndarray:
+    """Return bool [rows]: whether it is unknown what of a trained content is reasoning, and the weights differ."""
+    found = np.zeros(len(shape.rows), bool)
+    if shape.weights and shape.weights[REASONING] != shape.weights[CONTENT]:
+        contents = (columns[piece.column] for piece in pieces if piece.text is None and piece.part == CONTENT)
+        for bounds in map(reasoning_bounds, contents):
+            found |= False if bounds is None else bounds[:, 1] < 0
+    return found
 
 
 def _evenly_spaced(count: int) -> np.ndarray:

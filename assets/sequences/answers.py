@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL, FlatSpans
+from tokenloom.assets.prompts.spans import CONTENT, IS_PART, PARTS, REASONING, ROLES, STOP, TOOL_CALL, FlatSpans
 from tokenloom.assets.sequences.documents import Documents
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of
@@ -30,7 +30,8 @@ _TEMPLATE, _USER = ROLES.index("template"), ROLES.index("user")
 _QUESTIONS = [ROLES.index(role) for role in ("user", "input")]
 _OF_ANSWERS = [ROLES.index(role) for role in ("answer", "assistant", "text")]
 _SPEAKERS = [ROLES.index(role) for role in ("system", "user", "assistant", "tool")]
-_PARTS = [ROLES.index(part) for part in (REASONING, TOOL_CALL)]
+_PARTS = [ROLES.index(part) for part in PARTS]
+_REASONING, _CALL, _CONTENT, _STOP = (ROLES.index(part) for part in (REASONING, TOOL_CALL, CONTENT, STOP))
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Answers:
         row: the index of the row.
         first: the answer's first span.
         start, stop, end: the first token, the first token of the stop, and the end; without a stop, `stop` is `end`.
+        trained: the number of trained tokens: all, but for parts that weights by kind mask.
     """
 
     row: Ints
@@ -48,13 +50,14 @@ class Answers:
     start: Ints
     stop: Ints
     end: Ints
+    trained: Ints
 
 
 def find_answers(spans: FlatSpans) -> Answers:
     """Return the answers of a chunk.
 
     Adjacent trained spans of one role are one answer, unless they have different messages. A final EOS belongs to the
-    text before it, for any role.
+    text before it, for any role. Parts of an answer that weights by kind mask do not end it.
 
     Args:
         spans: the spans in tokens; they cover every row.
@@ -68,7 +71,9 @@ def find_answers(spans: FlatSpans) -> Answers:
     first, stop, last = first[chosen], stop[chosen], last[chosen]
     end = trained.end[last]
     stops_at = np.where(stop > last, end, trained.start[np.minimum(stop, last)])
-    return Answers(trained.row[first], trained.place[first], trained.start[first], stops_at, end)
+    counts = offsets_of(trained.end - trained.start)
+    sizes = counts[last + 1] - counts[first]
+    return Answers(trained.row[first], trained.place[first], trained.start[first], stops_at, end, sizes)
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class _Trained:
         row: int64 [spans], their rows.
         start, end: int64 [spans], in tokens, counted over the whole chunk.
         role: uint8 [spans], `speaker` of `FlatSpans`.
+        follows: bool [spans], whether only masked parts of answers are between the span before and this one.
         part, message, control: `role`, `message` and `control` of `FlatSpans`.
     """
 
@@ -91,23 +97,26 @@ class _Trained:
     part: np.ndarray
     message: np.ndarray
     control: np.ndarray
+    follows: np.ndarray
 
     @classmethod
     def of(cls, spans: FlatSpans) -> _Trained:
         place = np.flatnonzero(spans.weight > 0)
+        others = np.cumsum((spans.weight <= 0) & ~IS_PART[spans.role])[place]
+        follows = np.diff(others, prepend=-1) == 0
         sizes = np.zeros(len(spans.counts), np.int64)
         filled = spans.counts > 0
         sizes[filled] = spans.end[spans.offsets[1:][filled] - 1]
         row = row_of(spans.counts)[place]
         base = offsets_of(sizes)[row]
         of_spans = (column[place] for column in (spans.speaker, spans.role, spans.message, spans.control))
-        return cls(place, row, base + spans.start[place], base + spans.end[place], *of_spans)
+        return cls(place, row, base + spans.start[place], base + spans.end[place], *of_spans, follows=follows)
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return whether each span is the first of a trained text, and whether it is a final EOS; both bool [spans]."""
         named, row, message = self.message >= 0, self.row, self.message
         joined = np.zeros(len(row) + 1, bool)  # whether a span follows the one before in its row
-        joined[1:-1] = (np.diff(self.place) == 1) & (np.diff(row) == 0)
+        joined[1:-1] = self.follows[1:] & (np.diff(row) == 0)
         closes = self.control & ~named & joined[:-1] & ~joined[1:]
         opens = ~joined[:-1]
         opens[1:] |= (self.role[1:] != self.role[:-1]) & ~closes[1:]
@@ -117,14 +126,16 @@ class _Trained:
 
     def within(self) -> np.ndarray:
         """Return bool [spans]: whether the span is reasoning, a tool call, or the text after reasoning."""
-        after = np.append(False, self.part[:-1] == ROLES.index(REASONING))[: len(self.part)]
-        return after | np.isin(self.part, _PARTS)
+        after = np.append(False, self.part[:-1] == _REASONING)[: len(self.part)]
+        return after | np.isin(self.part, (_REASONING, _CALL))
 
     def stops(self, opens: np.ndarray, first: Ints, last: Ints) -> Ints:
         """Return the first span of the stop of each trained text, or the span after its last one.
 
         The stop is the control tokens after the last content, with texts of at most `GLUE` tokens before each. Without
         control tokens, it is the text after the content. Reasoning, the text after it, and tool calls are content.
+
+        If weights by kind divide answers, it is what they call the stop.
 
         Args:
             opens: bool [spans], as `bounds` returns it.
@@ -138,7 +149,11 @@ class _Trained:
         by_control = (final >= first) & (_latest(named)[last] <= final)
         text = (last > first) & (~named[last] | (self.message[last] == self.message[last - 1]))
         text &= ~self.within()[last]
-        return np.where(by_control, _latest(runs)[final], last + ~text)
+        found = np.where(by_control, _latest(runs)[final], last + ~text)
+        if not np.isin(self.part, (_CONTENT, _STOP)).any():
+            return found
+        by_part = np.maximum(_latest(self.part != _STOP)[last], first - 1) + 1
+        return np.where(np.isin(self.part[last], _PARTS), by_part, found)
 
 
 def mask_displaced_stops(documents: Documents, answers: Answers, lengths: Ints) -> None:
@@ -168,7 +183,8 @@ def count_answers(documents: Documents, answers: Answers, spans: FlatSpans, leng
     - `answers_without_stop`: those of `answers` whose row has a stop that is not trained as a whole.
     - `prompts_emptied`: those of `answers` whose question lost all tokens.
     - `trained_tokens.<role>`, `trained_tokens.turn_<number>`: trained tokens; turns are those of the whole row.
-    - `trained_tokens.reasoning`, `trained_tokens.tool_call`: those of `trained_tokens.assistant` in these parts.
+    - `trained_tokens.reasoning`, `trained_tokens.tool_call`: those of `trained_tokens.assistant` in these parts; with
+      weights by kind also `trained_tokens.content` and `trained_tokens.stop`.
 
     Args:
         documents: after truncation and splitting, in the order of their rows.
@@ -176,9 +192,9 @@ def count_answers(documents: Documents, answers: Answers, spans: FlatSpans, leng
         lengths: int64 [rows], the number of tokens of each row before.
     """
     kept, trained = _Kept.of(documents, lengths), _Trained.of(spans)
-    left = kept.trained(answers.row, answers.start, answers.end)
+    left = kept.trained(answers.row, answers.start, answers.end, answers.trained)
     in_sequences = left > 0
-    cut = kept.rows[answers.row] & (left < answers.end - answers.start)
+    cut = kept.rows[answers.row] & (left < answers.trained)
     unstopped = kept.trained(answers.row, answers.stop, answers.end) < answers.end - answers.stop
     emptied = 0 if kept.all else int((in_sequences & _emptied(spans, answers, kept, offsets_of(lengths))).sum())
     return {
@@ -256,12 +272,12 @@ class _Kept:
         """Return how many tokens of each range, within a row, are in a document."""
         return self._count(self.tokens, row, start, end)
 
-    def trained(self, row: Ints, start: Ints, end: Ints) -> Ints:
-        """Return how many tokens of each range are trained; all tokens of the ranges are trained in the chunk."""
-        return self._count(self.of_loss, row, start, end)
+    def trained(self, row: Ints, start: Ints, end: Ints, in_chunk: Ints | None = None) -> Ints:
+        """Return how many tokens of each range are trained; `in_chunk` are trained in the chunk, by default all."""
+        return self._count(self.of_loss, row, start, end, in_chunk)
 
-    def _count(self, tokens: Ints, row: Ints, start: Ints, end: Ints) -> Ints:
-        counts = end - start
+    def _count(self, tokens: Ints, row: Ints, start: Ints, end: Ints, whole: Ints | None = None) -> Ints:
+        counts = end - start if whole is None else whole.copy()
         partial = np.flatnonzero(~self.whole[row])
         counts[partial] = np.searchsorted(tokens, end[partial]) - np.searchsorted(tokens, start[partial])
         return counts

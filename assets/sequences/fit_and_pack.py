@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from tokenloom.assets.prompts.spans import FlatSpans, flat_spans
+from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP, FlatSpans, flat_spans
 from tokenloom.assets.prompts.truncation_order import TruncationOrder
 from tokenloom.assets.sequences.answers import Answers, count_answers, find_answers, mask_displaced_stops
 from tokenloom.assets.sequences.documents import Documents, row_lengths
@@ -17,7 +17,7 @@ from tokenloom.assets.sequences.smart_truncation import truncate_by_part
 from tokenloom.assets.sequences.split import overlapping
 from tokenloom.assets.sequences.truncate import kept_tokens
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.rejects import reject_rows
+from tokenloom.assets.stage.rejects import join_rejects, reject_rows
 from tokenloom.config import LengthConfig
 from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, ranges, sum_rows
 
@@ -47,7 +47,7 @@ def to_sequences(
     if length.packing != "concat" and (longest > max_length).any():
         kept = _shorten(short, spans, answers, longest, length, max_length, order)
     counters = {"tokens_in": len(whole.ids), "tokens_cut": len(short.ids) - len(kept.ids), "tokens_dropped": dropped}
-    kept, rejects, counters["tokens_rejected"] = _reject(kept, max_length, trained)
+    kept, rejects, counters["tokens_rejected"] = _reject(kept, whole, spans, max_length, trained)
     rows_out = len(kept.rows)
     if length.strategy == "split" and length.packing != "concat":
         kept, more = _split(kept, max_length, length.stride, trained)
@@ -105,13 +105,28 @@ def _shorten(
     return shorter
 
 
-def _reject(documents: Documents, max_length: int, trained: bool) -> tuple[Documents, pa.Table, int]:
-    """Return the documents, only those with a trained token if `trained`; rejects for the others, and their tokens."""
+def _reject(
+    documents: Documents, whole: Documents, spans: FlatSpans, max_length: int, trained: bool
+) -> tuple[Documents, pa.Table, int]:
+    """Return the documents, only those with a trained token if `trained`; rejects for the others, and their tokens.
+
+    Args:
+        whole: the documents before truncation, with these spans.
+    """
     useless = ~documents.are_trained() if trained else np.zeros(len(documents.rows), bool)
-    sizes = [f"{size} tokens" for size in documents.lengths[useless]]
-    message = f"no trained token is left within max_length {max_length}"
-    rejects = reject_rows(documents.rows[useless], "sequences", "answer_cut_off", "input_ids", message, sizes)
-    return documents.select(~useless), rejects, int(documents.lengths[useless].sum())
+    masked = np.zeros(len(documents.rows), bool)  # without a trained token before truncation, too
+    if useless.any() and np.isin(spans.role, (ROLES.index(CONTENT), ROLES.index(STOP))).any():
+        masked = useless & ~np.isin(documents.rows, whole.rows[whole.are_trained()])
+    rejects = [
+        reject_rows(documents.rows[chosen], "sequences", code, "input_ids", message, sizes)
+        for chosen, code, message in (
+            (useless & ~masked, "answer_cut_off", f"no trained token is left within max_length {max_length}"),
+            (masked, "nothing_trained", "the row has no text of a kind or role with a weight in train_on"),
+        )
+        if chosen.any() or code == "answer_cut_off"
+        for sizes in [[f"{size} tokens" for size in documents.lengths[chosen]]]
+    ]
+    return documents.select(~useless), join_rejects(rejects), int(documents.lengths[useless].sum())
 
 
 def _split(documents: Documents, max_length: int, stride: int, trained: bool) -> tuple[Documents, dict[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenloom.assets.prompts.spans import ROLES, FlatSpans
+from tokenloom.assets.prompts.spans import IS_PART, ROLES, FlatSpans
 from tokenloom.assets.prompts.truncation_order import SPOKEN, TruncationOrder
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges
 
@@ -92,7 +92,8 @@ def _ranks(spans: FlatSpans, places: Ints, row: Ints, order: TruncationOrder) ->
     same = np.zeros(len(places), bool)
     same[1:] = (row[1:] == row[:-1]) & (role[1:] == role[:-1]) & (message[1:] == message[:-1])
     content = (message >= 0) & ~spans.control[places] & ~same
-    answer = content & (spans.weight[places] > 0) & (np.isin(role, _ANSWERS) | (not order.by_role))
+    trains = (spans.weight[places] > 0) | (IS_PART[spans.role[places]] & (not order.by_role))  # weights mask parts
+    answer = content & trains & (np.isin(role, _ANSWERS) | (not order.by_role))
     if order.columns:
         part = np.where(message < len(order.ranks), message, -1)
     else:

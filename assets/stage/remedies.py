@@ -58,6 +58,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
         "template that writes the field",
         "generation_marks": "use a template with one {% generation %} block per answer, or omit weights of messages",
         "invalid_ranges": "correct the ranges: characters of the content from 0, both ends included, without overlaps",
+        "kind_unknown": "give the kinds the same weight in prompt_template.train_on, or use another chat template",
         "no_prompt": "map the prompt with dataset.column_mapping",
         "not_text": "give it as text, or do not train it: train: false",
         "reasoning": _MARKED,
@@ -79,6 +80,7 @@ REMEDIES: Mapping[str, Mapping[str, str]] = {
     "sequences": {
         "answer_cut_off": "raise tokenizer.max_length, or set length.strategy to smart, which shortens prompts first, "
         "or to drop_turns for conversations",
+        "nothing_trained": "drop such rows with dataset.filters, or give more kinds a weight in train_on",
         "too_long": "raise tokenizer.max_length, or set length.strategy: smart, which also shortens the last turn",
     },
 }

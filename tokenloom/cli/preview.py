@@ -36,10 +36,13 @@ def run(args: argparse.Namespace) -> int:
     from tokenloom.cli.terminal.console import open_console, say
     from tokenloom.cli.terminal.marked_rows import print_preview
     from tokenloom.config import PipelineConfig
+    from tokenloom.config.trained_kinds import weights_in_words
 
     config = PipelineConfig.from_file(args.config)
     build = Build(config, open_store(args, config.folder, read_only=True))
     rows, shown_as, stored = _shown_rows(build, args.row, args.inference)
+    if isinstance(weights := config.prompt_template.train_on, dict):
+        shown_as += f"; {weights_in_words(weights)}"
     say(open_console(stderr=True), f"{build.name}: {shown_as}")
     if args.html:
         page = Page(build.name, rows, shown_as)

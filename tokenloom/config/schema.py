@@ -12,12 +12,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tokenloom.config.address import AddressText
+from tokenloom.config.trained_kinds import KINDS, ROLES, checked_weights, completed_weights
 from tokenloom.errors import did_you_mean
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Weights = Annotated[
+    dict[str, Annotated[float, Field(ge=0.0)]],
+    Field(json_schema_extra={"propertyNames": {"enum": [*KINDS, *ROLES]}}),
+]
 Schedule = Annotated[str, Field(min_length=1)]
 """A cron line. Dagster checks it when it creates the schedule."""
 
@@ -26,7 +31,6 @@ _ROOT = re.compile(rf"(?:{_KEYS})?\[\](?:\.{_KEYS}\[\])*")
 
 DATASET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 DEFAULT_SPECIAL_TOKENS = {"eos": "<|endoftext|>", "pad": "<|pad|>"}
-ROLES = ("system", "user", "assistant", "tool")
 RESERVED_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "date_string", "raise_exception", "strftime_now")
 )
@@ -256,8 +260,12 @@ class PromptTemplateConfig(Section):
     template_kwargs: dict[str, Any] = {}
     """Variables for the chat template, such as `{enable_thinking: false}`. A row's own `chat_template_kwargs` take
     precedence."""
-    train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
-    """What is trained: `completions`, `all` text, the `last` completion, or a list of roles."""
+    train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] | Weights = (
+        "completions"
+    )
+    """What is trained: `completions`, `all` text, the `last` completion, a list of roles, or weights by kind of text
+    and by role, such as `{content: 1, reasoning: 0, tool_calls: 1, stop: 1}`. A kind without a weight has that of
+    `assistant`, by default 1. A role without a weight is not trained."""
     train_ranges: str | None = None
     """Field of messages with the ranges of the content that are trained, as axolotl's `train_detail`: a list of
     `{begin_offset, end_offset, train}` in characters, both ends included. Text in no range is not trained."""
@@ -272,9 +280,14 @@ class PromptTemplateConfig(Section):
     """Fixed date for templates that use the current date, such as `2024-07-26` or `26 Jul 2024`. `strftime_now` writes
     it in the format that the template asks for, the variable `date_string` is this text."""
 
+    @field_validator("train_on", mode="before")
+    @classmethod
+    def _clear_weights(cls, value: Any) -> Any:
+        return checked_weights(value) if isinstance(value, dict) else value
+
     @field_validator("train_on")
     @classmethod
-    def _known_roles(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _known_roles(cls, value: Any) -> Any:
         if isinstance(value, tuple) and (unknown := [role for role in value if role not in ROLES]):
             hint = did_you_mean(unknown[0], ROLES)
             raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
@@ -302,6 +315,11 @@ class PromptTemplateConfig(Section):
         if self.format_type == "custom" and self.template and self.label_column is None and self.train_on != "all":
             raise ValueError("a custom template needs label_column, or train_on: all")
         return self
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """The weight of each kind and of each role but the assistant, if `train_on` has weights."""
+        return completed_weights(self.train_on) if isinstance(self.train_on, dict) else None
 
 
 class LengthConfig(Section):

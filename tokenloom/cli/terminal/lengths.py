@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tokenloom.assets.building.stage_report import StageReport
-from tokenloom.assets.prompts.spans import REASONING, TOOL_CALL
+from tokenloom.assets.prompts.spans import CONTENT, REASONING, STOP, TOOL_CALL
 from tokenloom.assets.sequences.answers import ANSWERS, CUT, EMPTIED, TRAINED_OF, WITHOUT_STOP
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill
 from tokenloom.resources.store.manifest import TRAINED
@@ -50,7 +50,7 @@ def answer_lines(counters: Mapping[str, int]) -> Iterator[str]:
         {name: f"{count:,} {name.replace('_', ' ')}" for name, count in found.items()}
         for found in trained_counts(counters)
     )
-    if parts := [roles.pop(part) for part in (REASONING, TOOL_CALL) if part in roles]:
+    if parts := [roles.pop(part) for part in (CONTENT, REASONING, TOOL_CALL, STOP) if part in roles]:
         roles["assistant"] += f" ({', '.join(parts)})"
     yield f"trained tokens: {'; '.join(', '.join(found.values()) for found in (roles, turns) if found)}"
 

@@ -1,0 +1,53 @@
+"""Checks that weights by kind in `train_on` fit the other settings, the form of the rows and the chat template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenloom.config import PipelineConfig
+
+if TYPE_CHECKING:
+    from tokenloom.assets.prompts.chat import ChatFormat
+
+SETTING = "prompt_template.train_on"
+
+
+def check_kinds(config: PipelineConfig, form: str, chat: bool) -> None:
+    """Check that rows of a form can have weights by kind.
+
+    Args:
+        chat: whether the rows go through a chat template.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    weights = config.prompt_template.weights
+    if weights is None:
+        return
+    if not chat:
+        message = (
+            "weights by kind need rows that go through a chat template, but these do not; set train_on: completions"
+        )
+        raise config.fault(SETTING, message)
+    if form == "prompt_only":
+        raise config.fault(SETTING, "weights have no effect on prompts without answers; remove train_on")
+    uneven = [f"{name}: {weight:g}" for name, weight in weights.items() if weight not in (0, 1)]
+    if form in ("preference", "kto") and uneven:
+        message = f"the losses of {form} data have no weights; use 0 and 1 in place of {', '.join(uneven)}"
+        raise config.fault(SETTING, message)
+
+
+def check_template_shows_kinds(config: PipelineConfig, chat: ChatFormat) -> None:
+    """Check that the chat template shows the kinds of a plain answer, if their weights differ.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if chat.weights is None or len(set(chat.weights.values())) == 1:
+        return
+    from tokenloom.assets.prompts.chat_certificate import ASKED, SAID, rendered_conversation
+
+    answered = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}]
+    for reject in rendered_conversation(chat, answered).rejects.to_pylist():
+        if reject["code"] == "kind_unknown":
+            raise config.fault(SETTING, reject["message"])
