@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenloom.assets.prompts.answer_border import border_rule
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
-from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renderer, renders_in_python
+from tokenloom.assets.prompts.render import (
+    added_tokens,
+    chat_format,
+    ends_prompts,
+    is_chat,
+    renderer,
+    renders_in_python,
+)
 from tokenloom.assets.prompts.spans import ROLES
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 
 class PromptsStage(Stage):
     name = "prompts"
-    version = 5
+    version = 6
     upstream = ("columns",)
     libraries = ("pyarrow", "numpy", "jinja2")
     droppable = True
@@ -54,7 +62,8 @@ class PromptsStage(Stage):
             sides["tools"] = digest_json(tools)
         read = ["template_kwargs"] if context.config.prompt_template.template_kwargs else []
         spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
-        settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
+        border = {"border": border_rule(spec)} if not chat and ends_prompts(context.config, mapping) else {}
+        settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             context.input_chunks("columns"),
             render,
