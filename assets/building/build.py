@@ -386,7 +386,8 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         manifest = link.manifest or self._completed(link)
-        notices = [*manifest.notes.get("notices", ()), *self._publish(manifest)]
+        noted = [*manifest.notes.get("notices", ()), *link.stage.notices(link.context, manifest)]
+        notices = [*noted, *self._publish(manifest)]
         explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
         return StageReport(
             name=manifest.stage,

@@ -6,8 +6,8 @@ follows. Which white space may end a prompt depends on how the tokenizer cuts te
 
 - `breaks`: line breaks end it, spaces begin the answer. In `:\\n` a line break is joined to what comes before it
   (Llama 3, Qwen), and in ` word` a space to what comes after it.
-- `last`: as `breaks`, but of several white-space characters the last one begins the answer: before a word they are cut
-  apart, at the end of a text they are not (GPT-2, and tokenizers trained here).
+- `last`: as `breaks`, but of several white-space characters with a line break the last one begins the answer: before a
+  word they are cut apart, at the end of a text they are not (GPT-2, and tokenizers trained here).
 - `none`: all white space begins the answer, as line breaks become spaces (SentencePiece with NFKC).
 """
 
@@ -25,9 +25,10 @@ from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, naming_toke
 
 Rule = Literal["breaks", "last", "none"]
 
-SPACES = b" \t\v\f\r\n"
-_SPACE = np.isin(np.arange(256), list(SPACES))
-_BREAK = np.isin(np.arange(256), list(b"\r\n"))
+SPACE = np.isin(np.arange(256), list(b" \t\v\f\r\n"))
+"""Bool [256]: which bytes are white space."""
+
+_BLANK = np.isin(np.arange(256), list(b" \t\v\f"))
 
 _TRAINED = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 """The pre-tokenizer of tokenizers that a build trains."""
@@ -82,14 +83,14 @@ def moved(data: np.ndarray, border: Ints, first: Ints, rule: Rule) -> Ints:
         data: uint8, UTF-8.
         border, first: int64, positions in the data: where the answer starts, and the least that its border can be.
     """
-    space, blank = _run(data, border, first, _SPACE), _run(data, border, first, _SPACE & ~_BREAK)
+    space, blank = run_before(data, border, first), run_before(data, border, first, _BLANK)
     if rule == "none":
         return space
-    return np.where(space > 1, 1, blank) if rule == "last" else blank
+    return np.where(space > np.maximum(blank, 1), 1, blank) if rule == "last" else blank
 
 
-def _run(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray) -> Ints:
-    """Return int64: how many bytes before each border, down to `first`, are members."""
+def run_before(data: np.ndarray, border: Ints, first: Ints, members: np.ndarray = SPACE) -> Ints:
+    """Return int64: how many bytes right before each border, down to `first`, are members, bool [256]."""
     found = np.zeros(len(border), np.int64)
     active = np.flatnonzero(border > first)
     while len(active):

@@ -241,6 +241,10 @@ class Stage(ABC):
         """Return what a reader of the output needs to know; stored in its manifest."""
         return {}
 
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        """Return what a build reports about the counters of a complete stage, as sentences."""
+        return []
+
     def contract(self, columns: pa.Schema) -> Contract:
         """Return the contract that an output chunk with these columns must satisfy."""
         return self._module("contract").CONTRACT

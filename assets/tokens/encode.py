@@ -91,6 +91,7 @@ class ContentEncoder:
         self._inner = Reference(json.dumps(inner), keep_control) if varies else self._reference
         self._lock = Lock()
         self._gigatoken: GigatokenEncoder | None = None
+        self._recuts: dict[str, bool] = {}
 
     def id_of(self, token: str) -> int:
         """Return the id of a control token.
@@ -113,6 +114,14 @@ class ContentEncoder:
     def strips(self, token: str) -> tuple[bool, bool]:
         """Return whether a control token swallows white space on its left, and on its right."""
         return self._strips.get(token, (False, False))
+
+    def recuts(self, text: str) -> bool:
+        """Return whether the white space at the end of a text is tokenized differently if a word follows."""
+        if text not in self._recuts:
+            ids, offsets = self._inner.ids(pa.array([text, f"{text}a"]))
+            alone, followed = ids[: offsets[1]], ids[offsets[1] :]
+            self._recuts[text] = not np.array_equal(followed[: len(alone)], alone)
+        return self._recuts[text]
 
     def encode(self, cut: Segments) -> Encoded:
         """Tokenize segments; a control segment is one token.

@@ -24,11 +24,12 @@ from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.slices import in_slices
 from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.assets.tokenizer.stage import tokenizer_files
+from tokenloom.assets.tokens.answer_borders import border_notice, count_borders, prompts_end_before_space
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_of, text_parts
 from tokenloom.resources.tokenizers import TOKENIZER
 
@@ -44,7 +45,7 @@ chunks. The output is the same."""
 
 class TokensStage(Stage):
     name = "tokens"
-    version = 1
+    version = 2
     upstream = ("prompts", "tokenizer")
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
@@ -60,6 +61,16 @@ class TokensStage(Stage):
         sides = {"tokenizer": digest_bytes(tokenizer_json(context.store, facts["digest"]))}
         settings = {"control": facts["control"]}
         return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        certificate = context.manifest("prompts").notes.get("certificate", ())
+        written = context.facts("columns")["mapping"]["form"]
+        if certificate:
+            written = "chat"
+        elif written == "fields" and context.config.prompt_template.label_column is None:
+            written = "marks"
+        notice = border_notice(manifest.counters, written, prompts_end_before_space(certificate))
+        return [notice] if notice else []
 
 
 STAGE = TokensStage()
@@ -135,6 +146,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "spans": _token_spans(cut.spans, counts, offsets),
     }
     counters = {"straddles": straddles, "control_tokens_in_content": _count_control(cut, control)}
+    counters |= count_borders(cut, encoded, encoder, text_parts(table["text"])[1])
     rows_out = count_rows(table)
     if rows_out < table.num_rows:
         counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))

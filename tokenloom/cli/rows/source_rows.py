@@ -35,8 +35,9 @@ MOST_HEADS = 32
 Place = Callable[[int], str]
 """Returns the place in the source of a position in a raw chunk."""
 
-Show = Callable[[pa.Table, Sequence[int], Place], tuple[list[Shown], pa.Table]]
-"""Shows the rows at some positions of a raw chunk. Returns what is shown of each, and rejects of the chunk."""
+Show = Callable[[pa.Table, Sequence[int], Place], tuple[list[Shown], pa.Table, dict[int, list[str]]]]
+"""Shows the rows at some positions of a raw chunk. Returns what is shown of each, rejects of the chunk, and `notes` of
+a `ShownRow` by position."""
 
 
 def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: bool = False) -> Iterator[ShownRow]:
@@ -60,7 +61,7 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
         here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
         if here:
             place = partial(source_place, chunk.runs, chunk.unit)
-            shown, rejects = show(output.table, [position for _, position in here], place)
+            shown, rejects, notes = show(output.table, [position for _, position in here], place)
             reasons = {
                 reject[ROW]: reject_reason(reject)
                 for table in (output.rejects, rejects)
@@ -68,7 +69,8 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
             }
             for (row, position), (found, label) in zip(here, shown, strict=True):
                 reason = ("", "") if found else reasons.get(position, FILTERED)
-                yield ShownRow(row, chunk.split, place(position), found, *reason, label)
+                noted = tuple(notes.get(position, ())) if found else ()
+                yield ShownRow(row, chunk.split, place(position), found, *reason, label, noted)
         first += len(positions)
         if wanted and wanted[-1] < first:
             return
@@ -80,13 +82,14 @@ def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) 
     engine = PromptEngine(config, heads)
     decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control)
 
-    def show(table: pa.Table, positions: Sequence[int], place: Place) -> tuple[list[Shown], pa.Table]:
+    def show(table: pa.Table, positions: Sequence[int], place: Place) -> Any:
         rows = table if engine.whole_chunks else _only(table, positions)
         if not inference:
             made, gaps = engine.encode_with_gaps(rows)
-            return [decoder.sequences(made, position, gaps, place) for position in positions], engine.rejects
+            notes = engine.border_notes(rows)
+            return [decoder.sequences(made, position, gaps, place) for position in positions], engine.rejects, notes
         prompts = engine.prompt_only(rows)
-        return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects
+        return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects, {}
 
     return show
 
@@ -95,14 +98,14 @@ def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
     mapping = resolve(config, merge([sketch(head) for head in heads]))
     render = renderer(config, mapping.to_json(), resolve_tokenizer(config))
 
-    def show(table: pa.Table, positions: Sequence[int], place: Place) -> tuple[list[Shown], pa.Table]:
+    def show(table: pa.Table, positions: Sequence[int], place: Place) -> Any:
         rows = to_canonical(_only(table, positions), mapping)
         rendered = render(rows.table)
         shown: list[Shown] = []
         for position in positions:
             row = rendered.table.filter(pc.equal(rendered.table[ROW], position))
             shown.append(({side: tuple(runs_of(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
-        return shown, join_rejects([rows.rejects, rendered.rejects])
+        return shown, join_rejects([rows.rejects, rendered.rejects]), {}
 
     return show
 
