@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, naming_tokenizer
 
 Rule = Literal["breaks", "last", "none"]
+_RULES: tuple[Rule, ...] = ("breaks", "last", "none")
 
 SPACE = np.isin(np.arange(256), list(b" \t\v\f\r\n"))
 """Bool [256]: which bytes are white space."""
@@ -53,8 +54,10 @@ def border_rule(spec: TokenizerSpec) -> Rule:
     if spec.files:
         cutting = msgspec.json.decode(spec.files[TOKENIZER], type=_Cutting)
     words = _words(cutting)
-    rules: tuple[Rule, ...] = get_args(Rule)
-    return next((rule for rule in rules if all(_holds(rule, words, *probe) for probe in _PROBES)), "breaks")
+    for rule in _RULES:
+        if all(_holds(rule, words, *probe) for probe in _PROBES):
+            return rule
+    return "breaks"
 
 
 def _words(cutting: _Cutting) -> Any:

@@ -9,6 +9,7 @@ paths on one side of a token's bound do not depend on the other side.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,9 @@ from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, text_array, text_parts
 
-JOINED, BY_SPACE, RECUT = "answers_joined", "answers_joined_by_space", "answers_recut"
-"""Counters: answers whose first token straddles the border; those of them where it has only white space of the prompt;
-and answers that change how the white space before them is tokenized."""
+JOINED, RECUT, SPACED = "answers_joined", "answers_recut", "answers_spaced"
+"""Counters: answers whose first token straddles the border; answers that change how the white space before them is
+tokenized; and for prompts that end before this white space, answers that do not follow their prompt's tokens."""
 
 _SAID = [ROLES.index("answer"), ROLES.index("assistant")]
 _LONGEST = 16
@@ -32,8 +33,10 @@ _LONGEST = 16
 _PARTS = {
     JOINED: "{:,} begin within a token that holds the end of the prompt",
     RECUT: "{:,} change how the white space before them is tokenized",
+    SPACED: "{:,} come after white space that is neither in the generation prompt nor trained",
 }
 _REMEDIES = {
+    "spaced": "put that white space into the generation prompt, or with the answer into {% generation %}",
     "chat": "let the chat template's text before answers end with a control token or one line break, and strip white "
     "space from answers",
     "marks": "move the white space before {% generation %} into it, and strip white space from answers",
@@ -56,14 +59,13 @@ def border_notice(counters: Mapping[str, int], written: str, spaced: bool) -> st
     parts = ", ".join(_PARTS[name].format(count) for name, count in found.items())
     return (
         f"{sum(found.values()):,} answers do not follow the tokens that their prompt has at inference: {parts}; "
-        f"{_REMEDIES[written]}"
+        f"{_REMEDIES['spaced' if spaced else written]}"
     )
 
 
 def broken(counters: Mapping[str, int], spaced: bool) -> dict[str, int]:
-    """Return the counters that are not 0, if `spaced` without answers that share a token with white space alone."""
-    found = {JOINED: counters.get(JOINED, 0) - spaced * counters.get(BY_SPACE, 0), RECUT: counters.get(RECUT, 0)}
-    return {name: count for name, count in found.items() if count}
+    """Return the counters of answers that do not follow their prompt's tokens, without zeros."""
+    return {name: counters[name] for name in ((SPACED,) if spaced else (JOINED, RECUT)) if counters.get(name)}
 
 
 def prompts_end_before_space(certificate: Sequence[Mapping[str, str]]) -> bool:
@@ -72,35 +74,63 @@ def prompts_end_before_space(certificate: Sequence[Mapping[str, str]]) -> bool:
     return any(found["found"].startswith("answers start") and not found["evidence"][-1:].isspace() for found in prompts)
 
 
-def count_borders(cut: Segments, encoded: Encoded, encoder: ContentEncoder, data: np.ndarray) -> dict[str, int]:
-    """Return the counters of a chunk; `data` is its text, uint8."""
-    border, segment = answer_borders(cut)
-    start = straddling(cut, encoded, border, segment)[0]
-    joined = start < border
-    spaced = run_before(data, border, start) == border - start
-    recut = _recut(cut, encoder, data, border, segment) & ~joined
-    return {JOINED: int(joined.sum()), BY_SPACE: int((joined & spaced).sum()), RECUT: int(recut.sum())}
+@dataclass(frozen=True)
+class Borders:
+    """Where answers start within a segment, int64 or bool [borders].
+
+    Args:
+        place: positions in the data.
+        row: indices of rows.
+        space: how much white space comes before, in bytes.
+        start, end: the last token that starts before the border.
+        joined, recut, spaced: what the counters count.
+    """
+
+    place: Ints
+    row: Ints
+    space: Ints
+    start: Ints
+    end: Ints
+    joined: np.ndarray
+    recut: np.ndarray
+    spaced: np.ndarray
+
+    @classmethod
+    def of(cls, cut: Segments, encoded: Encoded, encoder: ContentEncoder, data: np.ndarray) -> Borders:
+        """Return the borders of a chunk; `data` is its text, uint8."""
+        place, segment = _places(cut)
+        start, end = _tokens_before(cut, encoded, place, segment)
+        space = run_before(data, place, cut.start[segment])
+        joined = end > place
+        recut = _recut(cut, encoder, data, place, segment) & ~joined
+        follows = (end <= place - space) | (joined & (start == place - space))
+        return cls(place, cut.row[segment], space, start, end, joined, recut, ~follows)
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters."""
+        return {JOINED: int(self.joined.sum()), RECUT: int(self.recut.sum()), SPACED: int(self.spaced.sum())}
 
 
 def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> dict[int, list[str]]:
-    """Return what the counters count, in words, by row position; `spaced` is as for `broken`."""
+    """Return what `broken` counts, in words, by row position."""
     cut = strip_at_control(segments(prompts), encoder.strips)
     data, rows = text_parts(prompts["text"])[1], prompts[ROW].to_numpy()
-    border, segment = answer_borders(cut)
-    start, end = straddling(cut, encoder.encode(cut), border, segment)
-    recut = _recut(cut, encoder, data, border, segment) & (start == border)
-    spaces = border - run_before(data, border, cut.start[segment])
-    start = np.where(spaced & (spaces <= start), border, start)
+    borders = Borders.of(cut, encoder.encode(cut), encoder, data)
     notes: dict[int, list[str]] = {}
-    for at in np.flatnonzero((start < border) | recut).tolist():
-        first, last = (spaces[at], border[at]) if recut[at] else (start[at], end[at])
-        text = repr(bytes(data[first:last]).decode(errors="replace"))
-        note = f"{text} is tokenized differently before the answer" if recut[at] else f"{text} is prompt and answer"
-        notes.setdefault(int(rows[cut.row[segment[at]]]), []).append(note)
+    for at in np.flatnonzero(borders.spaced if spaced else borders.joined | borders.recut).tolist():
+        place, shared = borders.place[at], borders.joined[at] and not spaced
+        first, last = (borders.start[at], borders.end[at]) if shared else (place - borders.space[at], place)
+        what = (
+            "is neither in the prompt nor trained" if spaced
+            else "holds the end of the prompt and the start of the answer" if shared
+            else "is tokenized differently before the answer"
+        )  # fmt: skip
+        note = f"{bytes(data[first:last]).decode(errors='replace')!r} {what}"
+        notes.setdefault(int(rows[borders.row[at]]), []).append(note)
     return notes
 
 
-def answer_borders(cut: Segments) -> tuple[Ints, Ints]:
+def _places(cut: Segments) -> tuple[Ints, Ints]:
     """Return where answers start within a segment, and the segments, int64.
 
     An answer starts where trained text follows masked text; and, if all text is trained, where the role changes.
@@ -116,23 +146,24 @@ def answer_borders(cut: Segments) -> tuple[Ints, Ints]:
     return border[inside], segment[inside]
 
 
-def straddling(cut: Segments, encoded: Encoded, border: Ints, segment: Ints) -> tuple[Ints, Ints]:
-    """Return int64: where the token that straddles each border starts and ends; twice the border if there is none."""
+def _tokens_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints) -> tuple[Ints, Ints]:
+    """Return int64: where the last token that starts before each border starts, and where it ends; without one, both
+    are the start of the segment."""
     first, last = border.copy(), border.copy()
     exact = encoded.exact[segment]
     at, of = border[exact], segment[exact]
     position = encoded.bytes.before(encoded.offsets[of + 1]) - cut.end[of] + at
-    token, whole = encoded.bytes.reaching(position)
-    before, after = (encoded.bytes.before(np.maximum(token - side, 0)) for side in (1, 0))
-    first[exact] = np.where(whole, at, np.maximum(at - (position - before), cut.start[of]))
-    last[exact] = np.where(whole, at, at + (after - position))
+    token, _ = encoded.bytes.reaching(position)
+    before, after = (encoded.bytes.before(token - side) for side in (1, 0))
+    first[exact], last[exact] = np.maximum(at + before - position, cut.start[of]), at + after - position
     if not exact.all() and len(encoded.places):
         base = cut.start[~encoded.exact][row_of(np.diff(encoded.offsets)[~encoded.exact])]
         start, end = (encoded.places + base[:, None]).T
-        at, end = border[~exact], np.maximum.accumulate(end)
-        before = np.maximum(np.searchsorted(start, at) - 1, 0)
-        straddles = (start[before] < at) & (end[before] > at)
-        first[~exact], last[~exact] = np.where(straddles, start[before], at), np.where(straddles, end[before], at)
+        before = np.maximum(np.searchsorted(start, border[~exact]) - 1, 0)
+        none = (start[before] >= border[~exact]) | (start[before] < cut.start[segment[~exact]])
+        nothing = cut.start[segment[~exact]]
+        first[~exact] = np.where(none, nothing, start[before])
+        last[~exact] = np.where(none, nothing, np.maximum.accumulate(end)[before])
     return first, last
 
 

@@ -116,11 +116,13 @@ class ContentEncoder:
         return self._strips.get(token, (False, False))
 
     def recuts(self, text: str) -> bool:
-        """Return whether the white space at the end of a text is tokenized differently if a word follows."""
+        """Return whether the white space at the end of a text is tokenized differently if a word follows, other than
+        by a token that holds both."""
         if text not in self._recuts:
-            ids, offsets = self._inner.ids(pa.array([text, f"{text}a"]))
-            alone, followed = ids[: offsets[1]], ids[offsets[1] :]
-            self._recuts[text] = not np.array_equal(followed[: len(alone)], alone)
+            ids, (_, alone, _), places = self._inner.places(pa.array([text, f"{text}a"]))
+            straddles = (places[alone:, 0] < len(text)) & (places[alone:, 1] > len(text))
+            same = np.array_equal(ids[alone : 2 * alone], ids[:alone])
+            self._recuts[text] = not same and not straddles.any()
         return self._recuts[text]
 
     def encode(self, cut: Segments) -> Encoded:

@@ -24,7 +24,7 @@ from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.slices import in_slices
 from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.assets.tokenizer.stage import tokenizer_files
-from tokenloom.assets.tokens.answer_borders import border_notice, count_borders, prompts_end_before_space
+from tokenloom.assets.tokens.answer_borders import Borders, border_notice, prompts_end_before_space
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -146,7 +146,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "spans": _token_spans(cut.spans, counts, offsets),
     }
     counters = {"straddles": straddles, "control_tokens_in_content": _count_control(cut, control)}
-    counters |= count_borders(cut, encoded, encoder, text_parts(table["text"])[1])
+    counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1]).counters()
     rows_out = count_rows(table)
     if rows_out < table.num_rows:
         counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))
