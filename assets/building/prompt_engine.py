@@ -21,7 +21,7 @@ from tokenloom.assets.sidecars.stage import kept_columns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
-from tokenloom.assets.tokens.answer_borders import border_notes, prompts_end_before_space
+from tokenloom.assets.tokens.answer_borders import border_notes
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import Constant, PipelineConfig
@@ -88,13 +88,13 @@ class PromptEngine:
 
     def border_notes(self, table: pa.Table) -> dict[int, list[str]]:
         """Return in words, by row position, where a row's tokens before an answer are not those of its prompt."""
-        from tokenloom.assets.prompts.chat_certificate import certificate
+        from tokenloom.assets.prompts.chat_certificate import ends_before_space
 
         mapping = resolve(self.config, self._first or merge([sketch(table)]))
         read, config = mapping.to_json(), self.config
         prompts = renderer(config, read, self.tokenizer)(to_canonical(_numbered(table), mapping).table).table
         chat = is_chat(config, read, self.tokenizer)
-        spaced = chat and prompts_end_before_space(certificate(chat_format(config, self.tokenizer)))
+        spaced = chat and ends_before_space(chat_format(config, self.tokenizer))
         notes: dict[int, list[str]] = {}
         for side in sides(prompts).values():
             for row, found in border_notes(side, self._encoder, spaced).items():

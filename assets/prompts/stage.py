@@ -99,9 +99,10 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
 
 def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> dict[str, Any]:
     """Return the chat template's certificate and what the build reports about it, if there is a chat template."""
-    from tokenloom.assets.prompts.chat_certificate import certificate, notices
+    from tokenloom.assets.prompts.chat_certificate import certificate, ends_before_space, notices
 
     if not is_chat(config, mapping, spec):
         return {}
-    findings = certificate(chat_format(config, spec))
-    return {"certificate": findings, "notices": notices(findings)}
+    chat = chat_format(config, spec)
+    findings = certificate(chat)
+    return {"certificate": findings, "notices": notices(findings), "ends_before_space": ends_before_space(chat)}

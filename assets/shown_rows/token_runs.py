@@ -261,11 +261,11 @@ class RowReader:
 
     def _border_notes(self, number: int, position: int) -> tuple[str, ...]:
         """Return the `notes` of a `ShownRow`, unless no row has any or `gc` dropped its text."""
-        from tokenloom.assets.tokens.answer_borders import border_notes, broken, prompts_end_before_space
+        from tokenloom.assets.tokens.answer_borders import border_notes, broken
         from tokenloom.assets.tokens.encode import ContentEncoder
 
         manifest, output = self._manifests["tokens"], self._manifests["prompts"].chunks[number].output
-        spaced = prompts_end_before_space(self._manifests["prompts"].notes.get("certificate", ()))
+        spaced = self._manifests["prompts"].notes.get("ends_before_space", False)
         if not broken(manifest.counters, spaced) or self._store.objects.size(output) is None:
             return ()
         if self._encoder is None:

@@ -8,7 +8,7 @@ paths on one side of a token's bound do not depend on the other side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,7 @@ def border_notice(counters: Mapping[str, int], written: str, spaced: bool) -> st
 
     Args:
         written: what puts the prompt before the answer, a key of `_REMEDIES`.
-        spaced: as `prompts_end_before_space` returns it.
+        spaced: whether a chat template's generation prompt ends before white space that rows have before answers.
     """
     found = broken(counters, spaced)
     if not found:
@@ -66,12 +66,6 @@ def border_notice(counters: Mapping[str, int], written: str, spaced: bool) -> st
 def broken(counters: Mapping[str, int], spaced: bool) -> dict[str, int]:
     """Return the counters of answers that do not follow their prompt's tokens, without zeros."""
     return {name: counters[name] for name in ((SPACED,) if spaced else (JOINED, RECUT)) if counters.get(name)}
-
-
-def prompts_end_before_space(certificate: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether a chat template's generation prompt ends before white space that rows have before answers."""
-    prompts = [found for found in certificate if found["name"] == "generation prompt"]
-    return any(found["found"].startswith("answers start") and not found["evidence"][-1:].isspace() for found in prompts)
 
 
 @dataclass(frozen=True)
@@ -168,19 +162,29 @@ def _tokens_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints)
 
 
 def _recut(cut: Segments, encoder: ContentEncoder, data: np.ndarray, border: Ints, segment: Ints) -> np.ndarray:
-    """Return bool: whether the prompt ends with white space that is tokenized differently if a word follows."""
-    spaced = (
-        (border - cut.start[segment] > 1) & SPACE[data[border - 1]] & SPACE[data[border - 2]] & ~SPACE[data[border]]
-    )
-    if not spaced.any():
-        return spaced
-    border, first = border[spaced], cut.start[segment[spaced]]
+    """Return bool: whether the end of the prompt is tokenized differently because of the answer's first character.
+
+    Only white space before the answer, and combining marks at its start, can do that.
+    """
+    lead = data[border]
+    doubtful = SPACE[data[border - 1]] | np.isin(lead, (0xCC, 0xCD))
+    if not doubtful.any():
+        return doubtful
+    border, lead, first = border[doubtful], lead[doubtful], cut.start[segment[doubtful]]
     start = border - run_before(data, border, np.maximum(first, border - _LONGEST))
     start = np.maximum(start - 1, first)  # and the character before
     for _ in range(3):
         start -= (start > first) & ((data[start] & 0xC0) == 0x80)
-    sizes = border - start
-    ends = text_array(offsets_of(sizes), data[ranges(start, sizes)]).dictionary_encode()
-    differs = np.array([encoder.recuts(text) for text in ends.dictionary.to_pylist()], bool)
-    spaced[spaced] = differs[ends.indices.to_numpy()]
-    return spaced
+    before = _texts(data, start, border - start)
+    after = _texts(data, border, 1 + (lead >= 0xC0) + (lead >= 0xE0).astype(np.int64) + (lead >= 0xF0))
+    pairs = before.indices.to_numpy().astype(np.int64) * len(after.dictionary) + after.indices.to_numpy()
+    found, which = np.unique(pairs, return_inverse=True)
+    ends, answers = before.dictionary.to_pylist(), after.dictionary.to_pylist()
+    parts = [divmod(pair, len(answers)) for pair in found.tolist()]
+    differs = np.array([encoder.recuts(ends[end], answers[answer]) for end, answer in parts], bool)
+    doubtful[doubtful] = differs[which]
+    return doubtful
+
+
+def _texts(data: np.ndarray, start: Ints, sizes: Ints) -> pa.DictionaryArray:
+    return text_array(offsets_of(sizes), data[ranges(start, sizes)]).dictionary_encode()

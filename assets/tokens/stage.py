@@ -24,7 +24,7 @@ from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.slices import in_slices
 from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.assets.tokenizer.stage import tokenizer_files
-from tokenloom.assets.tokens.answer_borders import Borders, border_notice, prompts_end_before_space
+from tokenloom.assets.tokens.answer_borders import Borders, border_notice
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
@@ -63,13 +63,12 @@ class TokensStage(Stage):
         return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
 
     def notices(self, context: Context, manifest: Manifest) -> list[str]:
-        certificate = context.manifest("prompts").notes.get("certificate", ())
-        written = context.facts("columns")["mapping"]["form"]
-        if certificate:
+        notes, written = context.manifest("prompts").notes, context.facts("columns")["mapping"]["form"]
+        if "certificate" in notes:
             written = "chat"
         elif written == "fields" and context.config.prompt_template.label_column is None:
             written = "marks"
-        notice = border_notice(manifest.counters, written, prompts_end_before_space(certificate))
+        notice = border_notice(manifest.counters, written, notes.get("ends_before_space", False))
         return [notice] if notice else []
 
 
