@@ -12,7 +12,7 @@ import pyarrow as pa
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import ColumnMapping, check_kept_columns, resolve
 from tokenloom.assets.columns.source_expressions import parse_source, paths_of
-from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
+from tokenloom.assets.prompts.render import renderer
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.sequences.dropped_tokens import Gaps, dropped_tokens
@@ -21,13 +21,11 @@ from tokenloom.assets.sidecars.stage import kept_columns
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.pairs import in_pairs
 from tokenloom.assets.stage.rejects import ROW, join_rejects, no_rejects
-from tokenloom.assets.tokens.answer_borders import border_notes
 from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.assets.tokens.stage import tokenize
 from tokenloom.config import Constant, PipelineConfig
 from tokenloom.resources.tables.json_text import rows_table
 from tokenloom.resources.tables.nested_paths import parse_path
-from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_array, list_parts, one_array
 from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
 
@@ -85,21 +83,6 @@ class PromptEngine:
         mapping = resolve(self.config, self._first).to_json()
         settings = {**STAGE.settings(self.config), **resolved(self.config, mapping)}
         return sequences, dropped_tokens(tokens, sequences, settings)
-
-    def border_notes(self, table: pa.Table) -> dict[int, list[str]]:
-        """Return in words, by row position, where a row's tokens before an answer are not those of its prompt."""
-        from tokenloom.assets.prompts.chat_certificate import ends_before_space
-
-        mapping = resolve(self.config, self._first or merge([sketch(table)]))
-        read, config = mapping.to_json(), self.config
-        prompts = renderer(config, read, self.tokenizer)(to_canonical(_numbered(table), mapping).table).table
-        chat = is_chat(config, read, self.tokenizer)
-        spaced = chat and ends_before_space(chat_format(config, self.tokenizer))
-        notes: dict[int, list[str]] = {}
-        for side in sides(prompts).values():
-            for row, found in border_notes(side, self._encoder, spaced).items():
-                notes.setdefault(row, []).extend(found)
-        return notes
 
     def _encode(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the sequences of a raw table, and its tokens before anything is cut."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,20 @@ import pyarrow.compute as pc
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
-from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.prompts.chat_certificate import ends_before_space
+from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Run, Shown, ShownRow, reject_reason
 from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.assets.tokens.answer_borders import border_notes
+from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store.manifest_chunks import source_place
 from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
+from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, resolve_tokenizer
 
 FIRST_ROWS = 3
 """Rows shown if none are named."""
@@ -81,17 +84,35 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
 def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) -> Show:
     engine = PromptEngine(config, heads)
     decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control)
+    noted = _border_notes(config, heads, engine.tokenizer)
 
     def show(table: pa.Table, positions: Sequence[int], place: Place) -> Any:
         rows = table if engine.whole_chunks else _only(table, positions)
         if not inference:
             made, gaps = engine.encode_with_gaps(rows)
-            notes = engine.border_notes(rows)
+            notes = noted(rows)
             return [decoder.sequences(made, position, gaps, place) for position in positions], engine.rejects, notes
         prompts = engine.prompt_only(rows)
         return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects, {}
 
     return show
+
+
+def _border_notes(
+    config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec
+) -> Callable[[pa.Table], dict[int, list[str]]]:
+    """Return the function that returns `notes` of a `ShownRow` by position."""
+    mapping = resolve(config, merge([sketch(head) for head in heads]))
+    read, keep = mapping.to_json(), config.tokenizer.control_tokens_in_content == "keep"
+    spaced = is_chat(config, read, spec) and ends_before_space(chat_format(config, spec))
+    render, encoder = renderer(config, read, spec), ContentEncoder(spec.files[TOKENIZER], spec.control, keep)
+
+    def notes(rows: pa.Table) -> dict[int, list[str]]:
+        prompts = render(to_canonical(rows, mapping).table).table
+        found = [border_notes(side, encoder, spaced) for side in sides(prompts).values()]
+        return {row: [note for side in found for note in side.get(row, ())] for row in {*chain(*found)}}
+
+    return notes
 
 
 def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
