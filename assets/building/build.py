@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from tokenloom.assets.building.chain import Chain, DroppedInputError, Link, StageFailed, as_input, load_output
 from tokenloom.assets.building.changes import reasons
-from tokenloom.assets.building.counted_notices import counted_notices
 from tokenloom.assets.building.healing import read_manifest, void_damaged
 from tokenloom.assets.building.progress import OnProgress
 from tokenloom.assets.building.restore import restore, restore_inputs
@@ -387,11 +386,8 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         manifest = link.manifest or self._completed(link)
-        counted = [
-            *link.stage.notices(manifest.counters),
-            *counted_notices(self.config, manifest, self.store, self.manifest),
-        ]
-        notices = [*manifest.notes.get("notices", ()), *counted, *self._publish(manifest)]
+        noted = [*manifest.notes.get("notices", ()), *link.stage.notices(link.context, manifest)]
+        notices = [*noted, *self._publish(manifest)]
         explanation = reasons(self.config, link.previous, link.parts, manifest.chunks, link.states)
         return StageReport(
             name=manifest.stage,

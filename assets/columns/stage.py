@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tokenloom.assets.columns.canonical import to_canonical
+from tokenloom.assets.columns.canonical import NULL_FIELDS, to_canonical
 from tokenloom.assets.columns.contract import contract_of
 from tokenloom.assets.columns.forms import FORMS, ROW_WEIGHT
 from tokenloom.assets.columns.mapping import (
@@ -19,6 +19,7 @@ from tokenloom.assets.columns.mapping import (
     unused_by,
     weight_questions,
 )
+from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.stage.contract import Contract
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.assets.stage.rejects import ROW
@@ -27,6 +28,9 @@ from tokenloom.resources.sources.resolve import locate
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
+
+_FEW = 0.01
+"""Fraction of answers that can begin with their prompt by chance."""
 
 
 class ColumnsStage(Stage):
@@ -59,6 +63,24 @@ class ColumnsStage(Stage):
             settings={"mapping": mapping.to_json()},
             notes=lambda: _notes(mapping, columns, context.config.dataset.keep_columns),
         )
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        counters, found = manifest.counters, []
+        if (rows := counters.get(NULL_FIELDS)) and "struct_nulls" not in context.config.dataset.model_fields_set:
+            found.append(
+                f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "
+                "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
+            )
+        if rows := counters.get(REMOVED):
+            found.append(
+                f"{rows:,} pairs repeat the prompt at the start of chosen and rejected; the repetition is removed"
+            )
+        if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
+            found.append(
+                f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the "
+                "answer; remove it in the data if it is repeated"
+            )
+        return found
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the resolved mapping."""

@@ -314,6 +314,16 @@ def _generation_prompt(chat: ChatFormat, user: dict[str, str], answer: dict[str,
     return Finding("generation prompt", starts, prompt)
 
 
+def ends_before_space(chat: ChatFormat) -> bool:
+    """Return whether the prompt of inference ends before white space that rows have before an answer."""
+    user, answer = {"role": "user", "content": ASKED}, {"role": "assistant", "content": SAID}
+    with suppress(TemplateError):
+        prompt, whole = chat.written([user], True), chat.written([user, answer], False)
+        gap = whole.removeprefix(prompt).partition(SAID)[0]
+        return whole.startswith(prompt) and gap.isspace() and not prompt[-1:].isspace()
+    return False
+
+
 def _none_content(chat: ChatFormat, user: dict[str, str]) -> Finding:
     try:
         text = chat.written([user, {"role": "assistant", "content": None}], False)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.answer_border import Rule
 from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos, with_eos
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
@@ -92,6 +93,7 @@ class FieldsFormat:
         label: the column that is trained if the template has no `{% generation %}` blocks, or None.
         train_all: whether every byte is trained.
         tokens, control, bos, eos: as in `ChatFormat`.
+        border: which white space before the label belongs to it; what `{% generation %}` marks stays as marked.
     """
 
     template: JinjaTemplate
@@ -102,6 +104,7 @@ class FieldsFormat:
     control: tuple[str, ...]
     bos: str | None
     eos: str | None
+    border: Rule | None = None
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of fields."""
@@ -177,7 +180,8 @@ class FieldsFormat:
             if name is None:
                 pieces += split_control(slot.text, self.control, weight=weight, role=role)
             else:
-                pieces.append(Piece(None, slot.column, role, numbers[name], weight))
+                border = self.border if answer and not self.template.marks_generation else None
+                pieces.append(Piece(None, slot.column, role, numbers[name], weight, border=border))
         last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
         stopped = bool(pieces) and pieces[last].control
         return pieces, with_bos(pieces if stopped else with_eos(pieces, last + 1, self.eos), self.bos)

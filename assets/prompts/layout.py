@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tokenloom.assets.prompts.answer_border import Rule
 from tokenloom.assets.prompts.spans import Piece
 from tokenloom.config import PipelineConfig, PromptTemplateConfig
 from tokenloom.config.trained_kinds import KINDS
@@ -13,7 +14,12 @@ from tokenloom.resources.templates.custom import parse_custom
 
 
 def custom_layout(
-    config: PipelineConfig, fields: list[str], control: tuple[str, ...], bos: str | None, eos: str | None
+    config: PipelineConfig,
+    fields: list[str],
+    control: tuple[str, ...],
+    bos: str | None,
+    eos: str | None,
+    border: Rule | None,
 ) -> list[Piece]:
     """Return the layout of a custom template: BOS, the template's parts, and a trained EOS after the answer.
 
@@ -21,6 +27,7 @@ def custom_layout(
         fields: names of the columns, in the order in which `assemble` gets them.
         control: the tokenizer's control tokens; in the template's own text they become control tokens.
         bos, eos: tokens to add, or None.
+        border: which white space before the answer belongs to it.
     """
     prompt = config.prompt_template
     everything = 1.0 if prompt.train_on == "all" else 0.0
@@ -31,7 +38,8 @@ def custom_layout(
         if not part.is_field:
             pieces += split_control(part.text, control, weight=everything)
         elif part.text == prompt.label_column:
-            pieces.append(Piece(None, fields.index(part.text), "answer", numbers[part.text], weight=1.0))
+            number = numbers[part.text]
+            pieces.append(Piece(None, fields.index(part.text), "answer", number, weight=1.0, border=border))
             ends.append(len(pieces))
         else:
             pieces.append(Piece(None, fields.index(part.text), "input", numbers[part.text], weight=everything))

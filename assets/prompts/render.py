@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tokenloom.assets.columns.forms import PROMPTED, ROW_WEIGHT
 from tokenloom.assets.columns.messages import join_messages
+from tokenloom.assets.prompts.answer_border import Rule, border_rule
 from tokenloom.assets.prompts.exact_turns import check_turns
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.kind_settings import check_kinds, check_template_shows_kinds
@@ -258,11 +259,12 @@ def _text_renderer(
 ) -> Render:
     """Return the function that renders rows with the YAML's template, or without a template."""
     prompt, form = config.prompt_template, mapping["form"]
+    border = border_rule(spec) if ends_prompts(config, mapping) else None
     if form == "fields":
         fields = list(mapping["roles"])
         if prompt.format_type == "custom":
-            return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos)), tuple(fields))
-        return _jinja_renderer(config, fields, spec, bos, eos)
+            return Assembled(tuple(custom_layout(config, fields, spec.control, bos, eos, border)), tuple(fields))
+        return _jinja_renderer(config, fields, spec, bos, eos, border)
     if form == "segments":
         if prompt.add_bos is True:
             message = "segments hold the whole text; write the BOS token in the first segment"
@@ -272,14 +274,25 @@ def _text_renderer(
         pieces, fields = [Piece(None, 0, "text", 0, 1.0)], ["text"]
     else:
         prompt_weight = float(prompt.train_on == "all")
-        pieces = [Piece(None, 0, "input", 0, prompt_weight), Piece(None, 1, "answer", 1, 1.0)]
+        pieces = [Piece(None, 0, "input", 0, prompt_weight), Piece(None, 1, "answer", 1, 1.0, border=border)]
         fields = ["prompt", "completion"]
     end = [Piece(eos, role=pieces[-1].role, weight=1.0, control=True)] if eos else []
     return Assembled(tuple(with_bos([*pieces, *end], bos)), tuple(fields))
 
 
+def ends_prompts(config: PipelineConfig, mapping: Mapping[str, Any]) -> bool:
+    """Return whether a prompt without a chat template ends where an answer's column starts."""
+    prompt, form = config.prompt_template, mapping["form"]
+    return form == "completion" or (form == "fields" and prompt.label_column is not None)
+
+
 def _jinja_renderer(
-    config: PipelineConfig, fields: list[str], spec: TokenizerSpec, bos: str | None, eos: str | None
+    config: PipelineConfig,
+    fields: list[str],
+    spec: TokenizerSpec,
+    bos: str | None,
+    eos: str | None,
+    border: Rule | None,
 ) -> Render:
     from tokenloom.assets.prompts.jinja_fields import FieldsFormat
     from tokenloom.resources.templates.from_yaml import fields_template
@@ -291,7 +304,7 @@ def _jinja_renderer(
         message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
         raise config.fault("prompt_template.template", message)
     return FieldsFormat(
-        template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos
+        template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos, border
     ).render
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tokenloom.assets.prompts.answer_border import Rule, moved
 from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
 """Parts of an answer that are counted apart; the last two only if `train_on` has weights by kind."""
@@ -62,6 +63,7 @@ class Piece:
         column: index of the column, if `text` is None.
         role, message, weight, control: as in `SPAN`, with the role by name.
         part: one of `PARTS` for parts of an answer that have a role of their own in spans, else "".
+        border: for an answer, the rule by which white space before it belongs to it; None: none does.
     """
 
     text: str | None
@@ -71,6 +73,7 @@ class Piece:
     weight: float = 0.0
     control: bool = False
     part: str = ""
+    border: Rule | None = None
 
 
 def assemble(
@@ -93,9 +96,11 @@ def assemble(
     count = len(rows)
     parts = [columns[piece.column] if piece.text is None else pa.scalar(piece.text, pa.string()) for piece in pieces]
     per_row = pa.repeat(pa.scalar("", pa.string()), count)  # literals alone would give one text, not one per row
-    text = pc.binary_join_element_wise(per_row, *parts, "")
+    text = one_array(pc.binary_join_element_wise(per_row, *parts, ""))
     pieces, lengths = _with_inline_reasoning(pieces, columns, count, weights is not None)
     weighed = [piece.weight * (weights[piece.part] if weights and piece.part else 1.0) for piece in pieces]
+    if any(piece.border for piece in pieces):
+        _move_borders(pieces, lengths, *text_parts(text))
     ends = np.cumsum(lengths, axis=1)
     solid = lengths > 0
     which = np.broadcast_to(np.arange(len(pieces)), lengths.shape)[solid]
@@ -108,7 +113,28 @@ def assemble(
         np.array(weighed, np.float32)[which],
         np.array([piece.control for piece in pieces], bool)[which],
     )
-    return pa.table({ROW: rows, "text": one_array(text), "spans": spans})
+    return pa.table({ROW: rows, "text": text, "spans": spans})
+
+
+def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, bounds: Ints, data: np.ndarray) -> None:
+    """Give answers the white space before them; changes `lengths`, int64 [rows, pieces], in bytes.
+
+    Args:
+        bounds, data: the texts, as `text_parts` returns them.
+    """
+    for at, piece in enumerate(pieces):
+        if piece.border is None:
+            continue
+        closed = [number + 1 for number, other in enumerate(pieces[:at]) if other.control or other.role == piece.role]
+        first = bounds[:-1] + lengths[:, : max(closed, default=0)].sum(axis=1)
+        missing = moved(data, bounds[:-1] + lengths[:, :at].sum(axis=1), first, piece.border)
+        lengths[:, at] += missing
+        for before in range(at - 1, -1, -1):
+            if not missing.any():
+                break
+            taken = np.minimum(missing, lengths[:, before])
+            lengths[:, before] -= taken
+            missing = missing - taken
 
 
 def _with_inline_reasoning(

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenloom.assets.prompts.answer_border import border_rule
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
-from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renders_in_python, trained_renderer
+from tokenloom.assets.prompts.render import (
+    added_tokens,
+    chat_format,
+    ends_prompts,
+    is_chat,
+    renders_in_python,
+    trained_renderer,
+)
 from tokenloom.assets.prompts.spans import ROLES
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
@@ -57,7 +65,8 @@ class PromptsStage(Stage):
         prompt = context.config.prompt_template
         read = [name for name in ("template_kwargs", "train_ranges") if getattr(prompt, name)]
         spoken = _of_prompts(context.config, "system", "date_string", "turns", *read) if chat else {}
-        settings = {**spoken, **_tokens_read(context.config, mapping, spec, chat)}
+        border = {"border": border_rule(spec)} if not chat and ends_prompts(context.config, mapping) else {}
+        settings = {**spoken, **border, **_tokens_read(context.config, mapping, spec, chat)}
         return Work(
             context.input_chunks("columns"),
             render,
@@ -67,10 +76,10 @@ class PromptsStage(Stage):
             holds_lock=renders_in_python(render),
         )
 
-    def notices(self, counters: Mapping[str, int]) -> list[str]:
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
         from tokenloom.assets.prompts.unread_fields import notices
 
-        return notices(counters)
+        return notices(manifest.counters)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""
@@ -98,11 +107,16 @@ def _tokens_read(config: PipelineConfig, mapping: Mapping[str, Any], spec: Token
 
 def _notes(config: PipelineConfig, mapping: Mapping[str, Any], spec: TokenizerSpec) -> dict[str, Any]:
     """Return the chat template's certificate and what the build reports about it, if there is a chat template."""
-    from tokenloom.assets.prompts.chat_certificate import certificate, notices
+    from tokenloom.assets.prompts.chat_certificate import certificate, ends_before_space, notices
 
     if not is_chat(config, mapping, spec):
         return {}
-    findings = certificate(chat_format(config, spec))
+    chat = chat_format(config, spec)
+    findings = certificate(chat)
     weights = config.prompt_template.train_on
     weighed = [weights_in_words(weights)] if isinstance(weights, dict) else []
-    return {"certificate": findings, "notices": [*notices(findings), *weighed]}
+    return {
+        "certificate": findings,
+        "notices": [*notices(findings), *weighed],
+        "ends_before_space": ends_before_space(chat),
+    }

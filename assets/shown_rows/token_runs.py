@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tokenloom.assets.sequences.dropped_tokens import LOSSES, Gap, Gaps, dropped_tokens
 from tokenloom.assets.stage.rejects import ROW
@@ -18,6 +19,9 @@ from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.preference_pairs import sides
 from tokenloom.resources.tables.ragged import list_parts, offsets_of
 from tokenloom.resources.tokenizers import TOKENIZER, naming_tokenizer
+
+if TYPE_CHECKING:
+    from tokenloom.assets.tokens.encode import ContentEncoder
 
 MOST_SHOWN = 16
 """Maximum number of sequences shown of a row that has several texts, or is split."""
@@ -53,6 +57,7 @@ class ShownRow:
         absence: why the row has no sequence.
         code: the code of its rejection.
         label: the label of a kto row.
+        notes: where the prompt's tokens are not those that it has at inference.
     """
 
     row: int
@@ -62,6 +67,7 @@ class ShownRow:
     absence: str = ""
     code: str = ""
     label: bool | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def runs(self) -> list[Run]:
@@ -212,7 +218,9 @@ class RowReader:
         }
         facts = store.manifest(dataset, "tokenizer").facts
         folder = store.tokenizer_folder(facts["digest"])
-        self._decoder = Decoder(Path(folder, TOKENIZER).read_bytes(), facts["control"])
+        self._tokenizer, self._control = Path(folder, TOKENIZER).read_bytes(), facts["control"]
+        self._decoder = Decoder(self._tokenizer, self._control)
+        self._encoder: ContentEncoder | None = None
         self._cut = any(self._manifests["sequences"].counters.get(name) for name in LOSSES)
         self._gaps_of: dict[int, Gaps] = {}
         chunks = self._raw.chunks
@@ -248,7 +256,25 @@ class RowReader:
         gaps = self._gaps(number, table) if self._cut else {}
         found, label = self._decoder.sequences(table, position, gaps, chunk.place)
         reason = ("", "") if found else self._reason(number, position)
-        return ShownRow(row, chunk.split, chunk.place(position), found, *reason, label)
+        notes = self._border_notes(number, position) if found else ()
+        return ShownRow(row, chunk.split, chunk.place(position), found, *reason, label, notes)
+
+    def _border_notes(self, number: int, position: int) -> tuple[str, ...]:
+        """Return the `notes` of a `ShownRow`, unless no row has any or `gc` dropped its text."""
+        from tokenloom.assets.tokens.answer_borders import border_notes, broken
+        from tokenloom.assets.tokens.encode import ContentEncoder
+
+        manifest, output = self._manifests["tokens"], self._manifests["prompts"].chunks[number].output
+        spaced = self._manifests["prompts"].notes.get("ends_before_space", False)
+        if not broken(manifest.counters, spaced) or self._store.objects.size(output) is None:
+            return ()
+        if self._encoder is None:
+            policy = manifest.parts["settings"]["tokenizer.control_tokens_in_content"]
+            self._encoder = ContentEncoder(self._tokenizer, self._control, policy == "keep")
+        prompts = self._store.objects.get_intact(output)
+        row = prompts.filter(pc.equal(prompts[ROW], position)).combine_chunks()
+        notes = [border_notes(side, self._encoder, spaced).get(position, []) for side in sides(row).values()]
+        return tuple(note for found in notes for note in found)
 
     def _gaps(self, number: int, sequences: pa.Table) -> Gaps:
         """Return where the rows of a chunk were cut; kept for its next row."""

@@ -241,8 +241,8 @@ class Stage(ABC):
         """Return what a reader of the output needs to know; stored in its manifest."""
         return {}
 
-    def notices(self, counters: Mapping[str, int]) -> list[str]:
-        """Return sentences about what the counters of a build show that a model could learn wrong."""
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        """Return what a build reports about the counters of a complete stage, as sentences."""
         return []
 
     def contract(self, columns: pa.Schema) -> Contract:

@@ -91,6 +91,7 @@ class ContentEncoder:
         self._inner = Reference(json.dumps(inner), keep_control) if varies else self._reference
         self._lock = Lock()
         self._gigatoken: GigatokenEncoder | None = None
+        self._recuts: dict[tuple[str, str], bool] = {}
 
     def id_of(self, token: str) -> int:
         """Return the id of a control token.
@@ -113,6 +114,18 @@ class ContentEncoder:
     def strips(self, token: str) -> tuple[bool, bool]:
         """Return whether a control token swallows white space on its left, and on its right."""
         return self._strips.get(token, (False, False))
+
+    def recuts(self, text: str, following: str) -> bool:
+        """Return whether the end of a text is tokenized differently if a character and a letter follow, other than by
+        a token that holds both."""
+        if following.isascii() and not following.isspace():
+            following = ""
+        if (text, following) not in self._recuts:
+            ids, (_, alone, _), places = self._inner.places(pa.array([text, f"{text}{following}a"]))
+            straddles = (places[alone:, 0] < len(text)) & (places[alone:, 1] > len(text))
+            same = np.array_equal(ids[alone : 2 * alone], ids[:alone])
+            self._recuts[text, following] = not same and not straddles.any()
+        return self._recuts[text, following]
 
     def encode(self, cut: Segments) -> Encoded:
         """Tokenize segments; a control segment is one token.

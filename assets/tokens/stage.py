@@ -24,11 +24,13 @@ from tokenloom.assets.stage.rejects import ROW, no_rejects, reject_rows
 from tokenloom.assets.stage.slices import in_slices
 from tokenloom.assets.stage.texts import count_rows, first_of_row
 from tokenloom.assets.tokenizer.stage import tokenizer_files
+from tokenloom.assets.tokens.answer_borders import Borders, border_notice
+from tokenloom.assets.tokens.control_in_contents import CONTROL_IN_CONTENT, control_notice
 from tokenloom.assets.tokens.encode import WORTH_BYTES, ContentEncoder
 from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.digest import digest_bytes
-from tokenloom.resources.store import ArtifactStore
+from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.ragged import Ints, list_array, one_array, row_of, text_parts
 from tokenloom.resources.tokenizers import TOKENIZER
 
@@ -37,9 +39,6 @@ ControlPolicy = Literal["split", "reject", "keep"]
 FURTHER = "tokens_of_further_texts"
 """Counter: with `turns: exact`, the tokens of all texts of a row but the longest."""
 
-CONTROL_IN_CONTENT = "control_tokens_in_content"
-"""Counter: how often the text of a control token occurs in contents."""
-
 ENGINE = "TOKENLOOM_TOKENIZER_ENGINE"
 """Environment variable that forces an engine: `tokenizers`, or `gigatoken` wherever it is certified, also for small
 chunks. The output is the same."""
@@ -47,7 +46,7 @@ chunks. The output is the same."""
 
 class TokensStage(Stage):
     name = "tokens"
-    version = 1
+    version = 2
     upstream = ("prompts", "tokenizer")
     libraries = ("pyarrow", "numpy", "tokenizers")
     droppable = True
@@ -64,6 +63,17 @@ class TokensStage(Stage):
         once = {"once": True} if policy == "keep" else {}  # the version of what `keep` does
         settings = {"control": facts["control"], **once}
         return Work(context.input_chunks("prompts"), tokenize, sides, settings, load=tokenize.load)
+
+    def notices(self, context: Context, manifest: Manifest) -> list[str]:
+        notes, written = context.manifest("prompts").notes, context.facts("columns")["mapping"]["form"]
+        if "certificate" in notes:
+            written = "chat"
+        elif written == "fields" and context.config.prompt_template.label_column is None:
+            written = "marks"
+        notice = border_notice(manifest.counters, written, notes.get("ends_before_space", False))
+        policy = context.config.tokenizer.control_tokens_in_content
+        found = control_notice(manifest, policy, context.store, context.manifest)
+        return [*found, *([notice] if notice else [])]
 
 
 STAGE = TokensStage()
@@ -140,6 +150,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "spans": _token_spans(cut.spans, counts, offsets),
     }
     counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
+    counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1]).counters()
     rows_out = count_rows(table)
     if rows_out < table.num_rows:
         counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))

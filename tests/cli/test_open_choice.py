@@ -55,7 +55,7 @@ def test_a_build_names_the_choices_and_each_builds_once_it_is_uncommented(
         (folder / "two.yaml").write_text(uncommented(written, first, last))
         settings = yaml.safe_load((folder / "two.yaml").read_text())
         assert (
-            settings["prompt_template"]["format_type"] == "chat" and settings["tokenizer"]["chat_template"] == "plain"
+            settings["prompt_template"]["format_type"] == "chat" and settings["tokenizer"]["chat_template"] == "lines"
         )
         assert settings["dataset"]["column_mapping"]["prompt"] == "prompt"
         chosen.append(settings["dataset"]["column_mapping"]["completion"])

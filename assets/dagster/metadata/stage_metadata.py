@@ -19,6 +19,7 @@ from tokenloom.assets.schema.display_cells import NO_ROWS, column_cells, format_
 from tokenloom.assets.sequences.answers import unstopped_fraction, unstopped_warning
 from tokenloom.assets.sequences.length_histogram import AFTER, BEFORE, Histogram, fill, histogram_png
 from tokenloom.assets.stage.definition import Stage
+from tokenloom.assets.tokens.answer_borders import JOINED, RECUT
 from tokenloom.errors import redacted_address
 from tokenloom.resources.store import Manifest
 from tokenloom.resources.store.objects import ObjectStore
@@ -66,7 +67,8 @@ def _most_telling(build: Build, manifest: Manifest, first: pa.Table, report: Sta
     if manifest.stage == "tokenizer":
         facts = manifest.facts
         return {"vocab_size": facts["vocab_size"], "control_tokens": ", ".join(facts["control"])[:2000]}
-    return {"sample": arrow_table(first.slice(0, SAMPLE_ROWS))}
+    borders = {name: report.counters[name] for name in (JOINED, RECUT) if report.counters.get(name)}
+    return {"sample": arrow_table(first.slice(0, SAMPLE_ROWS)), **borders}
 
 
 def _markdown(texts: Mapping[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,20 @@ import pyarrow.compute as pc
 from tokenloom.assets.building.prompt_engine import PromptEngine
 from tokenloom.assets.columns.canonical import to_canonical
 from tokenloom.assets.columns.mapping import resolve
-from tokenloom.assets.prompts.render import renderer
+from tokenloom.assets.prompts.chat_certificate import ends_before_space
+from tokenloom.assets.prompts.render import chat_format, is_chat, renderer
 from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.merge import merge
 from tokenloom.assets.schema.sketch import sketch
 from tokenloom.assets.shown_rows.token_runs import FILTERED, Decoder, Run, Shown, ShownRow, reject_reason
 from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.assets.tokens.answer_borders import border_notes
+from tokenloom.assets.tokens.encode import ContentEncoder
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.resources.store.manifest_chunks import source_place
 from tokenloom.resources.tables.preference_pairs import sides
-from tokenloom.resources.tokenizers import TOKENIZER, resolve_tokenizer
+from tokenloom.resources.tokenizers import TOKENIZER, TokenizerSpec, resolve_tokenizer
 
 FIRST_ROWS = 3
 """Rows shown if none are named."""
@@ -35,8 +38,9 @@ MOST_HEADS = 32
 Place = Callable[[int], str]
 """Returns the place in the source of a position in a raw chunk."""
 
-Show = Callable[[pa.Table, Sequence[int], Place], tuple[list[Shown], pa.Table]]
-"""Shows the rows at some positions of a raw chunk. Returns what is shown of each, and rejects of the chunk."""
+Show = Callable[[pa.Table, Sequence[int], Place], tuple[list[Shown], pa.Table, dict[int, list[str]]]]
+"""Shows the rows at some positions of a raw chunk. Returns what is shown of each, rejects of the chunk, and `notes` of
+a `ShownRow` by position."""
 
 
 def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: bool = False) -> Iterator[ShownRow]:
@@ -60,7 +64,7 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
         here = [(row, int(positions[row - first])) for row in wanted if first <= row < first + len(positions)]
         if here:
             place = partial(source_place, chunk.runs, chunk.unit)
-            shown, rejects = show(output.table, [position for _, position in here], place)
+            shown, rejects, notes = show(output.table, [position for _, position in here], place)
             reasons = {
                 reject[ROW]: reject_reason(reject)
                 for table in (output.rejects, rejects)
@@ -68,7 +72,8 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
             }
             for (row, position), (found, label) in zip(here, shown, strict=True):
                 reason = ("", "") if found else reasons.get(position, FILTERED)
-                yield ShownRow(row, chunk.split, place(position), found, *reason, label)
+                noted = tuple(notes.get(position, ())) if found else ()
+                yield ShownRow(row, chunk.split, place(position), found, *reason, label, noted)
         first += len(positions)
         if wanted and wanted[-1] < first:
             return
@@ -79,30 +84,49 @@ def source_rows(config: PipelineConfig, rows: Sequence[int] | None, inference: b
 def _tokens(config: PipelineConfig, heads: Sequence[pa.Table], inference: bool) -> Show:
     engine = PromptEngine(config, heads)
     decoder = Decoder(engine.tokenizer.files[TOKENIZER], engine.tokenizer.control)
+    noted = _border_notes(config, heads, engine.tokenizer)
 
-    def show(table: pa.Table, positions: Sequence[int], place: Place) -> tuple[list[Shown], pa.Table]:
+    def show(table: pa.Table, positions: Sequence[int], place: Place) -> Any:
         rows = table if engine.whole_chunks else _only(table, positions)
         if not inference:
             made, gaps = engine.encode_with_gaps(rows)
-            return [decoder.sequences(made, position, gaps, place) for position in positions], engine.rejects
+            notes = noted(rows)
+            return [decoder.sequences(made, position, gaps, place) for position in positions], engine.rejects, notes
         prompts = engine.prompt_only(rows)
-        return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects
+        return [(decoder.prompt(prompts, position), None) for position in positions], engine.rejects, {}
 
     return show
+
+
+def _border_notes(
+    config: PipelineConfig, heads: Sequence[pa.Table], spec: TokenizerSpec
+) -> Callable[[pa.Table], dict[int, list[str]]]:
+    """Return the function that returns `notes` of a `ShownRow` by position."""
+    mapping = resolve(config, merge([sketch(head) for head in heads]))
+    read, keep = mapping.to_json(), config.tokenizer.control_tokens_in_content == "keep"
+    spaced = is_chat(config, read, spec) and ends_before_space(chat_format(config, spec))
+    render, encoder = renderer(config, read, spec), ContentEncoder(spec.files[TOKENIZER], spec.control, keep)
+
+    def notes(rows: pa.Table) -> dict[int, list[str]]:
+        prompts = render(to_canonical(rows, mapping).table).table
+        found = [border_notes(side, encoder, spaced) for side in sides(prompts).values()]
+        return {row: [note for side in found for note in side.get(row, ())] for row in {*chain(*found)}}
+
+    return notes
 
 
 def _texts(config: PipelineConfig, heads: Sequence[pa.Table]) -> Show:
     mapping = resolve(config, merge([sketch(head) for head in heads]))
     render = renderer(config, mapping.to_json(), resolve_tokenizer(config))
 
-    def show(table: pa.Table, positions: Sequence[int], place: Place) -> tuple[list[Shown], pa.Table]:
+    def show(table: pa.Table, positions: Sequence[int], place: Place) -> Any:
         rows = to_canonical(_only(table, positions), mapping)
         rendered = render(rows.table)
         shown: list[Shown] = []
         for position in positions:
             row = rendered.table.filter(pc.equal(rendered.table[ROW], position))
             shown.append(({side: tuple(runs_of(texts)) for side, texts in sides(row).items() if texts.num_rows}, None))
-        return shown, join_rejects([rows.rejects, rendered.rejects])
+        return shown, join_rejects([rows.rejects, rendered.rejects]), {}
 
     return show
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STYLES = {
     "alpaca": "'### Instruction:' before the prompt, '### Response:' before the answer",
     "chat": "the tokenizer's chat template, or ChatML",
+    "lines": "a line break between prompt and answer",
     "plain": "a blank line between prompt and answer",
     "qa": "'Question:' before the prompt, 'Answer:' before the answer",
 }
@@ -97,4 +98,4 @@ def _suited(choice: FormatCandidate) -> str:
     """Return the template for prompts and completions of text."""
     if choice.format == "question/answer" or "question" in choice.roles.get("prompt", "").lower():
         return "qa"
-    return "alpaca" if choice.format == "alpaca" else "plain"
+    return "alpaca" if choice.format == "alpaca" else "lines"

@@ -19,6 +19,8 @@ _STYLES = {
     (False, True): "black on bright_black",
 }
 _CUT = "black on yellow"
+SHARED = "not the tokens of the prompt at inference"
+"""Before the `notes` of a row."""
 
 
 def print_preview(console: Console, dataset: str, rows: Sequence[ShownRow]) -> None:
@@ -45,6 +47,7 @@ def _bracketed(runs: Sequence[Run]) -> Text:
 def _panel(row: ShownRow, marked: Callable[[Sequence[Run]], Text]) -> RenderableType:
     sides = [Text.assemble((f"{side}:\n" if side else "", "bold"), marked(runs)) for side, runs in row.sides.items()]
     text = Text(row.absence, "yellow") if row.absence else Text("\n\n").join(sides)
+    text = Text("\n").join([text, *(Text(f"{SHARED}: {note}", "yellow") for note in row.notes)])
     return Panel(text, title=Text(visible(_title(row))), title_align="left", border_style="dim")
 
 

@@ -1,30 +1,26 @@
-"""What a stage's counters say about the rows, as sentences with the setting that decides."""
+"""Reports texts of control tokens inside contents: how many, one of them with its place, and the setting that decides."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow.compute as pc
 
-from tokenloom.assets.columns.canonical import NULL_FIELDS
-from tokenloom.assets.columns.repeated_prompts import REMOVED, REPEATED
 from tokenloom.assets.prompts.segments import segments
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.assets.tokens.stage import CONTROL_IN_CONTENT
-from tokenloom.config import PipelineConfig
 from tokenloom.errors import StoreError
 from tokenloom.resources.store import ArtifactStore, Manifest
 from tokenloom.resources.tables.flags import flags_of
 from tokenloom.resources.tables.preference_pairs import sides
 
-CONTROL = "tokenizer.control_tokens_in_content"
+CONTROL_IN_CONTENT = "control_tokens_in_content"
+"""Counter: how often the text of a control token occurs in contents."""
+
+SETTING = "tokenizer.control_tokens_in_content"
 _AROUND = 20
 """Characters that are shown before and after a control token."""
-
-_FEW = 0.01
-"""Fraction of answers that can begin with their prompt by chance."""
 
 _POLICIES = {
     "split": "are tokenized as plain text ({setting}: split); if the rows are templated already, map them to text, "
@@ -34,32 +30,21 @@ _POLICIES = {
 }
 
 
-def counted_notices(
-    config: PipelineConfig, manifest: Manifest, store: ArtifactStore, upstream: Callable[[str], Manifest]
-) -> Iterator[str]:
-    """Yield sentences about what a stage counted.
+def control_notice(
+    manifest: Manifest, policy: str, store: ArtifactStore, upstream: Callable[[str], Manifest]
+) -> list[str]:
+    """Return a sentence about the control tokens in contents, if there are any that are not rejected.
 
     Args:
-        manifest: the stage's.
+        manifest: that of the stage tokens.
+        policy: what happens to them, the value of `SETTING`.
         upstream: returns the manifest of an earlier stage.
     """
-    counters = manifest.counters
-    if (rows := counters.get(NULL_FIELDS)) and "struct_nulls" not in config.dataset.model_fields_set:
-        yield (
-            f"{rows:,} rows have null fields in structs; they are omitted, because Arrow also gives a struct the "
-            "fields of other rows. To write them as null, set dataset.struct_nulls: keep"
-        )
-    if rows := counters.get(REMOVED):
-        yield f"{rows:,} pairs repeat the prompt at the start of chosen and rejected; the repetition is removed"
-    if (rows := counters.get(REPEATED, 0)) > _FEW * manifest.total("rows_out"):
-        yield (
-            f"{rows:,} answers begin with their prompt, or with its last line, which is trained as part of the answer; "
-            "remove it in the data if it is repeated"
-        )
-    policy = config.tokenizer.control_tokens_in_content
-    if (found := counters.get(CONTROL_IN_CONTENT)) and policy in _POLICIES:
-        example = _example(manifest, store, upstream)
-        yield f"{found:,} texts of control tokens in contents{example} {_POLICIES[policy].format(setting=CONTROL)}"
+    found = manifest.counters.get(CONTROL_IN_CONTENT)
+    if not found or policy not in _POLICIES:
+        return []
+    example = _example(manifest, store, upstream)
+    return [f"{found:,} texts of control tokens in contents{example} {_POLICIES[policy].format(setting=SETTING)}"]
 
 
 def _example(manifest: Manifest, store: ArtifactStore, upstream: Callable[[str], Manifest]) -> str:

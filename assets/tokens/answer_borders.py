@@ -1,0 +1,190 @@
+"""Counts the answers whose prompt is not tokenized in the row as it is alone, as at inference.
+
+There are two causes. A token straddles the border: it holds the end of the prompt and the start of the answer. Or white
+space at the end of the prompt is cut apart because a word follows, as GPT-2's tokenizer does with two line breaks. Else
+the ids of the prompt are a prefix of the row's: words are cut without looking ahead, and within a word, merges and best
+paths on one side of a token's bound do not depend on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tokenloom.assets.prompts.answer_border import SPACE, run_before
+from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
+from tokenloom.assets.prompts.spans import ROLES
+from tokenloom.assets.stage.rejects import ROW
+from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
+from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, text_array, text_parts
+
+JOINED, RECUT, SPACED = "answers_joined", "answers_recut", "answers_spaced"
+"""Counters: answers whose first token straddles the border; answers that change how the white space before them is
+tokenized; and for prompts that end before this white space, answers that do not follow their prompt's tokens."""
+
+_SAID = [ROLES.index("answer"), ROLES.index("assistant")]
+_LONGEST = 16
+"""Most white space at the end of a prompt that is looked at, in bytes."""
+
+
+_PARTS = {
+    JOINED: "{:,} begin within a token that holds the end of the prompt",
+    RECUT: "{:,} change how the white space before them is tokenized",
+    SPACED: "{:,} come after white space that is neither in the generation prompt nor trained",
+}
+_REMEDIES = {
+    "spaced": "put that white space into the generation prompt, or with the answer into {% generation %}",
+    "chat": "let the chat template's text before answers end with a control token or one line break, and strip white "
+    "space from answers",
+    "marks": "move the white space before {% generation %} into it, and strip white space from answers",
+    "segments": "move the white space before trained segments into them",
+    "completion": "end prompts with a space, a line break or a control token, and strip white space from completions",
+    "fields": "write a space, a line break or a control token before {answer}, and strip white space from answers",
+}
+
+
+def border_notice(counters: Mapping[str, int], written: str, spaced: bool) -> str | None:
+    """Return how many answers do not follow the tokens of their prompt, and a remedy; None if all do.
+
+    Args:
+        written: what puts the prompt before the answer, a key of `_REMEDIES`.
+        spaced: whether a chat template's generation prompt ends before white space that rows have before answers.
+    """
+    found = broken(counters, spaced)
+    if not found:
+        return None
+    parts = ", ".join(_PARTS[name].format(count) for name, count in found.items())
+    return (
+        f"{sum(found.values()):,} answers do not follow the tokens that their prompt has at inference: {parts}; "
+        f"{_REMEDIES['spaced' if spaced else written]}"
+    )
+
+
+def broken(counters: Mapping[str, int], spaced: bool) -> dict[str, int]:
+    """Return the counters of answers that do not follow their prompt's tokens, without zeros."""
+    return {name: counters[name] for name in ((SPACED,) if spaced else (JOINED, RECUT)) if counters.get(name)}
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Where answers start within a segment, int64 or bool [borders].
+
+    Args:
+        place: positions in the data.
+        row: indices of rows.
+        space: how much white space comes before, in bytes.
+        start, end: the last token that starts before the border.
+        joined, recut, spaced: what the counters count.
+    """
+
+    place: Ints
+    row: Ints
+    space: Ints
+    start: Ints
+    end: Ints
+    joined: np.ndarray
+    recut: np.ndarray
+    spaced: np.ndarray
+
+    @classmethod
+    def of(cls, cut: Segments, encoded: Encoded, encoder: ContentEncoder, data: np.ndarray) -> Borders:
+        """Return the borders of a chunk; `data` is its text, uint8."""
+        place, segment = _places(cut)
+        start, end = _tokens_before(cut, encoded, place, segment)
+        space = run_before(data, place, cut.start[segment])
+        joined = end > place
+        recut = _recut(cut, encoder, data, place, segment) & ~joined
+        follows = (end <= place - space) | (joined & (start == place - space))
+        return cls(place, cut.row[segment], space, start, end, joined, recut, ~follows)
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters."""
+        return {JOINED: int(self.joined.sum()), RECUT: int(self.recut.sum()), SPACED: int(self.spaced.sum())}
+
+
+def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> dict[int, list[str]]:
+    """Return what `broken` counts, in words, by row position."""
+    cut = strip_at_control(segments(prompts), encoder.strips)
+    data, rows = text_parts(prompts["text"])[1], prompts[ROW].to_numpy()
+    borders = Borders.of(cut, encoder.encode(cut), encoder, data)
+    notes: dict[int, list[str]] = {}
+    for at in np.flatnonzero(borders.spaced if spaced else borders.joined | borders.recut).tolist():
+        place, shared = borders.place[at], borders.joined[at] and not spaced
+        first, last = (borders.start[at], borders.end[at]) if shared else (place - borders.space[at], place)
+        what = (
+            "is neither in the prompt nor trained" if spaced
+            else "holds the end of the prompt and the start of the answer" if shared
+            else "is tokenized differently before the answer"
+        )  # fmt: skip
+        note = f"{bytes(data[first:last]).decode(errors='replace')!r} {what}"
+        notes.setdefault(int(rows[borders.row[at]]), []).append(note)
+    return notes
+
+
+def _places(cut: Segments) -> tuple[Ints, Ints]:
+    """Return where answers start within a segment, and the segments, int64.
+
+    An answer starts where trained text follows masked text; and, if all text is trained, where the role changes.
+    """
+    trained = cut.spans.weight > 0
+    said = trained & np.isin(cut.spans.speaker, _SAID)
+    begins = np.zeros(len(trained), bool)
+    begins[1:] = (trained[1:] & ~trained[:-1]) | (said[1:] & ~said[:-1])
+    begins[cut.first] = False
+    border = cut.spans.start[begins]
+    segment = np.searchsorted(cut.first, np.flatnonzero(begins), side="right") - 1
+    inside = (border > cut.start[segment]) & (border < cut.end[segment])
+    return border[inside], segment[inside]
+
+
+def _tokens_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints) -> tuple[Ints, Ints]:
+    """Return int64: where the last token that starts before each border starts, and where it ends; without one, both
+    are the start of the segment."""
+    first, last = border.copy(), border.copy()
+    exact = encoded.exact[segment]
+    at, of = border[exact], segment[exact]
+    position = encoded.bytes.before(encoded.offsets[of + 1]) - cut.end[of] + at
+    token, _ = encoded.bytes.reaching(position)
+    before, after = (encoded.bytes.before(token - side) for side in (1, 0))
+    first[exact], last[exact] = np.maximum(at + before - position, cut.start[of]), at + after - position
+    if not exact.all() and len(encoded.places):
+        base = cut.start[~encoded.exact][row_of(np.diff(encoded.offsets)[~encoded.exact])]
+        start, end = (encoded.places + base[:, None]).T
+        before = np.maximum(np.searchsorted(start, border[~exact]) - 1, 0)
+        none = (start[before] >= border[~exact]) | (start[before] < cut.start[segment[~exact]])
+        nothing = cut.start[segment[~exact]]
+        first[~exact] = np.where(none, nothing, start[before])
+        last[~exact] = np.where(none, nothing, np.maximum.accumulate(end)[before])
+    return first, last
+
+
+def _recut(cut: Segments, encoder: ContentEncoder, data: np.ndarray, border: Ints, segment: Ints) -> np.ndarray:
+    """Return bool: whether the end of the prompt is tokenized differently because of the answer's first character.
+
+    Only white space before the answer, and combining marks at its start, can do that.
+    """
+    lead = data[border]
+    doubtful = SPACE[data[border - 1]] | np.isin(lead, (0xCC, 0xCD))
+    if not doubtful.any():
+        return doubtful
+    border, lead, first = border[doubtful], lead[doubtful], cut.start[segment[doubtful]]
+    start = border - run_before(data, border, np.maximum(first, border - _LONGEST))
+    start = np.maximum(start - 1, first)  # and the character before
+    for _ in range(3):
+        start -= (start > first) & ((data[start] & 0xC0) == 0x80)
+    before = _texts(data, start, border - start)
+    after = _texts(data, border, 1 + (lead >= 0xC0) + (lead >= 0xE0).astype(np.int64) + (lead >= 0xF0))
+    pairs = before.indices.to_numpy().astype(np.int64) * len(after.dictionary) + after.indices.to_numpy()
+    found, which = np.unique(pairs, return_inverse=True)
+    ends, answers = before.dictionary.to_pylist(), after.dictionary.to_pylist()
+    parts = [divmod(pair, len(answers)) for pair in found.tolist()]
+    differs = np.array([encoder.recuts(ends[end], answers[answer]) for end, answer in parts], bool)
+    doubtful[doubtful] = differs[which]
+    return doubtful
+
+
+def _texts(data: np.ndarray, start: Ints, sizes: Ints) -> pa.DictionaryArray:
+    return text_array(offsets_of(sizes), data[ranges(start, sizes)]).dictionary_encode()
