@@ -1,4 +1,4 @@
-"""Reports texts of control tokens inside contents: how many, one of them with its place, and the setting that decides."""
+"""Reports texts of control tokens in contents: how many, one of them with its place, and the setting that decides."""
 
 from __future__ import annotations
 
