@@ -220,6 +220,12 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] =
         {},
         "no file of a known format in the splits that its names declare: test",
     ),
+    "only archives": (
+        ("a.tar", "b.zip"),
+        None,
+        {},
+        "format; not read: a.tar, b.zip (archives, which are not unpacked)",
+    ),
     "mostly images": (("a.png", "b.png", "rows.jsonl"), None, {}, "most of its data are .png files"),
     "logs": (("x.eval", "rows.jsonl"), None, {}, "most of its data are .eval files"),
     "a split's name": (("data/my-x-00000-of-00001.jsonl",), None, {}, "'my-x' is not a valid name of a split"),
@@ -227,6 +233,7 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] =
     "a list of both": (FILES, one("[x.jsonl, {split: test, path: y.jsonl}]"), {}, "data_files must be"),
     "a split twice": (FILES, one("[{split: a, path: x.jsonl}, {split: a, path: y.jsonl}]"), {}, "data_files must be"),
     "a name of a split in a card": (FILES, one("[{split: a-b, path: x.jsonl}]"), {}, "data_files must be"),
+    "no files": (FILES, one("[]"), {}, "data_files must be"),
     "no such file": (FILES, one("z.jsonl"), {}, "no file z.jsonl"),
     "no match": (FILES, one("'z*.jsonl'"), {}, "no file matches z*.jsonl"),
     "a file twice": (FILES, one("[x.jsonl, '*.jsonl']"), {}, "lists x.jsonl twice"),
@@ -351,6 +358,8 @@ def test_only_chosen_splits_are_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "rows", "train.jsonl", "test.jsonl", "dev.jsonl")
     assert [*read(folder, splits=["validation", "train"])] == ["validation", "train"]
     assert [*read(folder, splits=["train"], val_split=0.5)] == ["train", "validation"]
+    one = write(tmp_path / "one", "rows.jsonl")
+    assert [*read(one, splits=["train", "validation"], val_split=0.5)] == ["train", "validation"]
 
 
 SOURCES: Mapping[str, tuple[Source, str]] = {
