@@ -103,6 +103,8 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "shards outside of data": ("odd-00000-of-00001.jsonl", "even-00000-of-00001.jsonl"),
     "shards with hashes": ("data/train-00000-of-00001-a1b2.parquet", "data/dev-00000-of-00001-c3d4.parquet"),
     "the order of files": ("a/x.jsonl", "a-b/x.jsonl", "a.jsonl", "a10.jsonl", "a2.jsonl", "B.jsonl"),
+    "the order of synonyms": ("val.jsonl", "a_valid_b.jsonl", "valid.2.jsonl", "dev.jsonl", "x/validation.jsonl"),
+    "the order of folders": ("val/a.jsonl", "valid/b.jsonl", "valid-1/a.jsonl", "dev/c.jsonl"),
     "compressed": ("train.jsonl.gz", "test.jsonl.gz"),
     "a file in another format": ("a.jsonl", "b.jsonl", "c.csv"),
     "as many files in two formats": ("a.csv", "b.parquet"),
