@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +59,10 @@ class SourceNotes:
     commit: str | None = None
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+
+    def shown(self) -> dict[str, Any]:
+        """Return them for a manifest."""
+        return {name: value for name, value in asdict(self).items() if value or name != "notices"}
 
 
 def source_bytes(config: PipelineConfig) -> int | None:
@@ -156,6 +161,8 @@ def _chosen_splits(config: PipelineConfig, splits: Sequence[str]) -> Sequence[st
         ConfigError: one does not exist, or `dataset.val_split` has no rows to move or would add rows to a split.
     """
     chosen = config.dataset.splits or splits
+    if config.dataset.val_split and TRAIN in chosen and VALIDATION not in splits:
+        chosen = [split for split in chosen if split != VALIDATION]  # val_split makes it
     if missing := [split for split in chosen if split not in splits]:
         listed = ", ".join(splits)
         hint = did_you_mean(missing[0], splits)

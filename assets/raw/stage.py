@@ -45,7 +45,7 @@ class RawStage(Stage):
         unchanged = UnchangedFiles(known, lambda digest: context.is_cached(parts.key(digest)))
         chunks = source_chunks(context.config, context.chunk_size, context.limit, notes, unchanged=unchanged)
         known_bytes = (lambda: source_bytes(context.config)) if context.limit is None else (lambda: None)
-        return Work(chunks, _loaded, notes=lambda: _shown(notes), source_bytes=known_bytes)
+        return Work(chunks, _loaded, notes=notes.shown, source_bytes=known_bytes)
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return no facts; refuse filters that read a column or field which no chunk has."""
@@ -68,8 +68,3 @@ STAGE = RawStage()
 def _loaded(output: ChunkOutput) -> ChunkOutput:
     """Return the output itself: loading a raw chunk already computes it."""
     return output
-
-
-def _shown(notes: SourceNotes) -> dict[str, Any]:
-    found = asdict(notes)
-    return found if notes.notices else {name: value for name, value in found.items() if name != "notices"}

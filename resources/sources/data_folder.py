@@ -131,7 +131,7 @@ def splits_by_name(names: Sequence[str], refuse: Refuse) -> dict[str, list[str]]
 
 
 def named_splits(names: Sequence[str], refuse: Refuse | None = None) -> dict[str, list[str]]:
-    """Return the files whose folders, or else whose own names, contain the name of a split.
+    """Return the files whose folders, or else whose own names, contain the name of a split, in the order of its names.
 
     Args:
         refuse: called for a file that `load_dataset` would read more than once; None keeps it in the first split.
@@ -139,23 +139,31 @@ def named_splits(names: Sequence[str], refuse: Refuse | None = None) -> dict[str
     for patterns, text_of in ((_OF_FOLDERS, posixpath.dirname), (_OF_FILES, posixpath.basename)):
         texts = {text for text in map(text_of, names) if _ANY_KEYWORD.search(text)}
         found = {text: hits for text in texts if (hits := _hits(text, patterns))}
-        splits: dict[str, list[str]] = {split: [] for split in KEYWORDS}
+        splits: dict[str, list[tuple[int, str]]] = {split: [] for split in KEYWORDS}
         for name in names if found else ():
             if not (hits := found.get(text_of(name))):
                 continue
             if len(hits) > 1 and refuse is not None:
-                said = " and ".join(dict.fromkeys(hits)) if len({*hits}) > 1 else f"{hits[0]} in two ways"
+                told = [*dict.fromkeys(split for split, _ in hits)]
+                said = " and ".join(told) if len(told) > 1 else f"{told[0]} in two ways"
                 message = f"{name}: its name says {said}, so load_dataset reads it twice"
                 raise refuse(f"{message}; rename it, or declare the splits in README.md (configs, data_files)")
-            splits[hits[0]].append(name)
+            split, place = hits[0]
+            splits[split].append((place, name))
         if found:
-            return {split: files for split, files in splits.items() if files}
+            return {split: [name for _, name in sorted(files)] for split, files in splits.items() if files}
     return {}
 
 
-def _hits(text: str, patterns: Iterable[tuple[str, tuple[re.Pattern[str], ...]]]) -> list[str]:
-    """Return the split of each pattern that a file name, or one of the folders of a path, matches."""
-    return [split for split, forms in patterns for form in forms if any(map(form.fullmatch, text.split("/")))]
+def _hits(text: str, patterns: Iterable[tuple[str, tuple[re.Pattern[str], ...]]]) -> list[tuple[str, int]]:
+    """Return the split and the place of each pattern that a file name, or one of the folders of a path, matches."""
+    parts = text.split("/")
+    return [
+        (split, place)
+        for split, forms in patterns
+        for place, form in enumerate(forms)
+        if any(map(form.fullmatch, parts))
+    ]
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:

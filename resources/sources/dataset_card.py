@@ -21,18 +21,9 @@ from tokenloom.resources.sources.hub import LARGEST_CARD
 
 CARDS = ("README.md", ".huggingface.yaml")
 _BLOCK = re.compile(r"^(\s*---[\r\n]+)([\S\s]*?)([\r\n]+---(\r\n|\n|$))")
-_WITHOUT_EFFECT = {
-    "config_name",
-    "data_files",
-    "data_dir",
-    "default",
-    "version",
-    "description",
-    "drop_labels",
-    "drop_metadata",
-    "batch_size",
-    "chunksize",
-}
+_WITHOUT_EFFECT = re.compile(
+    "config_name|data_files|data_dir|default|version|description|drop_labels|drop_metadata|batch_size|chunksize"
+)
 """Parameters that change no row."""
 
 _SETTINGS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
@@ -104,7 +95,7 @@ class CardConfig:
             usual: the delimiter of the files' format.
         """
         for name, value in self.parameters.items():
-            if name in _WITHOUT_EFFECT or (name in ("sep", "delimiter") and value == usual):
+            if _WITHOUT_EFFECT.fullmatch(name) or (name in ("sep", "delimiter") and value == usual):
                 continue
             if name not in _SETTINGS:
                 raise refuse(f"config {self.name} sets {name}, which is not supported; name the files themselves")
@@ -165,7 +156,7 @@ def _patterns(name: str, files: Any, refuse: Refuse) -> dict[str, list[str]] | N
     if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
         return {TRAIN: given}
     patterns: dict[str, list[str]] = {}
-    for each in given if isinstance(given, list) else [None]:
+    for each in given if isinstance(given, list) and given else [None]:
         split, path = (each.get("split"), each.get("path")) if isinstance(each, dict) else (None, None)
         paths = [path] if isinstance(path, str) else path
         valid = isinstance(split, str) and SPLIT_NAME.fullmatch(split) and isinstance(paths, list) and paths

@@ -169,16 +169,17 @@ def _folder(config: PipelineConfig, folder: Path) -> SourceFiles:
     names = files_below(below, chosen.names_hidden)
     splits = chosen.files(names, refuse) if chosen.patterns else splits_by_name(names, refuse)
     read = readable(splits, config.dataset.format, refuse)
+    notices = left_out(names, chain(*read.values()), splits)
     if not read:
         why = f" in the splits that its names declare: {', '.join(splits)}" if [*splits] != [TRAIN] else ""
-        raise config.fault("dataset.name", f"the folder {config.dataset.name} contains no file of a known format{why}")
+        message = f"the folder {config.dataset.name} contains no file of a known format{why}"
+        raise config.fault("dataset.name", escaped("; ".join([message, *notices])))
     files = [
         _file(config, f"{below}/{name}", name, split)
         for split, names_of_split in read.items()
         for name in names_of_split
     ]
     chosen.refuse_parameters(config.dataset, DELIMITERS.get(files[0].format), refuse)
-    notices = left_out(names, chain(*read.values()), splits)
     if chosen.name or [*splits] != [TRAIN]:
         origin = f"config {chosen.name} of README.md" if chosen.name else "splits by name"
         shown = "; ".join(f"{split}: {listed(files)}" for split, files in read.items())

@@ -102,7 +102,7 @@ def test_a_wrong_command_exits_2_with_one_message(built: Path, arguments: list[s
         ("dataset: {name: small.jsonl}\ntokenizer: {name_or_path: ./nowhere}", "no such file or folder: ./nowhere"),
         ("dataset: {name: small.jsonl}", "tokenizer: set name_or_path, or train"),
         ("dataset: {name: small.jsonl, column_mapping: {prompt: questoin}}", "no column questoin"),
-        ("dataset: {name: small.jsonl, splits: [test]}", "files contain only the split train"),
+        ("dataset: {name: small.jsonl, splits: [test]}", "no split test; the dataset has train"),
         ("dataset: {name: small.jsonl", "not valid YAML"),
     ],
 )

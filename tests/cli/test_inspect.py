@@ -528,3 +528,43 @@ def test_chatml_renders_tools_calls_and_responses() -> None:
     assert text.startswith("<|im_start|>system\nS\n\n# Tools\n") and text.count("<|im_start|>system") == 1
     assert f"<tools>\n{json.dumps(CALL)}\n</tools>" in text
     assert "<|im_start|>tool\n<tool_response>\nR\n</tool_response><|im_end|>\n" in text
+
+
+def test_a_folder_is_inspected_and_built_with_its_splits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "rows" / "train.jsonl")
+    write_rows(folder / "rows" / "test.jsonl", 20)
+    write_rows(folder / "rows" / "more.jsonl", 10)
+    (folder / "rows" / "raw.tar").write_bytes(b"")
+    assert main(["inspect", "rows"]) == 0
+    said = capsys.readouterr().out
+    lines = (
+        "plits by name: train: train.jsonl; test: test.jsonl",
+        "ot read: more.jsonl (in no split); raw.tar (archives, which are not unpacked)",
+    )
+    assert "60 rows of train, 20 rows of test" in said
+    assert all(line in said and line in (folder / "rows.yaml").read_text() for line in lines)
+    for _ in range(2):
+        assert main(["build", "rows.yaml"]) == 0
+        said = capsys.readouterr().out
+        assert all(f"raw: {start}{line}" in said for start, line in zip("sn", lines, strict=True))
+    assert ArtifactStore(folder / "store").manifest("rows", "sequences").splits == ["train", "test"]
+    assert main(["inspect", "rows", "--split", "test", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["splits"], len(found["notices"])) == ({"test": 20}, 2)
+    assert main(["inspect", "rows", "--split", "tset", "--out", "-"]) == 2
+    assert "--split: rows has no split tset; it has train, test" in capsys.readouterr().err
+
+
+def test_a_config_of_a_folder_is_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(folder / "rows" / "a.jsonl")
+    write_rows(folder / "rows" / "b.jsonl", 20)
+    configs = "- {config_name: a, data_files: a.jsonl}\n- {config_name: b, data_files: b.jsonl}"
+    (folder / "rows" / "README.md").write_text(f"---\nconfigs:\n{configs}\n---\n")
+    assert main(["inspect", "rows"]) == 2
+    assert "README.md declares several configs; set it to one of a, b" in capsys.readouterr().err
+    assert main(["inspect", "rows", "--config", "c"]) == 2
+    assert "--config: no config 'c'; README.md declares a, b" in capsys.readouterr().err
+    assert main(["inspect", "rows", "--config", "b"]) == 0
+    assert "Config b of README.md: train: b.jsonl" in capsys.readouterr().out
+    assert yaml.safe_load((folder / "rows.yaml").read_text())["dataset"]["config"] == "b"
+    assert main(["build", "rows.yaml", "--stage", "raw"]) == 0

@@ -103,6 +103,8 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "shards outside of data": ("odd-00000-of-00001.jsonl", "even-00000-of-00001.jsonl"),
     "shards with hashes": ("data/train-00000-of-00001-a1b2.parquet", "data/dev-00000-of-00001-c3d4.parquet"),
     "the order of files": ("a/x.jsonl", "a-b/x.jsonl", "a.jsonl", "a10.jsonl", "a2.jsonl", "B.jsonl"),
+    "the order of synonyms": ("val.jsonl", "a_valid_b.jsonl", "valid.2.jsonl", "dev.jsonl", "x/validation.jsonl"),
+    "the order of folders": ("val/a.jsonl", "valid/b.jsonl", "valid-1/a.jsonl", "dev/c.jsonl"),
     "compressed": ("train.jsonl.gz", "test.jsonl.gz"),
     "a file in another format": ("a.jsonl", "b.jsonl", "c.csv"),
     "as many files in two formats": ("a.csv", "b.parquet"),
@@ -220,6 +222,12 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] =
         {},
         "no file of a known format in the splits that its names declare: test",
     ),
+    "only archives": (
+        ("a.tar", "b.zip"),
+        None,
+        {},
+        "format; not read: a.tar, b.zip (archives, which are not unpacked)",
+    ),
     "mostly images": (("a.png", "b.png", "rows.jsonl"), None, {}, "most of its data are .png files"),
     "logs": (("x.eval", "rows.jsonl"), None, {}, "most of its data are .eval files"),
     "a split's name": (("data/my-x-00000-of-00001.jsonl",), None, {}, "'my-x' is not a valid name of a split"),
@@ -227,6 +235,7 @@ REFUSED: Mapping[str, tuple[tuple[str, ...], str | None, dict[str, Any], str]] =
     "a list of both": (FILES, one("[x.jsonl, {split: test, path: y.jsonl}]"), {}, "data_files must be"),
     "a split twice": (FILES, one("[{split: a, path: x.jsonl}, {split: a, path: y.jsonl}]"), {}, "data_files must be"),
     "a name of a split in a card": (FILES, one("[{split: a-b, path: x.jsonl}]"), {}, "data_files must be"),
+    "no files": (FILES, one("[]"), {}, "data_files must be"),
     "no such file": (FILES, one("z.jsonl"), {}, "no file z.jsonl"),
     "no match": (FILES, one("'z*.jsonl'"), {}, "no file matches z*.jsonl"),
     "a file twice": (FILES, one("[x.jsonl, '*.jsonl']"), {}, "lists x.jsonl twice"),
@@ -351,6 +360,8 @@ def test_only_chosen_splits_are_read(tmp_path: Path) -> None:
     folder = write(tmp_path / "rows", "train.jsonl", "test.jsonl", "dev.jsonl")
     assert [*read(folder, splits=["validation", "train"])] == ["validation", "train"]
     assert [*read(folder, splits=["train"], val_split=0.5)] == ["train", "validation"]
+    one = write(tmp_path / "one", "rows.jsonl")
+    assert [*read(one, splits=["train", "validation"], val_split=0.5)] == ["train", "validation"]
 
 
 SOURCES: Mapping[str, tuple[Source, str]] = {

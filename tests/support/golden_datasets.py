@@ -357,14 +357,14 @@ def koi8_r_csv(folder: Path) -> Sections:
 
 @made
 def files_of_a_folder(folder: Path) -> Sections:
-    """Of several formats, with other columns and types in each."""
+    """Of several formats, with other columns and types in each: a glob, because a folder is read in one format."""
     (folder / "rows" / "deep").mkdir(parents=True)
     rows = instructions(180, seed=4)
     write_lines(folder / "rows" / "a.jsonl", rows[:60])
     (folder / "rows" / "b.csv").write_bytes(csv_text(rows[60:120]).encode())
     more = [{**row, "input": number, "more": [number]} for number, row in enumerate(rows[120:])]
     pq.write_table(pa.Table.from_pylist(more), folder / "rows" / "deep" / "c.parquet")
-    dataset = {"name": "rows", "val_split": 0.1}
+    dataset = {"name": "rows/**/*.*", "val_split": 0.1}
     return {"dataset": dataset, "tokenizer": trained(), "prompt_template": CUSTOM, **REJECTING}
 
 

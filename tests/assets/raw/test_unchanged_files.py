@@ -102,3 +102,26 @@ def test_changed_settings_make_the_file_be_read_again(settled: Path, tmp_path: P
     split = build(other, tmp_path / "store")
     assert len(reads) == 2
     assert digests(split) == digests(build(other, tmp_path / "cold"))
+
+
+@pytest.mark.parametrize("count", [30, 400], ids=["files that share chunks", "large files"])
+def test_a_file_that_moves_to_another_split_is_read_for_it(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_files, "SETTLED_SECONDS", 0.0)
+    folder = tmp_path / "rows" / "data"
+    for number, name in enumerate("abcd"):
+        write_dataset(folder, count, name, seed=number)
+    dataset = {"name": "data", "val_split": 0.2}
+    yaml = write_dataset(tmp_path / "rows", 1, dataset=dataset, tokenizer=frozen_tokenizer(tmp_path))
+    for train, odd in (("ab", "cd"), ("cd", "ab"), ("ac", "bd"), ("ab", "cd")):
+        splits = f"[{{split: train, path: '[{train}].jsonl'}}, {{split: odd, path: '[{odd}].jsonl'}}]"
+        (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: x\n  data_files: {splits}\n---\n")
+        known = build(yaml, tmp_path / "store")
+        fresh = build(yaml, tmp_path / f"fresh-{train}")
+        assert digests(known) == digests(fresh)
+        manifest = ArtifactStore(tmp_path / "store").manifest("small", "raw")
+        assert manifest.splits == ["train", "validation", "odd"]
+        assert {run.source for chunk in manifest.chunks for run in chunk.runs if chunk.split == "odd"} == {
+            f"{name}.jsonl" for name in odd
+        }
