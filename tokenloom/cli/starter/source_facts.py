@@ -107,6 +107,12 @@ class Inspection:
             place = setting if setting == "encoding" else f"reader.{setting}"
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
             lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
+        for facts in self.facts["columns"]:
+            for kind, count in facts.get("odd", {}).items():
+                values = "value is" if count == 1 else "values are"
+                lines.append(
+                    f"{facts['path']}: {count} {values} {kind} instead of {facts['kind']}, and read or rejected alone."
+                )
         return [*lines, *([self.text_rows.reason] if self.text_rows else [])]
 
     def unused(self) -> tuple[list[str], list[str]]:
