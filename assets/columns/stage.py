@@ -25,6 +25,7 @@ from tokenloom.assets.stage.definition import Context, Stage, Work, read_setting
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.config import PipelineConfig
 from tokenloom.resources.sources.resolve import locate
+from tokenloom.resources.sources.source_file import SourceFiles
 
 if TYPE_CHECKING:
     from tokenloom.resources.store import Manifest
@@ -107,8 +108,9 @@ def _check_struct_nulls(config: PipelineConfig) -> None:
     Raises:
         ConfigError: all files have a format without structs.
     """
-    files = locate(config) if config.dataset.struct_nulls == "keep" else None
-    if isinstance(files, list) and (found := {file.format for file in files} - {"parquet", "arrow"}):
+    source = locate(config) if config.dataset.struct_nulls == "keep" else None
+    files = source.files if isinstance(source, SourceFiles) else []
+    if found := {file.format for file in files} - {"parquet", "arrow"}:
         message = f"{', '.join(sorted(found))} files keep every null that is written; omit this setting"
         raise config.fault("dataset.struct_nulls", message)
 

@@ -19,15 +19,12 @@ from tokenloom.assets.schema.column_statistics import (
     estimate_distinct,
     percentile,
 )
+from tokenloom.assets.schema.evidence.profiles import FEW_ODD, MOST_ODD
 from tokenloom.assets.schema.sketch import COUNTABLE, JSON_TYPES, MAX_PATHS, MEASURED, UNKNOWN_TYPE, Steps
 from tokenloom.assets.schema.unicode_scripts import SCRIPTS
 from tokenloom.errors import SourceError
 from tokenloom.resources.tables.ragged import Ints
 from tokenloom.resources.tables.row_hash import Hashes
-
-FEW_ODD, MOST_ODD, _ODD_OF_FEW = 4, 0.01, 0.1
-"""Values of other kinds that do not change the kind of a path: up to a number, or a fraction; of few values at most a
-tenth."""
 
 
 @dataclass
@@ -70,17 +67,18 @@ class _Merged:
         if row["kind"] == "struct":
             self.structs += row["rows"] - row["nulls"]
 
-    @property
-    def kind(self) -> str:
-        """The one kind of the values, or of all but a few odd ones, which are rejected alone."""
+    def kind(self) -> tuple[str, dict[str, int]]:
+        """Return the one kind of the values, or of all but a few odd ones, and how many of these have which kind."""
         kinds = Counter({kind: count for kind, count in self.kinds.items() if count} or self.kinds)
         if len(scalars := [kind for kind in kinds if kind in COUNTABLE]) > 1:
             kinds["text"] = sum(kinds.pop(kind) for kind in scalars)
         if len(kinds) <= 1:
-            return next(iter(kinds), "null")
+            return next(iter(kinds), "null"), {}
         usual, count = kinds.most_common(1)[0]
         odd = kinds.total() - count
-        return usual if odd <= max(FEW_ODD, MOST_ODD * count) and odd <= count * _ODD_OF_FEW else "other"
+        if odd > min(max(FEW_ODD, MOST_ODD * count), count / 10):
+            return "other", {}
+        return usual, {kind: count for kind, count in kinds.items() if kind != usual}
 
     def profile(self, steps: Steps, described: str, occurrences: int | None) -> dict[str, Any]:
         """Return the profile as JSON.
@@ -92,7 +90,7 @@ class _Merged:
         rows, nulls = self.counts["rows"], self.counts["nulls"]
         if occurrences is not None:
             rows, nulls = occurrences, nulls + occurrences - rows
-        kind = self.kind
+        kind, odd = self.kind()
         hashes = _distinct(np.frombuffer(b"".join(self.hashes), np.uint64))[:KEPT_HASHES]
         is_counted = len(hashes) or nulls == rows
         letters, sampled = int(self.letters.sum()), self.counts["sampled"]
@@ -121,6 +119,7 @@ class _Merged:
             },
             "examples": self.examples,
             **repeats,
+            **({"odd": odd} if odd else {}),
         }
 
     def _lengths(self) -> dict[str, int]:
@@ -168,6 +167,7 @@ def merge(sketches: Sequence[pa.Table]) -> list[dict[str, Any]]:
         - traits: fraction of a sample of the texts that has each trait.
         - examples.
         - repeats: for prompts as text, the columns whose conversations start with them in every row, if there are any.
+        - odd: how many values have another kind, if a few do.
 
     Raises:
         SourceError: there are more than `MAX_COLUMNS` columns.
@@ -209,7 +209,7 @@ def _profiles(steps: Steps, merged: dict[Steps, _Merged]) -> Iterator[dict[str, 
     """Yield the profiles of all paths inside a path."""
     above = merged[steps]
     for step in above.fields:
-        if above.kind not in ("other", "list" if step is None else "struct"):
+        if above.kind()[0] not in ("other", "list" if step is None else "struct"):
             continue  # inside a few odd values
         inner = (*steps, step)
         described = " | ".join(_types_of(inner, merged)) or "null"

@@ -470,6 +470,29 @@ def test_one_odd_answer_is_rejected_alone(tmp_path: Path, value: Any, position: 
     assert len(kept) == 399
 
 
+@pytest.mark.parametrize("odd", ["maybe", "", ["x"]], ids=str)
+@pytest.mark.parametrize("position", [0, 2, 399])
+def test_one_odd_label_is_rejected_alone(tmp_path: Path, odd: Any, position: int) -> None:
+    rows: list[Row] = [
+        {"prompt": f"q{index}?", "completion": f"a{index}", "label": index % 3 == 0} for index in range(400)
+    ]
+    rows[position]["label"] = odd
+    kept, codes = found_in(jsonl(tmp_path / "rows.jsonl", rows))
+    assert codes == {position: "not_a_label"}
+    assert [row["label"] for row in kept.values()] == [row["label"] for row in rows if row["label"] != odd]
+
+
+def test_odd_values_are_counted(tmp_path: Path) -> None:
+    rows = [{"messages": talk(a, s)} for a, s, _ in EVERY]
+    rows[7] = {"messages": "text"}
+    rows[9]["messages"].append("text")
+    facts = described(*(chunk.load().table for chunk in chunks_of(jsonl(tmp_path / "rows.jsonl", rows))))
+    assert {column["path"]: column["odd"] for column in facts if "odd" in column} == {
+        "messages": {"text": 1},
+        "messages[]": {"text": 1},
+    }
+
+
 @pytest.mark.parametrize("line", ['"text"', "7", "null", "[1]", json.dumps(talk("odd", "row")), "{", "[["])
 @pytest.mark.parametrize("position", [0, 2, 399])
 def test_one_odd_line_is_rejected_alone(tmp_path: Path, line: str, position: int) -> None:

@@ -16,8 +16,6 @@ from pyarrow import csv as arrow_csv
 from tokenloom.assets.raw.formats.parsed_chunk import ParsedChunk, reject_records
 from tokenloom.assets.raw.formats.record_boundaries import (
     BACKSLASH,
-    NEWLINE,
-    RETURN,
     Bytes,
     QuotedLines,
     escapes,
@@ -55,12 +53,7 @@ class Dialect:
 
     def irregular(self, data: Bytes, bounds: Ints) -> Ints:
         """Return the records in which text follows the quote that closes a field: readers drop quotes of such text."""
-        closing = self.finder("").edges(data)[1::2]
-        after = np.append(data, NEWLINE)[closing + 1]
-        ends = (
-            (after == NEWLINE) | (after == RETURN) | (after == ord(self.delimiter)) | (after == ord(self.quote or '"'))
-        )
-        return np.unique(np.searchsorted(bounds, closing[~ends], side="right") - 1)
+        return np.unique(np.searchsorted(bounds, self.finder("").misplaced(data), side="right") - 1)
 
     def field_counts(self, data: Bytes, bounds: Ints) -> Ints:
         """Return the number of fields of each record, int64 [records]."""

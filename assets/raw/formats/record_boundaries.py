@@ -351,8 +351,9 @@ class QuotedLines:
             return np.zeros(0, np.int64)
         window = without_escapes(window) if self._escape else window
         quotes = np.flatnonzero(window == self._quote)
-        before = np.append(window, NEWLINE)[quotes - 1]
-        starts_field = (before == NEWLINE) | (before == RETURN) | (before == self._delimiter) | (quotes == 0)
+        before = window.take(quotes - 1, mode="wrap")
+        starts_field = (before == NEWLINE) | (before == RETURN) | (before == self._delimiter)
+        starts_field[:1] |= quotes[:1] == 0
         regular = starts_field[::2] | ((before[::2] == self._quote) & (quotes[::2] > 0))
         return quotes if regular.all() else _quoted_fields(quotes, starts_field)
 
@@ -361,6 +362,13 @@ class QuotedLines:
         if not quote and self._opened:
             return self._opened
         return self._lines + int(np.searchsorted(ends, quote, side="right")) + 1
+
+    def misplaced(self, data: Bytes) -> Ints:
+        """Return where quoted fields close without a delimiter or line break after them."""
+        closing = self.edges(data)[1::2]
+        after = data.take(closing + 1, mode="clip")
+        ends = (after == NEWLINE) | (after == RETURN) | (after == self._delimiter) | (after == self._quote)
+        return closing[:0] if ends.all() else closing[~ends & (closing + 1 < len(data))]
 
 
 def without_escapes(data: Bytes) -> Bytes:

@@ -25,6 +25,9 @@ from tokenloom.resources.tables.nested_paths import quoted
 
 _FIELD = re.compile(r"[<,]\s*([^<>:,]+):")
 
+FEW_ODD, MOST_ODD = 4, 0.01
+"""Values unlike all others that do not change how a path is read: up to a number, or a fraction."""
+
 Steps = tuple[str | None, ...]
 
 
@@ -193,10 +196,14 @@ def fits_key(profile: Profile) -> float:
 
 
 def fits_flag(profile: Profile) -> float:
-    """Return how well values fit a flag: booleans, or words and numbers for them."""
+    """Return how well values fit a flag: booleans, or words and numbers for them; a few other texts do not count."""
     if profile.kind == "boolean":
         return 1.0
-    return fits_flag_words(list(map(str, profile.facts.get("values") or ())))
+    values, counts = (profile.facts.get(name) or () for name in ("values", "counts"))
+    words = [str(value) for value in values if profile.kind != "text" or fits_flag_words([str(value)])]
+    known = sum(count for value, count in zip(values, counts, strict=False) if str(value) in words)
+    odd = sum(counts) - known
+    return fits_flag_words(words) if odd <= min(max(FEW_ODD, MOST_ODD * known), known / 10) else 0.0
 
 
 def fits_label(profile: Profile) -> float:

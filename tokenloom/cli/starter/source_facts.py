@@ -118,6 +118,12 @@ class Inspection:
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
             lines.append(f"{files[0]}{more}: detected {setting} {value}; to declare it, set dataset.{place}.")
         lines += [f"{notice[0].upper()}{notice[1:]}." for notice in notes.get("notices", ())]
+        for facts in self.facts["columns"]:
+            for kind, count in facts.get("odd", {}).items():
+                values = "value is" if count == 1 else "values are"
+                lines.append(
+                    f"{facts['path']}: {count} {values} {kind} instead of {facts['kind']}, and read or rejected alone."
+                )
         return [*lines, *([self.text_rows.reason] if self.text_rows else []), *self._templated]
 
     @cached_property
