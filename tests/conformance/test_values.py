@@ -195,6 +195,12 @@ def test_json_features_and_maps_are_objects(tmp_path: Path, tokenizer: PreTraine
     Dataset.from_list(rows, features=features).save_to_disk(tmp_path / "rows")
     given = settings(ALL_OF_A_ROW, tokenizer)
     assert built_texts(tmp_path / "rows", tmp_path / "store", **given) == (expected(rows, ALL_OF_A_ROW, tokenizer), {})
+    rows = [described(type="object", properties={"a": {"default": None}}), described(enum=[None])]
+    tool = {"type": Value("string"), "function": {**dict.fromkeys(("name", "description"), Value("string"))}}
+    tool["function"]["parameters"] = Json()
+    features = Features({"messages": Dataset.from_list(rows).features["messages"], "tools": List(tool)})
+    Dataset.from_list(rows, features=features).save_to_disk(tmp_path / "tools")
+    assert built_texts(tmp_path / "tools", tmp_path, **given) == (expected(rows, ALL_OF_A_ROW, tokenizer), {})
     rows = [{**called({"x": 1}), "chat_template_kwargs": {"opts": {"a": None, "b": "c"}}}]
     kind = pa.map_(pa.string(), pa.map_(pa.string(), pa.string()))
     table = pa.table(
