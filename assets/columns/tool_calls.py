@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def _distinct(values: pa.Array) -> tuple[Sequence[str | None], np.ndarray]:
     elif pa.types.is_string(values.type):
         pass
     elif pa.types.is_nested(values.type):
-        objects = [None if value is None else to_json_text(value) for value in without_null_fields(values)]
+        objects = [None if value is None else to_json_text(_schemas(value)) for value in without_null_fields(values)]
         values = pa.array(objects, pa.string())
     else:
         values = pc.if_else(values.is_valid(), "0", pa.scalar(None, pa.string()))  # no scalar has an object's JSON text
@@ -129,6 +130,17 @@ def _tools(value: Any) -> Any:
     if not all(isinstance(tool, dict) for tool in parsed):
         raise ValueError("a tool is not an object")
     return value if isinstance(value, list) and not any(isinstance(tool, str) for tool in tools) else parsed
+
+
+def _schemas(value: Any) -> Any:
+    """Return tools of an Arrow column with parameters that are JSON text as objects."""
+    for tool in value if isinstance(value, list) else [value]:
+        function = tool.get("function") or tool if isinstance(tool, dict) else {}
+        if isinstance(function, dict) and isinstance(text := function.get("parameters"), str):
+            with suppress(ValueError):
+                parsed = read_json_value(text)
+                function["parameters"] = parsed if isinstance(parsed, dict) else text
+    return value
 
 
 def _variables(value: Any) -> Any:

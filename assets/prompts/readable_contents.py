@@ -19,8 +19,6 @@ Write = Callable[[Sequence[Message]], str]
 Kind = tuple[str, str | None]
 """A role, and the kind of its contents."""
 
-_PROBE = "tokenloom-probe-"
-
 
 def readable(group: Conversations, known_roles: Collection[str], write: Write) -> Conversations:
     """Return conversations with each message in the form in which the template reads it.
@@ -85,25 +83,16 @@ def _unread(group: Conversations, write: Write) -> set[Kind] | None:
 def _unread_parts(group: Conversations, messages: Sequence[Message], write: Write) -> set[Kind]:
     """Return the roles and kinds of content parts of which the template omits a text, or which it prints as a list.
 
-    In one rendering each text is a mark, and each content has one more part, with a field that only a list that is
-    printed shows. The result of a tool can be printed as JSON, but not as Python's `repr`, which shows no marks.
+    In one rendering each text is a mark. Python's `repr` of a list, unlike JSON, does not show marks.
     """
-    marks, probes = {}, {}
+    marks, contents = {}, {}
     for index, turn in enumerate(group.turns):
         if turn.content_kind in ("parts", "texts") and not turn.as_text:
             blank = turn.content if turn.content_kind == "parts" else blank_parts(turn.content) or []
             marks[index] = [mark(len(group.values) + len(group.turns) * at + index) for at in range(len(blank))]
-            probes[index] = [*filled(blank, marks[index]), {"type": "text", "text": "", _PROBE: f"{_PROBE}{index}."}]
-    if not probes:
-        return set()
-    text = _text(_replaced(messages, probes), write)
-    unread = [
-        index
-        for index in probes
-        if not text
-        or any(part not in text for part in marks[index])
-        or (f"{_PROBE}{index}." in text and group.turns[index].role != "tool")
-    ]
+            contents[index] = filled(blank, marks[index])
+    text = _text(_replaced(messages, contents), write) if contents else None
+    unread = [index for index in contents if text is None or any(part not in text for part in marks[index])]
     return {(group.turns[index].role, group.turns[index].content_kind) for index in unread}
 
 

@@ -6,6 +6,7 @@ other rows have. Items of lists, values of maps and JSON texts can be null in th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,7 +21,7 @@ Convert = Callable[[Any], Any]
 
 
 def without_null_fields(array: pa.Array) -> list[Any]:
-    """Return values as Python objects: structs without their null fields, maps as dictionaries."""
+    """Return values as Python objects: structs without their null fields, maps as dictionaries, JSON in them read."""
     return _objects(array, _converted(array.type))
 
 
@@ -70,7 +71,8 @@ def _converted(kind: pa.DataType, keeps: bool = False) -> Convert | None:
     if isinstance(kind, pa.BaseExtensionType):
         return None if is_json(kind) else _converted(kind.storage_type, keeps)
     if pa.types.is_struct(kind):
-        inner = {field.name: convert for field in kind if (convert := _converted(field.type, keeps)) is not None}
+        inner = {field.name: json.loads if is_json(field.type) else _converted(field.type, keeps) for field in kind}
+        inner = {name: convert for name, convert in inner.items() if convert is not None}
         return lambda fields: {
             name: inner[name](value) if name in inner and value is not None else value
             for name, value in fields.items()

@@ -131,6 +131,8 @@ CASES = [
     Case("dataset.reader.lines_per_row", "paragraph", REFUSED, "csv"),
     Case("dataset.reader.root", "a[]", NOTHING, "nested"),
     Case("dataset.reader.root", "b[]", ROWS, "nested"),
+    Case("dataset.struct_nulls", "omit", NOTHING),
+    Case("dataset.struct_nulls", "keep", frozenset({"columns"}), "saved"),
     Case("dataset.streaming", True, NOTHING),
     Case("dataset.columns", ["instruction", "input", "output"], frozenset({"raw", "schema", "columns"})),
     Case("dataset.column_mapping", {"instruction": "id"}, frozenset({"columns"}) | TEXTS),

@@ -228,11 +228,10 @@ def test_one_message_as_an_object_is_an_answer() -> None:
 ASKED = [{"role": "user", "content": "q"}]
 ANSWERED = [{"role": "assistant", "content": "a"}]
 OPEN = [*ASKED, {"role": "assistant", "content": "It is"}]
+CALLED = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (OPEN, ANSWERED), (ASKED[0], ANSWERED)]
-)
+@pytest.mark.parametrize(("prompt", "completion"), [(ASKED, ANSWERED), ("q", "a"), (ASKED[0], ANSWERED)])
 def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, completion: Any) -> None:
     def messages(value: Any, role: str) -> list[Row]:
         talk = [value] if isinstance(value, dict) else value
@@ -245,6 +244,15 @@ def test_prompts_and_completions_of_messages_are_a_dialogue(prompt: Any, complet
     assert found == {**expected, "tools": tools, "template_kwargs": ""}
     assert kept(canonical(as_json({**row, "label": True}), form="kto")) == [{**expected, "label": True}]
     assert kept(canonical(as_json({"prompt": prompt}), form="prompt_only")) == [{"prompt": expected["prompt"]}]
+
+
+@pytest.mark.parametrize("form", ["dialogue", "kto", "preference", "prompt_only"])
+def test_prompts_that_end_with_the_start_of_the_answer_are_rejected(form: str) -> None:
+    other = [{"role": "assistant", "content": "b"}]
+    answers = {"preference": {"chosen": ANSWERED, "rejected": other}, "prompt_only": {}}
+    row = {"prompt": OPEN, **answers.get(form, {"completion": ANSWERED}), **({"label": True} if form == "kto" else {})}
+    assert [*codes(canonical(as_json(row), form=form)).values()] == ["started_answer"]
+    assert len(kept(canonical(as_json({**row, "prompt": CALLED}), form=form))) == 1
 
 
 def test_prompts_and_completions_without_messages_are_rejected() -> None:
