@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from tokenloom.assets.prompts.answer_border import Rule, moved
 from tokenloom.assets.prompts.think_tags import reasoning_bounds, thought_bounds
 from tokenloom.assets.stage.rejects import ROW
-from tokenloom.resources.tables.ragged import Ints, list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
+from tokenloom.resources.tables.ragged import list_array, list_parts, offsets_of, one_array, sum_rows, text_parts
 
 REASONING, TOOL_CALL, CONTENT, STOP = PARTS = "reasoning", "tool_call", "content", "stop"
 """Parts of an answer that are counted apart; the last two only if `train_on` has weights by kind."""
@@ -100,7 +100,7 @@ def assemble(
     pieces, lengths = _with_inline_reasoning(pieces, columns, count, weights is not None)
     weighed = [piece.weight * (weights[piece.part] if weights and piece.part else 1.0) for piece in pieces]
     if any(piece.border for piece in pieces):
-        _move_borders(pieces, lengths, *text_parts(text))
+        _move_borders(pieces, lengths, text)
     ends = np.cumsum(lengths, axis=1)
     solid = lengths > 0
     which = np.broadcast_to(np.arange(len(pieces)), lengths.shape)[solid]
@@ -116,16 +116,21 @@ def assemble(
     return pa.table({ROW: rows, "text": text, "spans": spans})
 
 
-def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, bounds: Ints, data: np.ndarray) -> None:
-    """Give answers the white space before them; changes `lengths`, int64 [rows, pieces], in bytes.
-
-    Args:
-        bounds, data: the texts, as `text_parts` returns them.
-    """
+def _move_borders(pieces: Sequence[Piece], lengths: np.ndarray, text: pa.Array) -> None:
+    """Give answers the white space before them; changes `lengths`, int64 [rows, pieces], in bytes."""
     for at, piece in enumerate(pieces):
-        if piece.border is None:
+        if piece.border is None or not at:
+            continue
+        last = (pieces[at - 1].text or "").encode()
+        if last.strip():  # the same in all rows
+            end, start = np.array([[len(last)], [0]])
+            same = (
+                0 if pieces[at - 1].control else int(moved(np.frombuffer(last, np.uint8), end, start, piece.border)[0])
+            )
+            lengths[:, at - 1 : at + 1] += (-same, same)
             continue
         closed = [number + 1 for number, other in enumerate(pieces[:at]) if other.control or other.role == piece.role]
+        bounds, data = text_parts(text)
         first = bounds[:-1] + lengths[:, : max(closed, default=0)].sum(axis=1)
         missing = moved(data, bounds[:-1] + lengths[:, :at].sum(axis=1), first, piece.border)
         lengths[:, at] += missing

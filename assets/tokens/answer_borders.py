@@ -16,16 +16,18 @@ import pyarrow as pa
 
 from tokenloom.assets.prompts.answer_border import SPACE, run_before
 from tokenloom.assets.prompts.segments import Segments, segments, strip_at_control
-from tokenloom.assets.prompts.spans import ROLES
+from tokenloom.assets.prompts.spans import REASONING, ROLES, TOOL_CALL
 from tokenloom.assets.stage.rejects import ROW
 from tokenloom.assets.tokens.encode import ContentEncoder, Encoded
+from tokenloom.assets.tokens.loss_mask import count_span_tokens
 from tokenloom.resources.tables.ragged import Ints, offsets_of, ranges, row_of, text_array, text_parts
 
 JOINED, RECUT, SPACED = "answers_joined", "answers_recut", "answers_spaced"
 """Counters: answers whose first token straddles the border; answers that change how the white space before them is
 tokenized; and for prompts that end before this white space, answers that do not follow their prompt's tokens."""
 
-_SAID = [ROLES.index("answer"), ROLES.index("assistant")]
+_SAID = np.isin(ROLES, ["answer", "assistant", REASONING, TOOL_CALL])
+_MAY_CHANGE = SPACE | (np.arange(256) >= 0xC0)
 _LONGEST = 16
 """Most white space at the end of a prompt that is looked at, in bytes."""
 
@@ -90,10 +92,18 @@ class Borders:
     spaced: np.ndarray
 
     @classmethod
-    def of(cls, cut: Segments, encoded: Encoded, encoder: ContentEncoder, data: np.ndarray) -> Borders:
-        """Return the borders of a chunk; `data` is its text, uint8."""
-        place, segment = _places(cut)
-        start, end = _tokens_before(cut, encoded, place, segment)
+    def of(cls, cut: Segments, encoded: Encoded, encoder: ContentEncoder, data: np.ndarray, ending: Ints) -> Borders:
+        """Return the borders of a chunk.
+
+        Args:
+            data: its text, uint8.
+            ending: the spans that end within a token, as `count_span_tokens` returns them.
+        """
+        span, segment = _answers(cut)
+        place = cut.spans.start[span]
+        within = np.zeros(len(cut.spans.start), bool)
+        within[ending] = True
+        start, end = _tokens_before(cut, encoded, place, segment, within[span - 1])
         space = run_before(data, place, cut.start[segment])
         joined = end > place
         recut = _recut(cut, encoder, data, place, segment) & ~joined
@@ -109,7 +119,8 @@ def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> di
     """Return what `broken` counts, in words, by row position."""
     cut = strip_at_control(segments(prompts), encoder.strips)
     data, rows = text_parts(prompts["text"])[1], prompts[ROW].to_numpy()
-    borders = Borders.of(cut, encoder.encode(cut), encoder, data)
+    encoded = encoder.encode(cut)
+    borders = Borders.of(cut, encoded, encoder, data, count_span_tokens(cut, encoded)[2])
     notes: dict[int, list[str]] = {}
     for at in np.flatnonzero(borders.spaced if spaced else borders.joined | borders.recut).tolist():
         place, shared = borders.place[at], borders.joined[at] and not spaced
@@ -124,38 +135,46 @@ def border_notes(prompts: pa.Table, encoder: ContentEncoder, spaced: bool) -> di
     return notes
 
 
-def _places(cut: Segments) -> tuple[Ints, Ints]:
-    """Return where answers start within a segment, and the segments, int64.
+def _answers(cut: Segments) -> tuple[Ints, Ints]:
+    """Return the spans that start an answer within a segment, and the segments, int64.
 
     An answer starts where trained text follows masked text; and, if all text is trained, where the role changes.
     """
     trained = cut.spans.weight > 0
-    said = trained & np.isin(cut.spans.speaker, _SAID)
+    said = trained & _SAID[cut.spans.role]
     begins = np.zeros(len(trained), bool)
     begins[1:] = (trained[1:] & ~trained[:-1]) | (said[1:] & ~said[:-1])
     begins[cut.first] = False
-    border = cut.spans.start[begins]
-    segment = np.searchsorted(cut.first, np.flatnonzero(begins), side="right") - 1
+    span = np.flatnonzero(begins)
+    segment = np.searchsorted(cut.first, span, side="right") - 1
+    border = cut.spans.start[span]
     inside = (border > cut.start[segment]) & (border < cut.end[segment])
-    return border[inside], segment[inside]
+    return span[inside], segment[inside]
 
 
-def _tokens_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints) -> tuple[Ints, Ints]:
+def _tokens_before(
+    cut: Segments, encoded: Encoded, border: Ints, segment: Ints, within: np.ndarray
+) -> tuple[Ints, Ints]:
     """Return int64: where the last token that starts before each border starts, and where it ends; without one, both
-    are the start of the segment."""
+    are the start of the segment. In an exact segment, both are the border if it ends there.
+
+    Args:
+        within: bool, whether the border is within a token; valid in exact segments.
+    """
     first, last = border.copy(), border.copy()
     exact = encoded.exact[segment]
-    at, of = border[exact], segment[exact]
-    position = encoded.bytes.before(encoded.offsets[of + 1]) - cut.end[of] + at
-    token, _ = encoded.bytes.reaching(position)
-    before, after = (encoded.bytes.before(token - side) for side in (1, 0))
-    first[exact], last[exact] = np.maximum(at + before - position, cut.start[of]), at + after - position
+    if (places := np.flatnonzero(within & exact)).size:
+        at, of = border[places], segment[places]
+        position = encoded.bytes.before(encoded.offsets[of + 1]) - cut.end[of] + at
+        token, _ = encoded.bytes.reaching(position)
+        before, after = (encoded.bytes.before(token - side) for side in (1, 0))
+        first[places], last[places] = np.maximum(at + before - position, cut.start[of]), at + after - position
     if not exact.all() and len(encoded.places):
         base = cut.start[~encoded.exact][row_of(np.diff(encoded.offsets)[~encoded.exact])]
         start, end = (encoded.places + base[:, None]).T
         before = np.maximum(np.searchsorted(start, border[~exact]) - 1, 0)
-        none = (start[before] >= border[~exact]) | (start[before] < cut.start[segment[~exact]])
         nothing = cut.start[segment[~exact]]
+        none = (start[before] >= border[~exact]) | (start[before] < nothing)
         first[~exact] = np.where(none, nothing, start[before])
         last[~exact] = np.where(none, nothing, np.maximum.accumulate(end)[before])
     return first, last
@@ -164,10 +183,11 @@ def _tokens_before(cut: Segments, encoded: Encoded, border: Ints, segment: Ints)
 def _recut(cut: Segments, encoder: ContentEncoder, data: np.ndarray, border: Ints, segment: Ints) -> np.ndarray:
     """Return bool: whether the end of the prompt is tokenized differently because of the answer's first character.
 
-    Only white space before the answer, and combining marks at its start, can do that.
+    Only white space before the answer can do that, two characters of it unless the answer begins with more, and
+    combining marks at its start.
     """
     lead = data[border]
-    doubtful = SPACE[data[border - 1]] | np.isin(lead, (0xCC, 0xCD))
+    doubtful = SPACE[data[border - 1]] & (SPACE[data[border - 2]] | _MAY_CHANGE[lead]) | (lead & 0xFE == 0xCC)
     if not doubtful.any():
         return doubtful
     border, lead, first = border[doubtful], lead[doubtful], cut.start[segment[doubtful]]

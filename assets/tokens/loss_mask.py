@@ -19,23 +19,24 @@ from tokenloom.resources.tables.ragged import Ints, row_of
 Flags = npt.NDArray[np.bool_]
 
 
-def count_span_tokens(cut: Segments, encoded: Encoded) -> tuple[Ints, int]:
-    """Return the number of tokens of each span, int64 [spans], and the number of tokens that straddle."""
+def count_span_tokens(cut: Segments, encoded: Encoded) -> tuple[Ints, int, Ints]:
+    """Return the number of tokens of each span, int64 [spans], the number of tokens that straddle, and the indices of
+    the spans of exact segments that end within a token."""
     spans, trained = cut.spans, cut.spans.weight > 0
-    counts, straddles = _count_in_exact(cut, encoded, trained)
+    counts, straddles, ending = _count_in_exact(cut, encoded, trained)
     inexact = ~encoded.exact
     if not inexact.any():
-        return counts, straddles
+        return counts, straddles, ending
     inexact_spans = np.flatnonzero(np.repeat(inexact, np.diff(np.append(cut.first, len(spans.end)))))
     base = cut.start[inexact][row_of(np.diff(encoded.offsets)[inexact])]
     start, end = (encoded.places + base[:, None]).T
     span_start, span_end = spans.start[inexact_spans], spans.end[inexact_spans]
     owner, more = assign_tokens(start, end, span_start, span_end, trained[inexact_spans])
     counts[inexact_spans] = np.bincount(owner, minlength=len(inexact_spans))
-    return counts, straddles + more
+    return counts, straddles + more, ending
 
 
-def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int]:
+def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[Ints, int, Ints]:
     """Return the result of `count_span_tokens` for exact segments; the counts of other segments' spans are wrong.
 
     Spans follow each other, so it is enough to know how many tokens belong to all spans up to each one (`up_to`). At
@@ -44,7 +45,7 @@ def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[In
     """
     offsets, count = encoded.offsets, len(trained)
     if not count:
-        return np.zeros(0, np.int64), 0
+        return np.zeros(0, np.int64), 0, np.zeros(0, np.int64)
     up_to = np.empty(count, np.int64)
     last = np.append(cut.first[1:], count) - 1  # the last span of each segment
     up_to[last] = offsets[1:]
@@ -60,7 +61,7 @@ def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[In
     token = reached - 1
     within = np.flatnonzero(~whole & ~at_start & encoded.exact[segment])  # boundaries within a token
     if not len(within):
-        return np.diff(up_to, prepend=0), 0
+        return np.diff(up_to, prepend=0), 0, within
     opens = np.diff(token[within], prepend=-1) != 0  # several boundaries can be within one token
     first = inner[within[opens]]
     final = inner[within[np.append(opens[1:], True)]] + 1
@@ -68,7 +69,8 @@ def _count_in_exact(cut: Segments, encoded: Encoded, trained: Flags) -> tuple[In
     up_to[inner[within]] += owner[np.cumsum(opens) - 1] <= inner[within]
     before = np.append(0, np.cumsum(trained))
     trained_spans = before[final + 1] - before[first]
-    return np.diff(up_to, prepend=0), int(((trained_spans > 0) & (trained_spans <= final - first)).sum())
+    straddles = int(((trained_spans > 0) & (trained_spans <= final - first)).sum())
+    return np.diff(up_to, prepend=0), straddles, inner[within]
 
 
 def _first_trained(first: Ints, final: Ints, trained: Flags) -> Ints:

@@ -139,7 +139,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
     whole = segments(table)
     cut = strip_at_control(once_at_control(whole) if policy == "keep" else whole, encoder.strips)
     encoded = encoder.encode(cut)
-    counts, straddles = count_span_tokens(cut, encoded)
+    counts, straddles, ending = count_span_tokens(cut, encoded)
     segments_before = np.searchsorted(cut.row, np.arange(table.num_rows + 1))
     offsets = encoded.offsets[segments_before]
     width = pa.uint16() if encoder.vocab_size <= 1 << 16 else pa.uint32()
@@ -150,7 +150,7 @@ def tokenize(table: pa.Table, encoder: ContentEncoder, control: tuple[str, ...],
         "spans": _token_spans(cut.spans, counts, offsets),
     }
     counters = {"straddles": straddles, CONTROL_IN_CONTENT: _count_control(whole, control)}
-    counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1]).counters()
+    counters |= Borders.of(cut, encoded, encoder, text_parts(table["text"])[1], ending).counters()
     rows_out = count_rows(table)
     if rows_out < table.num_rows:
         counters[FURTHER] = len(ids) - _longest_texts(table[ROW].to_numpy(), np.diff(offsets))

@@ -49,7 +49,7 @@ ODD = [
 ]  # fmt: skip
 """Answers that can join the end of a prompt."""
 
-ASKED = ["What is it?", "Say it", "x = 1\n", "trailing ", "two  ", "a\n\n", "\t", "你好", "1", "dash -", "(", "e"]
+ASKED = ["What is it?", "x = 1\n", "two  ", "a \n\n", "你好", "e"]
 ROWS: list[Row] = [{"q": q, "a": a} for q in ASKED for a in ODD if a.strip()]
 LINES = [f"Q: {row['q']}\nA: {row['a']}\n\nAnswer:\nThe same" for row in ROWS] * 2
 
@@ -162,7 +162,7 @@ def test_rows_start_with_their_prompt_or_are_counted(folders: Mapping[str, Path]
     assert bad <= found <= doubtful
     if tokenizer in ("bpe", "llama-3", "sentencepiece", "sentencepiece without prefix"):
         assert bad == found == doubtful
-    plain = [row for row in ROWS if row["a"][0].isascii() and row["a"][0].isalnum() and row["q"][-1] in "?t"]
+    plain = [row for row in ROWS if row["a"][0].isascii() and row["a"][0].isalnum() and row["q"][-1] == "?"]
     if name in ALWAYS and tokenizer in ("bpe", "llama-3", "sentencepiece", "sentencepiece without prefix", "wordpiece"):
         assert wrong(config, rows_for(name, plain))[1:] == (0, 0, 0)
 
@@ -179,7 +179,7 @@ def test_real_rows_start_with_their_prompt_or_are_counted(
     rows += [{"q": row["instruction"], "a": row["output"]} for row in tasks[: COUNT // 2] if row["output"].strip()]
     folder = tmp_path_factory.getbasetemp() / f"real-{tokenizer.replace(' ', '-')}"
     if not folder.exists():
-        write_tokenizer(tokenizer, folder, [f"{row['q']}\n{row['a']}" for row in rows[:: 1 + COUNT // 200]], real_data)
+        write_tokenizer(tokenizer, folder, [f"{row['q']}\n{row['a']}" for row in rows if row["q"].isascii()], real_data)
     prompt, dataset = FORMATS[name]
     _, found, bad, doubtful = wrong(config_of(folder, prompt, dataset), rows_for(name, rows))
     assert bad <= found <= doubtful

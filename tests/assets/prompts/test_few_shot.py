@@ -102,7 +102,8 @@ def test_texts_follow_the_texts_of_other_rows(
         assert question not in [known[example] for example in examples]
         assert own.replace("</s>", "") == shape.format(question, answer).replace("</s>", "")
         assert own.count("</s>") == 1
-        trained = own if name == "everything" else f"{answer}</s>"
+        space = " " * (shape.endswith("> {}"))  # white space before a column belongs to it
+        trained = own if name == "everything" else f"{space}{answer}</s>"
         assert trained_parts(made["text"], made["spans"]) == [trained]
         assert_partition(made["text"], made["spans"])
 
@@ -116,7 +117,7 @@ def test_a_prompt_with_its_completion_is_an_example(render: Render) -> None:
         others = [row["prompt"] + row["completion"] for row in rows if row is not own]
         assert sorted(examples) == others
         assert last == f"{own['prompt']}{own['completion']}</s>"
-        assert trained_parts(made["text"], made["spans"]) == [f"{own['completion']}</s>"]
+        assert trained_parts(made["text"], made["spans"]) == [f" {own['completion']}</s>"]
 
 
 def test_zero_shot_renders_as_before(render: Render) -> None:
