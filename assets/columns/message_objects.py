@@ -106,7 +106,8 @@ def _message(item: Object, items: Iterable[Object | None]) -> Message:
             fields[name] = None if is_thought else value
     if calls:
         fields["tool_calls"] = calls
-    ranges = {} if said is None or role == "tool" else {"content": _ranges(item[said])}
+    typed = role != "tool" or all(isinstance(part, dict) and "type" in part for part in kept or ())
+    ranges = {"content": _ranges(item[said])} if said is not None and typed else {}
     ranges |= {"reasoning": _ranges(thought)} if reasoning is not None else {}
     if ranges := {name: found for name, found in ranges.items() if found}:
         fields[RANGES] = ranges

@@ -43,8 +43,8 @@ def ranges_of(prompt: PromptTemplateConfig) -> tuple[str, ...]:
     return (RANGES, prompt.train_ranges) if prompt.train_ranges else (RANGES,)
 
 
-def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Array, Cuts]:
-    """Return conversations without their ranges, and these.
+def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Array, Cuts, int]:
+    """Return conversations without their ranges, these, and the number of messages of other roles that have some.
 
     A message with ranges is trained if one of them is. Other messages have the weights that they had. Ranges that are
     not valid are left in the message as the problem that it has.
@@ -53,15 +53,16 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
     columns = dict(zip(MESSAGE.names, flat.flatten(), strict=True))
     fields, named = columns["fields"], ranges_of(prompt)
     if fields.null_count == len(fields):
-        return messages, {}
+        return messages, {}, 0
     found = np.zeros(len(flat), bool)
     for name in named:
         found |= flags_of(pc.match_substring(fields, to_json_text(name)))
     if not found.any():
-        return messages, {}
+        return messages, {}, 0
     roles, contents = columns["role"], columns["content"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
     row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt) | {"assistant"}, {}
+    unheeded = 0
     for index in np.flatnonzero(found).tolist():
         left = json.loads(texts[index])
         parts, detail = left.pop(RANGES, None) or {}, left.pop(prompt.train_ranges, None) if named[1:] else None
@@ -75,10 +76,12 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
                 cuts |= {(int(row[index]), int(index - offsets[row[index]]), kind): ranges[kind] for kind in ranges}
             except ValueError as error:
                 left[RANGES] = ["invalid_ranges", str(error)]
+        else:
+            unheeded += 1
         texts[index] = None if left == {"role": None, "content": None} else to_json_text(left)
     columns |= {"weight": pa.array(weights, pa.float32()), "fields": pa.array(texts, pa.string())}
     struct = pa.StructArray.from_arrays([columns[part.name] for part in MESSAGE], fields=list(MESSAGE))
-    return list_array(offsets, struct).cast(MESSAGES), cuts
+    return list_array(offsets, struct).cast(MESSAGES), cuts, unheeded
 
 
 def _is_default(prompt: PromptTemplateConfig, roles: pa.Array, index: int, end: int) -> bool:

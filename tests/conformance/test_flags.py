@@ -212,8 +212,25 @@ def test_weights_of_other_roles_do_nothing_unless_train_on_names_them(
     build = build_of(path, folder, text, prompt_template={"format_type": "chat", "train_on": train_on})
     expected = "".join(f"{letter}{stop}" for letter in trained)
     assert ["".join(said for said, _ in row) for row in runs(build, folder).values()] == [expected] * 2
-    (notice,) = [text for report in build.run_all() for text in report.notices if "has no effect" in text]
+    (notice,) = [text for report in build.run_all() for text in report.notices if "not trained, so" in text]
     assert notice.startswith(f"{2 * (4 - len(trained))} messages have a weight above 0")
+
+
+def test_parts_of_other_roles_do_nothing_unless_train_on_names_them(tmp_path: Path, folder: Path) -> None:
+    parts = [part("a", train=True), part("b", train=False)]
+    talk = [{"role": "user", "content": parts}, {"role": "tool", "content": parts}, said("c")]
+    path = write_lines(tmp_path, [{"messages": talk}])
+    template = CHATML.replace(
+        "m.content", "(m.content if m.content is string else m.content | map(attribute='text') | join)"
+    )
+    build = build_of(path, folder, template)
+    assert runs(build, folder) == {0: [("c<|im_end|>", 1.0)]}
+    assert any(text.startswith("2 messages have") for report in build.run_all() for text in report.notices)
+    single = [{"role": "user", "content": [part("a", weight=0.5)]}, said("c")]
+    (tmp_path / "both").mkdir()
+    both = {"format_type": "chat", "train_on": ["user", "assistant"]}
+    build = build_of(write_lines(tmp_path / "both", [{"messages": single}]), folder, template, prompt_template=both)
+    assert runs(build, folder) == {0: [("a", 0.5), ("<|im_end|>", 1.0), ("c<|im_end|>", 1.0)]}
 
 
 def test_a_weight_of_zero_holds_for_every_role(tmp_path: Path, folder: Path) -> None:
@@ -604,7 +621,7 @@ def test_inspect_asks_about_weights_of_rows(name: str, here: Path, capsys: pytes
     write_lines(here, [{"prompt": f"Why {n}?", "completion": f"So {n}.", name: n / 8} for n in range(9)])
     assert main(["inspect", "rows.jsonl"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"Question: the column {name} has numbers" in told and f"{{weight: {name}, …}}" in told
+    assert f"Question: the column {name} could be the weight" in told and f"{{weight: {name}, …}}" in told
     text = (here / "rows.yaml").read_text()
     assert f"# weight: {name}" in text
     (here / "rows.yaml").write_text(text.replace("# weight:", "weight:"))
@@ -612,6 +629,25 @@ def test_inspect_asks_about_weights_of_rows(name: str, here: Path, capsys: pytes
     assert "Question" not in capsys.readouterr().out
     assert main(["build", "rows.yaml", "--json"]) == 0
     assert '"filtered": 1' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": "Why?", "completion": "So.", "train": False}, "the column train could be the weight"),
+        ({"prompt": "Why?", "completion": "So.", "loss_weight": 0}, "the column loss_weight could be the weight"),
+        ({"segments": [{"text": "A", "label": True, "weight": 0.5}]}, "not used are weight (4)"),
+        (
+            {"messages": [asked(), said("A", keep_loss=True)]},
+            "number of messages: keep_loss (4)",
+        ),
+        ({"messages": [asked(weight=1), said("A", weight=1)]}, "4 messages have a weight above 0"),
+    ],
+)
+def test_builds_name_what_they_do_not_use(row: Row, told: str, tmp_path: Path, folder: Path) -> None:
+    sections = {"prompt_template": {"format_type": "text" if "segments" in row else "custom"}}
+    build = build_of(write_lines(tmp_path, [row] * 4), folder, CHATML, **sections)
+    assert any(told in text for report in build.run_all() for text in report.notices)
 
 
 def test_inspect_asks_about_fields_of_messages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
