@@ -650,7 +650,10 @@ def test_builds_name_what_they_do_not_use(row: Row, told: str, tmp_path: Path, f
     assert any(told in text for report in build.run_all() for text in report.notices)
 
 
-def test_inspect_asks_about_fields_of_messages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("writer", [write_lines, write_json_text])
+def test_inspect_asks_about_fields_of_messages(
+    writer: Callable[[Path, list[Row]], Path], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fields: list[Row] = [
         {"train_detail": spans((0, 1, True))},
         {"mask": True},
@@ -658,7 +661,7 @@ def test_inspect_asks_about_fields_of_messages(here: Path, capsys: pytest.Captur
         {"keep_loss": False},
         {},
     ]
-    write_lines(here, [{"messages": [asked("Why?"), said("Because.", **some)]} for some in fields])
+    writer(here, [{"messages": [asked("Why?"), said("Because.", **some)]} for some in fields])
     assert main(["inspect", "rows.jsonl", "--json"]) == 0
     ranges, unclear, unknown = json.loads(capsys.readouterr().out)["questions"]
     assert "1 messages have ranges" in ranges and "prompt_template.train_ranges: train_detail" in ranges
