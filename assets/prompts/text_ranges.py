@@ -59,7 +59,7 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
         found |= flags_of(pc.match_substring(fields, to_json_text(name)))
     if not found.any():
         return messages, {}, 0
-    roles, contents = columns["role"], columns["content"]
+    roles = columns["role"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
     row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt) | {"assistant"}, {}
     unheeded = 0
@@ -68,11 +68,15 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
         parts, detail = left.pop(RANGES, None) or {}, left.pop(prompt.train_ranges, None) if named[1:] else None
         if roles[index].as_py() in chosen:
             try:
+                said = {name: columns[name][index].as_py() or "" for name in ("content", "reasoning")}
                 if detail is not None:
-                    parts = {**parts, "content": _detail(detail, contents[index].as_py(), left, parts)}
+                    parts = {**parts, "content": _detail(detail, said["content"], left, parts)}
+                inherits = None if detail is None else 0.0
+                whole = {name: [(0, len(text.encode()), inherits)] for name, text in said.items() if text}
                 trained = roles[index].as_py() in roles_trained(prompt)
                 default = trained and _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
-                weights[index], ranges = _weighed(parts, weights[index], default)
+                others = bool(left.get("tool_calls"))
+                weights[index], ranges = _weighed({**whole, **parts}, weights[index], default, others)
                 cuts |= {(int(row[index]), int(index - offsets[row[index]]), kind): ranges[kind] for kind in ranges}
             except ValueError as error:
                 left[RANGES] = ["invalid_ranges", str(error)]
@@ -90,16 +94,23 @@ def _is_default(prompt: PromptTemplateConfig, roles: pa.Array, index: int, end: 
 
 
 def _weighed(
-    parts: Mapping[str, Sequence[tuple[int, int, float | None]]], own: float | None, default: bool
+    parts: Mapping[str, Sequence[tuple[int, int, float | None]]], own: float | None, default: bool, others: bool
 ) -> tuple[float | None, dict[str, list[Range]]]:
-    """Return the weight of a message with ranges, and the weights of these, multiplied by the message's own."""
+    """Return the weight of a message with ranges, and the weights of these, multiplied by the message's own.
+
+    Args:
+        parts: the ranges of all text of the message; None for the weight that the message has without them.
+        own: the weight that the message declares, or None.
+        default: whether `train_on` trains the message.
+        others: whether the message has more than text, such as tool calls.
+    """
     inherited, factor = float(default) if own is None else own, 1.0 if own is None else own
     ranges = {
         kind: [(start, end, inherited if weight is None else weight * factor) for start, end, weight in found]
         for kind, found in parts.items()
     }
     if own is None and not any(weight for found in ranges.values() for _, _, weight in found):
-        return (own, {}) if not parts else (0.0, {})
+        return (own, ranges) if others else (0.0, {})
     return factor, ranges if factor else {}
 
 

@@ -7,6 +7,7 @@ LLaMA-Factory, torchtune, slime, XTuner. Each goes through a whole build; what i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -134,6 +135,10 @@ def asked(text: str = "q", **fields: Any) -> Row:
 
 def said(text: Any = "a", **fields: Any) -> Row:
     return {"role": "assistant", "content": text, **fields}
+
+
+def spans(*bounds: tuple[int, int, Any]) -> list[Row]:
+    return [{"begin_offset": begin, "end_offset": end, "train": train} for begin, end, train in bounds]
 
 
 MESSAGES: dict[str, tuple[Row, float | str]] = {
@@ -332,6 +337,34 @@ def test_parts_of_reasoning_and_of_messages_that_train_on_does_not_include(tmp_p
     assert runs(build, folder) == {0: [("b<|im_end|>", 1.0), ("c<|im_end|>", 1.0)]}
 
 
+MIXED: dict[str, tuple[Row, str]] = {
+    "reasoning is masked": (said([{"type": "thinking", "thinking": "deep", "train": False}, part("yes")]), "yes⏹"),
+    "content is masked": (said([part("no", train=False)], reasoning_content="deep"), "deep⏹"),
+    "ranges mask all else": (said("abc", reasoning_content="deep", train_detail=spans((1, 1, True))), "b⏹"),
+    "a part of reasoning": (said("yes", reasoning_content=[part("a", train=False), part("b")]), "byes⏹"),
+}
+"""An answer with reasoning; and its trained text, without white space and tags."""
+
+
+@pytest.mark.parametrize("train_on", ["completions", "last"])
+@pytest.mark.parametrize("case", MIXED)
+def test_weights_of_reasoning_and_content_do_not_spill(case: str, train_on: str, tmp_path: Path, folder: Path) -> None:
+    """With `last`, an earlier answer is trained only where a flag says so; ranges do."""
+    message, trained = MIXED[case]
+    talks = [[asked(), message], [asked(), message, asked(), said("end")], [asked(), said("x", train_detail=None)]]
+    prompt = {"format_type": "chat", "train_ranges": "train_detail", "train_on": train_on}
+    template = THINKING.read_text().replace("loop.index0 > asked.last and ", "")
+    path = write_lines(tmp_path, [{"messages": talk} for talk in talks])
+    build = build_of(path, folder, template, prompt_template=prompt)
+    found = {
+        row: re.sub(r"</?think>|\n", "", "".join(text for text, _ in parts))
+        for row, parts in runs(build, folder).items()
+    }
+    once = trained.replace("⏹", "<|im_end|>")
+    assert found[0] == once
+    assert found[1] == once * (train_on == "completions" or "train_detail" in message) + "end<|im_end|>"
+
+
 def test_reasoning_inside_a_content_of_parts(tmp_path: Path, folder: Path) -> None:
     """A template that takes `<think>` apart still gets the parts' weights where it writes their text."""
     parts = [part("<think>\nbad", train=False), part(" good\n</think>\n\nyes", train=True), part(" no", train=False)]
@@ -339,10 +372,6 @@ def test_reasoning_inside_a_content_of_parts(tmp_path: Path, folder: Path) -> No
     (found,) = runs(build, folder).values()
     text = "".join(text for text, _ in found)
     assert "bad" not in text and " no" not in text and " good\n</think>\n\nyes" in text
-
-
-def spans(*bounds: tuple[int, int, Any]) -> list[Row]:
-    return [{"begin_offset": begin, "end_offset": end, "train": train} for begin, end, train in bounds]
 
 
 WELL = "I'm doing very well, thank you!"
