@@ -21,7 +21,7 @@ from tokenloom.assets.columns.source_expressions import (
     paths_of,
 )
 from tokenloom.assets.schema.choose_format import MIN_CONFIDENCE, choose
-from tokenloom.assets.schema.evidence.flag_questions import weight_columns, weight_question
+from tokenloom.assets.schema.evidence.flag_questions import segment_questions, weight_columns, weight_question
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, fits_flag, profiles
 from tokenloom.assets.schema.evidence.training_flags import LARGEST
 from tokenloom.assets.schema.evidence.unused_columns import is_filled, is_spoken, unused_columns
@@ -261,13 +261,17 @@ def unused_by(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()
 
 
 def weight_questions(mapping: ColumnMapping, columns: Columns, kept: Sequence[str] = ()) -> list[str]:
-    """Return sentences about unused columns that could be the weights of rows; see `unused_by`."""
+    """Return sentences about unused columns and fields that could be weights; see `unused_by`."""
+    paths, segments = profiles(columns), mapping.sources().get("segments")
+    if mapping.form == "segments" and isinstance(segments, Path):
+        asked = segment_questions(paths.get(_steps(segments)))
+    else:
+        asked = []
     if mapping.weight is not None or mapping.form == "prompt_only":
-        return []
-    paths = profiles(columns)
+        return asked
     used = {(path.column,) for source in mapping.sources().values() for path in paths_of(source)}
     used |= {(parse_path(text, _names(paths)).column,) for text in kept}
-    return list(map(weight_question, weight_columns(paths, used)))
+    return [*asked, *map(weight_question, weight_columns(paths, used))]
 
 
 def metadata_beside(sources: Iterable[Source], columns: Columns, unused: Sequence[str]) -> list[str]:

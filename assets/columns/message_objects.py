@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tokenloom.assets.columns.content_parts import (
@@ -118,14 +118,12 @@ def _message(item: Object, items: Iterable[Object | None]) -> Message:
         elif name == "tool_calls":
             fields[name] = calls
         else:
-            is_thought = reasoning is not None and name in REASONING_FIELDS and value in (reasoning, thought)
-            fields[name] = None if is_thought else value
+            known = reasoning is not None and name in REASONING_FIELDS and value in (reasoning, thought)
+            fields[name] = None if known else value
     if calls:
         fields["tool_calls"] = calls
-    ranges = {} if said is None or role == "tool" else {"content": _ranges(item[said])}
-    ranges |= {"reasoning": _ranges(thought)} if reasoning is not None else {}
-    if ranges := {name: found for name, found in ranges.items() if found}:
-        fields[RANGES] = ranges
+    if kept is not None or type(thought) is list:
+        _add_ranges(fields, {"content": () if said is None else item[said], "reasoning": thought}, role)
     plain = fields == {"role": None, "content": None}
     return role, content, reasoning, _weight(item), None if plain else to_json_text(fields)
 
@@ -308,13 +306,19 @@ def _weight(item: Object) -> float | None:
         raise Unfit("invalid_weight", f"a message {error}") from error
 
 
-def _ranges(parts: Any) -> list[Any]:
-    """Return the ranges of bytes of text parts with their weights; empty if no part declares one.
+def _add_ranges(fields: Object, values: Mapping[str, Any], role: str) -> None:
+    """Add the ranges of text parts that declare a weight to a message's fields.
 
     Raises:
         Unfit: a weight is invalid.
     """
+    content = values["content"]
+    typed = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+    if role == "tool" and not typed:
+        return  # a tool's result can be any value
     try:
-        return part_ranges(parts)
+        ranges = {name: found for name, value in values.items() if (found := part_ranges(value))}
     except ValueError as error:
         raise Unfit("invalid_weight", f"a content part {error}") from error
+    if ranges:
+        fields[RANGES] = ranges

@@ -7,6 +7,7 @@ the template writes after it; if the template writes none after the last answer,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from tokenloom.assets.prompts.spans import CONTENT, KIND_PARTS, STOP, Piece
 from tokenloom.assets.prompts.text_ranges import CutsOfRows, take_ranges
 from tokenloom.assets.prompts.trained_turns import Layout, ShapeFormat, TurnCounts
 from tokenloom.assets.prompts.turn_boundaries import REPEATED, TurnBoundaries, divide
-from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, UNREAD, is_lost, unread
+from tokenloom.assets.prompts.unread_fields import LOST, UNHEEDED, counter_of, is_lost, unread
 from tokenloom.assets.prompts.verify import UNVERIFIED_RANGES, Shape, ShapeError, Variables, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
 from tokenloom.assets.stage.rejects import ROW
@@ -85,7 +86,8 @@ class ChatFormat:
             one_array(table[name]) if name in table.column_names else None for name in ("tools", "template_kwargs")
         )
         rows, counts = one_array(table[ROW]), TurnCounts(one_array(table[ROW]))
-        messages, cuts = take_ranges(messages, self.prompt)
+        messages, cuts, unheeded = take_ranges(messages, self.prompt)
+        counts.found += Counter({UNHEEDED: unheeded})
         shapes = self._shapes(rows, group_by_shape(messages, tools, kwargs, cuts), counts)
         out = render_verified(self.template, shapes, table.num_rows, self.opacity is None)
         out = verdict_by_row(out) if self.exact else out
@@ -202,7 +204,7 @@ class ChatFormat:
                 counts.found[UNHEEDED] += len(group.rows)
                 turns[index] = turn = replace(turn, weight=None)
             for name in unread(turn, self.writes):
-                counts.found[f"{UNREAD}{name:.64}"] += len(group.rows)
+                counts.found[counter_of(name, counts.found)] += len(group.rows)
                 answers = turn.role == "assistant" and weights[index]
                 if answers and turn.problem is None and is_lost(name, turn, group.empty[index]):
                     turns[index] = turn = replace(turn, problem=("field_ignored", LOST.format(name)))

@@ -43,8 +43,8 @@ def ranges_of(prompt: PromptTemplateConfig) -> tuple[str, ...]:
     return (RANGES, prompt.train_ranges) if prompt.train_ranges else (RANGES,)
 
 
-def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Array, Cuts]:
-    """Return conversations without their ranges, and these.
+def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Array, Cuts, int]:
+    """Return conversations without their ranges, these, and the number of messages of other roles that have some.
 
     A message with ranges is trained if one of them is. Other messages have the weights that they had. Ranges that are
     not valid are left in the message as the problem that it has.
@@ -53,35 +53,42 @@ def take_ranges(messages: pa.Array, prompt: PromptTemplateConfig) -> tuple[pa.Ar
     columns = dict(zip(MESSAGE.names, flat.flatten(), strict=True))
     fields, named = columns["fields"], ranges_of(prompt)
     if fields.null_count == len(fields):
-        return messages, {}
+        return messages, {}, 0
     found = np.zeros(len(flat), bool)
     for name in named:
         found |= flags_of(pc.match_substring(fields, to_json_text(name)))
     if not found.any():
-        return messages, {}
-    roles, contents = columns["role"], columns["content"]
+        return messages, {}, 0
+    roles = columns["role"]
     weights, texts = columns["weight"].to_pylist(), fields.to_pylist()
     row, chosen, cuts = row_of(np.diff(offsets)), roles_trained(prompt) | {"assistant"}, {}
+    unheeded = 0
     for index in np.flatnonzero(found).tolist():
         left = json.loads(texts[index])
         parts, detail = left.pop(RANGES, None) or {}, left.pop(prompt.train_ranges, None) if named[1:] else None
         if roles[index].as_py() in chosen:
             try:
+                said = {name: columns[name][index].as_py() or "" for name in ("content", "reasoning")}
                 if detail is not None:
-                    parts = {**parts, "content": _detail(detail, contents[index].as_py(), left, parts)}
+                    parts = {**parts, "content": _detail(detail, said["content"], left, parts)}
+                inherits = None if detail is None else 0.0
+                whole = {name: [(0, len(text.encode()), inherits)] for name, text in said.items() if text}
                 trained = roles[index].as_py() in roles_trained(prompt)
                 default = trained and _is_default(prompt, roles, index, int(offsets[row[index] + 1]))
-                weights[index], ranges = _weighed(parts, weights[index], default)
+                others = bool(left.get("tool_calls"))
+                weights[index], ranges = _weighed({**whole, **parts}, weights[index], default, others)
                 factor = (prompt.weights or {}).get(roles[index].as_py(), 1.0)
                 for kind, parts_of_kind in ranges.items():
                     weighed = [(start, end, weight * factor) for start, end, weight in parts_of_kind]
                     cuts[int(row[index]), int(index - offsets[row[index]]), kind] = weighed
             except ValueError as error:
                 left[RANGES] = ["invalid_ranges", str(error)]
+        else:
+            unheeded += 1
         texts[index] = None if left == {"role": None, "content": None} else to_json_text(left)
     columns |= {"weight": pa.array(weights, pa.float32()), "fields": pa.array(texts, pa.string())}
     struct = pa.StructArray.from_arrays([columns[part.name] for part in MESSAGE], fields=list(MESSAGE))
-    return list_array(offsets, struct).cast(MESSAGES), cuts
+    return list_array(offsets, struct).cast(MESSAGES), cuts, unheeded
 
 
 def _is_default(prompt: PromptTemplateConfig, roles: pa.Array, index: int, end: int) -> bool:
@@ -90,16 +97,23 @@ def _is_default(prompt: PromptTemplateConfig, roles: pa.Array, index: int, end: 
 
 
 def _weighed(
-    parts: Mapping[str, Sequence[tuple[int, int, float | None]]], own: float | None, default: bool
+    parts: Mapping[str, Sequence[tuple[int, int, float | None]]], own: float | None, default: bool, others: bool
 ) -> tuple[float | None, dict[str, list[Range]]]:
-    """Return the weight of a message with ranges, and the weights of these, multiplied by the message's own."""
+    """Return the weight of a message with ranges, and the weights of these, multiplied by the message's own.
+
+    Args:
+        parts: the ranges of all text of the message; None for the weight that the message has without them.
+        own: the weight that the message declares, or None.
+        default: whether `train_on` trains the message.
+        others: whether the message has more than text, such as tool calls.
+    """
     inherited, factor = float(default) if own is None else own, 1.0 if own is None else own
     ranges = {
         kind: [(start, end, inherited if weight is None else weight * factor) for start, end, weight in found]
         for kind, found in parts.items()
     }
     if own is None and not any(weight for found in ranges.values() for _, _, weight in found):
-        return (own, {}) if not parts else (0.0, {})
+        return (own, ranges) if others else (0.0, {})
     return factor, ranges if factor else {}
 
 

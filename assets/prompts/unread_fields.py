@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,8 @@ UNHEEDED = "weights_without_effect"
 UNREAD = "unread_fields."
 """Start of the counters of messages with a field that the template does not read; the field's name follows."""
 
+MAX_NAMES, OTHERS = 50, "other fields"
+
 LOST = "the text of the field {} of a trained answer is not in the rendered text"
 
 _THOUGHT = {"reasoning", "thinking", "thought", "thoughts", "think", "cot", "analysis", "scratchpad"}
@@ -39,6 +41,12 @@ def unread(turn: Turn, reads: Callable[[str], bool]) -> Iterator[str]:
         known = name in KNOWN or kind_of(name) is not None or (name in REASONING_FIELDS and value is None)
         if not known and is_unknown(name, value) and not reads(name):
             yield name
+
+
+def counter_of(name: str, found: Collection[str]) -> str:
+    """Return the counter of a field; names are the data's, and there can be any number of them."""
+    shown = f"{UNREAD}{''.join(char if char.isprintable() else '?' for char in name[:64])}"
+    return shown if shown in found or len(found) < MAX_NAMES else f"{UNREAD}{OTHERS}"
 
 
 def is_lost(name: str, turn: Turn, empty: bool) -> bool:
@@ -58,8 +66,8 @@ def notices(counters: Mapping[str, int]) -> list[str]:
     found = []
     if count := counters.get(UNHEEDED):
         found.append(
-            f"{count:,} messages have a weight above 0 but a role that is not trained, so the weight has no effect; to "
-            "train them, name their role in prompt_template.train_on"
+            f"{count:,} messages have a weight above 0 or weighted parts, but a role that is not trained, so they are "
+            "masked; to train them, name their role in prompt_template.train_on"
         )
     fields = {name.removeprefix(UNREAD): count for name, count in counters.items() if name.startswith(UNREAD)}
     if fields:

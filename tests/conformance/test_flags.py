@@ -7,6 +7,7 @@ LLaMA-Factory, torchtune, slime, XTuner. Each goes through a whole build; what i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -136,6 +137,10 @@ def said(text: Any = "a", **fields: Any) -> Row:
     return {"role": "assistant", "content": text, **fields}
 
 
+def spans(*bounds: tuple[int, int, Any]) -> list[Row]:
+    return [{"begin_offset": begin, "end_offset": end, "train": train} for begin, end, train in bounds]
+
+
 MESSAGES: dict[str, tuple[Row, float | str]] = {
     "openai weight 0": ({"weight": 0}, 0.0),
     "openai weight 1": ({"weight": 1}, 1.0),
@@ -212,8 +217,25 @@ def test_weights_of_other_roles_do_nothing_unless_train_on_names_them(
     build = build_of(path, folder, text, prompt_template={"format_type": "chat", "train_on": train_on})
     expected = "".join(f"{letter}{stop}" for letter in trained)
     assert ["".join(said for said, _ in row) for row in runs(build, folder).values()] == [expected] * 2
-    (notice,) = [text for report in build.run_all() for text in report.notices if "has no effect" in text]
+    (notice,) = [text for report in build.run_all() for text in report.notices if "not trained, so" in text]
     assert notice.startswith(f"{2 * (4 - len(trained))} messages have a weight above 0")
+
+
+def test_parts_of_other_roles_do_nothing_unless_train_on_names_them(tmp_path: Path, folder: Path) -> None:
+    parts = [part("a", train=True), part("b", train=False)]
+    talk = [{"role": "user", "content": parts}, {"role": "tool", "content": parts}, said("c")]
+    path = write_lines(tmp_path, [{"messages": talk}])
+    template = CHATML.replace(
+        "m.content", "(m.content if m.content is string else m.content | map(attribute='text') | join)"
+    )
+    build = build_of(path, folder, template)
+    assert runs(build, folder) == {0: [("c<|im_end|>", 1.0)]}
+    assert any(text.startswith("2 messages have") for report in build.run_all() for text in report.notices)
+    single = [{"role": "user", "content": [part("a", weight=0.5)]}, said("c")]
+    (tmp_path / "both").mkdir()
+    both = {"format_type": "chat", "train_on": ["user", "assistant"]}
+    build = build_of(write_lines(tmp_path / "both", [{"messages": single}]), folder, template, prompt_template=both)
+    assert runs(build, folder) == {0: [("a", 0.5), ("<|im_end|>", 1.0), ("c<|im_end|>", 1.0)]}
 
 
 def test_a_weight_of_zero_holds_for_every_role(tmp_path: Path, folder: Path) -> None:
@@ -315,6 +337,34 @@ def test_parts_of_reasoning_and_of_messages_that_train_on_does_not_include(tmp_p
     assert runs(build, folder) == {0: [("b<|im_end|>", 1.0), ("c<|im_end|>", 1.0)]}
 
 
+MIXED: dict[str, tuple[Row, str]] = {
+    "reasoning is masked": (said([{"type": "thinking", "thinking": "deep", "train": False}, part("yes")]), "yes⏹"),
+    "content is masked": (said([part("no", train=False)], reasoning_content="deep"), "deep⏹"),
+    "ranges mask all else": (said("abc", reasoning_content="deep", train_detail=spans((1, 1, True))), "b⏹"),
+    "a part of reasoning": (said("yes", reasoning_content=[part("a", train=False), part("b")]), "byes⏹"),
+}
+"""An answer with reasoning; and its trained text, without white space and tags."""
+
+
+@pytest.mark.parametrize("train_on", ["completions", "last"])
+@pytest.mark.parametrize("case", MIXED)
+def test_weights_of_reasoning_and_content_do_not_spill(case: str, train_on: str, tmp_path: Path, folder: Path) -> None:
+    """With `last`, an earlier answer is trained only where a flag says so; ranges do."""
+    message, trained = MIXED[case]
+    talks = [[asked(), message], [asked(), message, asked(), said("end")], [asked(), said("x", train_detail=None)]]
+    prompt = {"format_type": "chat", "train_ranges": "train_detail", "train_on": train_on}
+    template = THINKING.read_text().replace("loop.index0 > asked.last and ", "")
+    path = write_lines(tmp_path, [{"messages": talk} for talk in talks])
+    build = build_of(path, folder, template, prompt_template=prompt)
+    found = {
+        row: re.sub(r"</?think>|\n", "", "".join(text for text, _ in parts))
+        for row, parts in runs(build, folder).items()
+    }
+    once = trained.replace("⏹", "<|im_end|>")
+    assert found[0] == once
+    assert found[1] == once * (train_on == "completions" or "train_detail" in message) + "end<|im_end|>"
+
+
 def test_reasoning_inside_a_content_of_parts(tmp_path: Path, folder: Path) -> None:
     """A template that takes `<think>` apart still gets the parts' weights where it writes their text."""
     parts = [part("<think>\nbad", train=False), part(" good\n</think>\n\nyes", train=True), part(" no", train=False)]
@@ -322,10 +372,6 @@ def test_reasoning_inside_a_content_of_parts(tmp_path: Path, folder: Path) -> No
     (found,) = runs(build, folder).values()
     text = "".join(text for text, _ in found)
     assert "bad" not in text and " no" not in text and " good\n</think>\n\nyes" in text
-
-
-def spans(*bounds: tuple[int, int, Any]) -> list[Row]:
-    return [{"begin_offset": begin, "end_offset": end, "train": train} for begin, end, train in bounds]
 
 
 WELL = "I'm doing very well, thank you!"
@@ -604,7 +650,7 @@ def test_inspect_asks_about_weights_of_rows(name: str, here: Path, capsys: pytes
     write_lines(here, [{"prompt": f"Why {n}?", "completion": f"So {n}.", name: n / 8} for n in range(9)])
     assert main(["inspect", "rows.jsonl"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"Question: the column {name} has numbers" in told and f"{{weight: {name}, …}}" in told
+    assert f"Question: the column {name} could be the weight" in told and f"{{weight: {name}, …}}" in told
     text = (here / "rows.yaml").read_text()
     assert f"# weight: {name}" in text
     (here / "rows.yaml").write_text(text.replace("# weight:", "weight:"))
@@ -614,7 +660,29 @@ def test_inspect_asks_about_weights_of_rows(name: str, here: Path, capsys: pytes
     assert '"filtered": 1' in capsys.readouterr().out
 
 
-def test_inspect_asks_about_fields_of_messages(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": "Why?", "completion": "So.", "train": False}, "the column train could be the weight"),
+        ({"prompt": "Why?", "completion": "So.", "loss_weight": 0}, "the column loss_weight could be the weight"),
+        ({"segments": [{"text": "A", "label": True, "weight": 0.5}]}, "not used are weight (4)"),
+        (
+            {"messages": [asked(), said("A", keep_loss=True)]},
+            "number of messages: keep_loss (4)",
+        ),
+        ({"messages": [asked(weight=1), said("A", weight=1)]}, "4 messages have a weight above 0"),
+    ],
+)
+def test_builds_name_what_they_do_not_use(row: Row, told: str, tmp_path: Path, folder: Path) -> None:
+    sections = {"prompt_template": {"format_type": "text" if "segments" in row else "custom"}}
+    build = build_of(write_lines(tmp_path, [row] * 4), folder, CHATML, **sections)
+    assert any(told in text for report in build.run_all() for text in report.notices)
+
+
+@pytest.mark.parametrize("writer", [write_lines, write_json_text])
+def test_inspect_asks_about_fields_of_messages(
+    writer: Callable[[Path, list[Row]], Path], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fields: list[Row] = [
         {"train_detail": spans((0, 1, True))},
         {"mask": True},
@@ -622,7 +690,7 @@ def test_inspect_asks_about_fields_of_messages(here: Path, capsys: pytest.Captur
         {"keep_loss": False},
         {},
     ]
-    write_lines(here, [{"messages": [asked("Why?"), said("Because.", **some)]} for some in fields])
+    writer(here, [{"messages": [asked("Why?"), said("Because.", **some)]} for some in fields])
     assert main(["inspect", "rows.jsonl", "--json"]) == 0
     ranges, unclear, unknown = json.loads(capsys.readouterr().out)["questions"]
     assert "1 messages have ranges" in ranges and "prompt_template.train_ranges: train_detail" in ranges

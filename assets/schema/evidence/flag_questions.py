@@ -14,18 +14,31 @@ Profiles = Mapping[Steps, Profile]
 
 
 def weight_columns(paths: Profiles, used: Collection[Steps]) -> list[str]:
-    """Return the columns of numbers that have the name of a weight of rows, and that nothing uses."""
+    """Return the columns of numbers or flags that have the name of a weight of rows, and that nothing uses."""
     columns = (profile for profile in paths.values() if profile.is_column and profile.steps not in used)
-    named = (profile for profile in columns if "_".join(words(profile.name)) in ROW_WEIGHTS)
-    return [profile.name for profile in named if profile.numbers >= 0.9]
+    return [profile.name for profile in columns if _weighs_rows(profile)]
+
+
+def _weighs_rows(profile: Profile) -> bool:
+    if profile.kind == "boolean":
+        return kind_of(profile.name) == "trained"
+    return profile.numbers >= 0.9 and "_".join(words(profile.name)) in ROW_WEIGHTS
 
 
 def weight_question(name: str) -> str:
     """Return the sentence that asks about such a column."""
     return (
-        f"the column {name} has numbers that could weigh the loss of each row, and is not used; to multiply the loss "
-        f"weight of the row's trained tokens by it, set dataset.column_mapping: {{weight: {name}, …}}"
+        f"the column {name} could be the weight of each row's loss, and is not used; to multiply the loss weights of "
+        f"the row's trained tokens by it, set dataset.column_mapping: {{weight: {name}, …}}"
     )
+
+
+def segment_questions(segments: Profile | None) -> list[str]:
+    """Return sentences about flags of labelled segments that are not read."""
+    items = segments.items if segments is not None else None
+    flags = [field for name in items.fields if kind_of(name) and (field := items.field(name))] if items else []
+    named = _listed({field.name: _count(field) for field in flags if _count(field)})
+    return [f"the label of a segment decides whether it is trained; not used are {named}"] if named else []
 
 
 def range_fields(paths: Profiles, used: Collection[Steps]) -> dict[str, int]:

@@ -68,10 +68,13 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     Raises:
         ValueError: a value is not understood, or two fields contradict each other.
     """
-    given = {name: value for name, value in item.items() if value is not None and kind_of(name)}
-    found = {name: _value(kind_of(name), name, value) for name, value in given.items()}
-    if not found:
-        return None
+    found = {
+        name: _value(kind, name, value)
+        for name, value in item.items()
+        if (kind := kind_of(name)) is not None and value is not None
+    }
+    if len(found) < 2:
+        return next(iter(found.values()), None)
     numbers = {value for name, value in found.items() if kind_of(name) == "number"}
     if len(numbers) > 1 or len({value > 0 for value in found.values()}) > 1:
         named = ", ".join(f"{name}: {item[name]}" for name in found)
@@ -79,12 +82,11 @@ def loss_weight(item: Mapping[str, Any]) -> float | None:
     return next(iter(numbers or found.values()))
 
 
-def _value(kind: str | None, name: str, value: Any) -> float:
+def _value(kind: str, name: str, value: Any) -> float:
     """Return a field's value as a weight."""
-    given = _WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value
     try:
-        number = float(given) if isinstance(given, bool | int | float | str) else math.nan
-    except (ValueError, OverflowError):
+        number = float(_WORDS.get(value.strip().lower(), value) if type(value) is str else value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if kind == "unclear":
         raise ValueError(f"has the field {name}, which trains in some tools and masks in others; write train or masked")

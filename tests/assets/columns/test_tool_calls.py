@@ -90,9 +90,8 @@ def test_answers_have_the_weights_of_their_messages(tokenizer_folder: Path, rows
         assert result["text"] == written(row["messages"], row["tools"])
         expected = []
         for found in row["messages"]:
-            default = 1.0 if found["role"] == "assistant" else 0.0
-            weight = default if found["weight"] is None else found["weight"]
-            if weight:
+            weight = 1.0 if found["weight"] is None else found["weight"]
+            if weight and found["role"] == "assistant":
                 expected.append((found["content"] + calls_of(found) + "<|im_end|>", weight))
         assert weighted_parts(result["text"], result["spans"]) == expected
 
@@ -120,7 +119,9 @@ def test_weights_take_precedence_over_train_on(tokenizer_folder: Path, rows: lis
             head = len(f"<|im_start|>{found['role']}\n")
             body = len(f"{found['content']}<|im_end|>")
             bytes_of[at : at + head] = bytes_of[at + head + body] = train_on == "all"
-            bytes_of[at + head : at + head + body] = default if found["weight"] is None else found["weight"]
+            heeded = found["role"] == "assistant" or train_on in ("all", ["user"]) or found["weight"] == 0
+            own = found["weight"] if heeded else None
+            bytes_of[at + head : at + head + body] = default if own is None else own
             at += head + body + 1
         spans = result["spans"]
         assert np.repeat([s["weight"] for s in spans], [s["end"] - s["start"] for s in spans]).tolist() == list(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stage_report import StageReport
+from tokenloom.assets.columns.json_conversations import parse
 from tokenloom.assets.columns.mapping import ALLOWED, metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.source_expressions import Source, parse_source, paths_of
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
@@ -25,7 +26,10 @@ from tokenloom.assets.schema.evidence.flag_questions import (
     weight_question,
 )
 from tokenloom.assets.schema.evidence.profiles import Profile, Steps, profiles
+from tokenloom.assets.schema.evidence.unused_columns import is_message_text
 from tokenloom.assets.schema.formats.candidate import FormatCandidate
+from tokenloom.assets.schema.merge import merge
+from tokenloom.assets.schema.sketch import sketch
 from tokenloom.cli.starter.starter_yaml import starter_yaml
 from tokenloom.cli.starter.templated_rows import templated_rows
 from tokenloom.cli.starter.text_rows import TextRows, detect_text_rows, with_text_rows
@@ -38,7 +42,12 @@ from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.sources.source_file import COMPRESSIONS, FORMATS, SourceFiles
 from tokenloom.resources.store import ArtifactStore
 from tokenloom.resources.store.artifact_store import inspected
+from tokenloom.resources.tables.json_text import json_column, to_json_text
+from tokenloom.resources.tables.ragged import one_array
 from tokenloom.resources.tokenizers import TokenizerSpec, resolve_tokenizer
+
+PARSED = 1000
+"""Number of conversations as JSON text whose fields are looked at."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,14 @@ class Inspection:
 
     @cached_property
     def _paths(self) -> dict[Steps, Profile]:
-        return profiles(self.facts["columns"])
+        """The profiles of all paths; of conversations as JSON text, those within the first rows too."""
+        found = profiles(self.facts["columns"])
+        texts = [profile.name for profile in found.values() if profile.is_column and is_message_text(profile)]
+        if texts:
+            rows = next(self.build.input_chunks("raw")).load()
+            parsed = {name: _parsed(one_array(rows[name]).slice(0, PARSED)) for name in texts}
+            found |= profiles(merge([sketch(pa.table(parsed))]))
+        return found
 
     def _asked(self) -> dict[str, str]:
         """Return settings that the YAML has as comments, by section: roles, and settings of `prompt_template`."""
@@ -252,6 +268,12 @@ def inspect_source(
     if style:
         _refuse_style(found)
     return found
+
+
+def _parsed(texts: pa.Array) -> pa.Array:
+    """Return JSON texts as a JSON column, with null for what is not valid."""
+    values = parse([text or "null" for text in texts.to_pylist()])
+    return json_column([None if isinstance(value, Exception) else to_json_text(value) for value in values])
 
 
 def dataset_name(source: str) -> str:
