@@ -483,7 +483,7 @@ def test_one_odd_label_is_rejected_alone(tmp_path: Path, odd: Any, position: int
 
 
 def test_odd_values_are_counted(tmp_path: Path) -> None:
-    rows = [{"messages": talk(a, s)} for a, s, _ in EVERY]
+    rows: list[Row] = [{"messages": talk(a, s)} for a, s, _ in EVERY]
     rows[7] = {"messages": "text"}
     rows[9]["messages"].append("text")
     facts = described(*(chunk.load().table for chunk in chunks_of(jsonl(tmp_path / "rows.jsonl", rows))))

@@ -30,7 +30,7 @@ OTHER_DELIMITERS = ";\t|"
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d.,]*|\.\d+)([eE][-+]?\d+)?\s*%?\s*")
 _QUOTED = re.compile(r'"[^"]*"')
 _MALFORMED = "text follows the quote that closes a field"
-_HEAD_BYTES, _NAME_CHARACTERS, _NAME_WORDS = 1 << 16, 100, 8
+_HEAD_BYTES, _ESCAPES_BYTES, _NAME_CHARACTERS, _NAME_WORDS = 1 << 16, 1 << 20, 100, 8
 csv.field_size_limit(1 << 30)
 
 
@@ -72,7 +72,8 @@ def has_escapes(head: bytes, final: bool, dialect: Dialect) -> bool:
     """
     if dialect.escape or not dialect.quote or f"\\{dialect.quote}".encode() not in head:
         return False
-    data = np.frombuffer(head if not final or head.endswith(b"\n") else head + b"\n", np.uint8)
+    whole = final and len(head) <= _ESCAPES_BYTES
+    data = np.frombuffer(head[:_ESCAPES_BYTES] + b"\n" * (whole and not head.endswith(b"\n")), np.uint8)
     good = []
     for one in (dialect, replace(dialect, escape=True)):
         bounds = one.finder("").find(data, False)
