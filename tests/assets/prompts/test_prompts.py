@@ -61,7 +61,7 @@ def test_custom_template_with_the_answer_in_the_middle_trains_answer_and_eos(
     for row, made in zip(rows, out.table.to_pylist(), strict=True):
         assert made["text"] == f"<s>A: {row['answer']}</s>\nQ: {row['q']}, {row['q']}"
         assert_partition(made["text"], made["spans"])
-        assert trained_parts(made["text"], made["spans"]) == [row["answer"] + "</s>"]
+        assert trained_parts(made["text"], made["spans"]) == [f" {row['answer']}</s>"]
         controls = [span for span in made["spans"] if span["control"]]
         assert [made["text"].encode()[span["start"] : span["end"]] for span in controls] == [b"<s>", b"</s>"]
 
@@ -75,14 +75,14 @@ def test_an_eos_of_the_template_is_trained_and_not_added_again(render: Render, f
     (made,) = render([{"q": "a", "answer": "b"}], prompt).table.to_pylist()
     written = f"{between}</s>" if between != "!" else f"</s>{between}</s>"  # text between them: not the answer's EOS
     assert made["text"] == f"a: b{written}\n--"
-    assert trained_parts(made["text"], made["spans"]) == [f"b{written.removesuffix('!</s>')}"]
+    assert trained_parts(made["text"], made["spans"]) == [f" b{written.removesuffix('!</s>')}"]
 
 
 def test_eos_can_be_omitted(render: Render) -> None:
     out = render([{"q": "a", "answer": "b"}], {"template": "{q}: {answer}", "label_column": "answer", "add_eos": False})
     (made,) = out.table.to_pylist()
     assert made["text"] == "a: b"
-    assert trained_parts(made["text"], made["spans"]) == ["b"]
+    assert trained_parts(made["text"], made["spans"]) == [" b"]
 
 
 def test_train_on_all_trains_every_byte(render: Render) -> None:
@@ -143,7 +143,7 @@ def test_jinja_template_with_a_condition_follows_each_row(render: Render, values
         middle = f">> {row['context']}\n" if row["context"] else ""
         assert made["text"] == f"### {row['question']}\n{middle}Answer: {row['answer']}</s>"
         assert_partition(made["text"], made["spans"])
-        assert trained_parts(made["text"], made["spans"]) == [row["answer"] + "</s>"]
+        assert trained_parts(made["text"], made["spans"]) == [f" {row['answer']}</s>"]
 
 
 @given(st.lists(st.tuples(TEXT, ANSWER), min_size=1, max_size=6))
@@ -155,7 +155,7 @@ def test_jinja_trim_trains_the_trimmed_answer(render: Render, values: list[tuple
     for row, made in zip(rows, out.table.to_pylist(), strict=True):
         answer = row["answer"].strip()
         assert made["text"] == f"{row['q'].strip()}\nA: {answer}</s>\n--"
-        assert trained_parts(made["text"], made["spans"]) == [answer + "</s>"]
+        assert trained_parts(made["text"], made["spans"]) == [f" {answer}</s>"]
 
 
 @given(st.lists(st.tuples(BLANKS, BLANKS.filter(str.strip)), min_size=1, max_size=6))
