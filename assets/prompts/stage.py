@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenloom.assets.prompts.few_shot.examples_file import fixed_examples
 from tokenloom.assets.prompts.render import added_tokens, chat_format, is_chat, renderer, renders_in_python
-from tokenloom.assets.prompts.spans import ROLES
+from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
@@ -67,7 +67,8 @@ class PromptsStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""
-        return {"roles": list(ROLES)}
+        weighed = context.config.prompt_template.weights is not None
+        return {"roles": [role for role in ROLES if weighed or role not in (CONTENT, STOP)]}
 
 
 STAGE = PromptsStage()
