@@ -422,7 +422,7 @@ def test_kinds_are_a_partition_of_what_completions_train(file: Path, turns: str)
         texts(train_on=ALL_DIFFERENT),
     )
     assert (refused, base.keys()) == (same, equal.keys())
-    assert base.keys() >= different.keys() and len(different) > 30
+    assert base.keys() >= different.keys() and len(base) - len(different) <= 12
     for row, found in equal.items():
         assert [*map(trained_bytes, found)] == [*map(trained_bytes, base[row])]
     for row, found in different.items():
