@@ -14,6 +14,7 @@ Where the template does not show which of two kinds a text is, their weights mus
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -116,7 +117,8 @@ class AnswerKinds:
         for trained, run in groupby(pieces, is_trained):
             group = list(run)
             if trained:
-                following = next((index for index in answers if index > latest), -1)
+                place = bisect_right(answers, latest)
+                following = answers[place] if place < len(answers) else -1
                 latest = next((piece.message for piece in group if piece.message >= 0), following)
             for piece in group:
                 latest = piece.message if trained and piece.message >= 0 else latest
@@ -155,15 +157,20 @@ class AnswerKinds:
             yield from (bit.of(kind) for bit in others)
 
     def _without_values(self, calls: Range | None, values: Sequence[_Bit]) -> tuple[Range | None, set[str]]:
-        """Return where the text of calls is without a value at its start or end, and the kinds of values within it."""
+        """Return where the text of calls is without a content at its start or end, and without closed reasoning; and
+        the kinds of the other values within it."""
         within: set[str] = set()
         for value in values:
             if calls is None or not calls[0] <= value.start < calls[1]:
                 continue
-            if not self.outline.text[calls[0] : value.start].strip():
+            text, closes = self.outline.text, self.outline.text.find(CLOSE, value.end, calls[1])
+            if value.kind == CONTENT and not text[calls[0] : value.start].strip():
                 calls = value.end, calls[1]
-            elif not self.outline.text[value.end : calls[1]].strip():
+            elif value.kind == CONTENT and not text[value.end : calls[1]].strip():
                 calls = calls[0], value.start
+            elif value.kind == REASONING and closes >= 0:
+                rest = text[closes + len(CLOSE) : calls[1]]
+                calls = calls[1] - len(rest.lstrip()), calls[1]
             else:
                 within.add(value.kind)
         return calls, within

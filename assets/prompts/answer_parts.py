@@ -35,7 +35,7 @@ def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) ->
     values = {slot.column: slot.value for slot in outline.slots if slot.value >= 0}
     trained = {piece.message for piece in pieces if is_trained(piece) and piece.text is not None}
     calling = [index for index, message in enumerate(outline.messages) if message.get("tool_calls")]
-    ranges = [found for index in calling if {index, -1} & trained and (found := call_range(outline, index))]
+    ranges = [found[0] for index in calling if {index, -1} & trained and (found := added_calls(outline, index))]
     parts: list[list[Piece]] = []
     start = 0
     for piece in pieces:
@@ -51,14 +51,9 @@ def answer_parts(pieces: Sequence[Piece], outline: StopFinder, contents: int) ->
     return parts
 
 
-def call_range(outline: StopFinder, index: int) -> Range | None:
-    """Return the character positions of the text that a template writes for a message's calls; None if unknown."""
-    found = added_calls(outline, index)
-    return None if found is None else found[0]
-
-
 def added_calls(outline: StopFinder, index: int) -> tuple[Range, bool] | None:
-    """Return `call_range`, and whether the template writes the rest of the conversation the same without the calls.
+    """Return the character positions of the text that a template writes for a message's calls, and whether it writes
+    all other text the same without them; None if unknown.
 
     The rest of the conversation can need the calls, so it is omitted if the template refuses it without them.
     """

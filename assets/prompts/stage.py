@@ -15,7 +15,7 @@ from tokenloom.assets.prompts.render import (
     renders_in_python,
     trained_renderer,
 )
-from tokenloom.assets.prompts.spans import ROLES
+from tokenloom.assets.prompts.spans import CONTENT, ROLES, STOP
 from tokenloom.assets.prompts.tools import declared_tools
 from tokenloom.assets.stage.definition import Context, Stage, Work, read_settings
 from tokenloom.config import PipelineConfig
@@ -83,7 +83,8 @@ class PromptsStage(Stage):
 
     def facts(self, context: Context, manifest: Manifest) -> dict[str, Any]:
         """Return the names of the roles that spans hold as numbers."""
-        return {"roles": list(ROLES)}
+        weighed = context.config.prompt_template.weights is not None
+        return {"roles": [role for role in ROLES if weighed or role not in (CONTENT, STOP)]}
 
 
 STAGE = PromptsStage()
