@@ -136,7 +136,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
     paths = profiles(columns)
     names = _names(paths)
-    lines = columns_used(config) if prompt.template else {}
+    lines = columns_used(config, {*names, *mapping}) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
     given: dict[str, Source] = {}
@@ -165,7 +165,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
         raise ConfigError(faults)
     roles = {role: source if isinstance(source, Constant) else str(source) for role, source in sources.items()}
     if form == "fields":
-        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja")
+        answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
+        return ColumnMapping(form, roles, answer, prompt.format_type == "jinja")
     return ColumnMapping(form, roles)
 
 

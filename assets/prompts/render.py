@@ -240,11 +240,12 @@ def _jinja_renderer(
     prompt = config.prompt_template
     template = fields_template(config, fields, spec.tokens())
     train_all = prompt.train_on == "all"
-    if not (template.marks_generation or prompt.label_column or train_all):
+    if not (template.marks_generation or prompt.trained_columns or train_all):
         message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
         raise config.fault("prompt_template.template", message)
+    label, listed = prompt.label_column, tuple(name for name in prompt.trained_columns if name != prompt.label_column)
     return FieldsFormat(
-        template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos
+        template, tuple(fields), label, train_all, spec.tokens(), spec.control, bos, eos, listed
     ).render
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from tokenloom.config.address import AddressText
 from tokenloom.errors import did_you_mean
@@ -235,7 +235,7 @@ class PromptTemplateConfig(Section):
     input_columns: Names | None = None
     """Columns that the template reads, except the label column; checked against the template."""
     label_column: str | None = None
-    """Column that is trained in a custom template."""
+    """Column that is trained in a custom or Jinja template."""
     system: str | None = None
     """System message added to conversations that have none."""
     few_shot: FewShotConfig = FewShotConfig()
@@ -246,7 +246,8 @@ class PromptTemplateConfig(Section):
     """Variables for the chat template, such as `{enable_thinking: false}`. A row's own `chat_template_kwargs` take
     precedence."""
     train_on: Literal["completions", "all", "last"] | Annotated[tuple[str, ...], Field(strict=False)] = "completions"
-    """What is trained: `completions`, `all` text, the `last` completion, or a list of roles."""
+    """What is trained: `completions`, `all` text, the `last` completion, or a list of roles. With `format_type: jinja`
+    the list names columns, which are trained besides `label_column`."""
     turns: Literal["together", "exact"] = "together"
     """Texts of a conversation with several trained turns. `together`: one. `exact`: as many as it takes to train each
     turn in the context that the model has at inference."""
@@ -259,7 +260,9 @@ class PromptTemplateConfig(Section):
 
     @field_validator("train_on")
     @classmethod
-    def _known_roles(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _known_roles(cls, value: str | tuple[str, ...], info: ValidationInfo) -> str | tuple[str, ...]:
+        if info.data.get("format_type") == "jinja":
+            return value  # names of columns, which are checked against the template
         if isinstance(value, tuple) and (unknown := [role for role in value if role not in ROLES]):
             hint = did_you_mean(unknown[0], ROLES)
             raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
@@ -281,7 +284,16 @@ class PromptTemplateConfig(Section):
             raise ValueError(f"template works with format_type custom or jinja, not {self.format_type}")
         if self.format_type == "custom" and self.template and self.label_column is None and self.train_on != "all":
             raise ValueError("a custom template needs label_column, or train_on: all")
+        if self.format_type == "custom" and self.template and isinstance(self.train_on, tuple):
+            raise ValueError("train_on names columns only with format_type jinja; set label_column, or train_on: all")
         return self
+
+    @property
+    def trained_columns(self) -> tuple[str, ...]:
+        """The columns of the template that are trained: `label_column`, and for Jinja those that `train_on` lists."""
+        label = (self.label_column,) if self.label_column else ()
+        listed = self.train_on if self.format_type == "jinja" and isinstance(self.train_on, tuple) else ()
+        return tuple(dict.fromkeys((*label, *listed)))
 
 
 class LengthConfig(Section):
