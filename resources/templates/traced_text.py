@@ -86,14 +86,14 @@ class _Integer(int):
     columns: frozenset[str]
 
     def __str__(self) -> str:
-        return Traced([Part(int.__repr__(self), self.columns, True)])
+        return Traced([Part(int.__repr__(self), self.columns, bool(self.columns))])
 
 
 class _Float(float):
     columns: frozenset[str]
 
     def __str__(self) -> str:
-        return Traced([Part(float.__repr__(self), self.columns, True)])
+        return Traced([Part(float.__repr__(self), self.columns, bool(self.columns))])
 
 
 def parts_of(text: str) -> tuple[Part, ...]:
@@ -113,12 +113,16 @@ def columns_of(value: Any) -> frozenset[str]:
 
 
 def traced(value: Any, columns: frozenset[str]) -> Any:
-    """Return an equal value whose texts and numbers come from these columns, unless they are traced already."""
+    """Return an equal value whose texts and numbers come from these columns, unless they are traced already.
+
+    Args:
+        columns: none for the template's own text.
+    """
     kind = type(value)
-    if not columns or isinstance(value, Traced):
+    if isinstance(value, Traced):
         return value
     if isinstance(value, str):
-        return Traced([Part(str.__str__(value), columns, True)])
+        return Traced([Part(str.__str__(value), columns, bool(columns))])
     if kind is int or kind is float:
         number = (_Integer if kind is int else _Float)(value)
         number.columns = columns
@@ -197,7 +201,10 @@ def _made(name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         kept = _with_parts(name, result, args, kwargs)
         if kept is not None and kept == result:
             return kept
-    return traced(result, columns_of((*args, *kwargs.values())))
+    given = (*args, *kwargs.values())
+    columns = columns_of(given)
+    is_traced = bool(columns) or any(isinstance(value, Traced | _Integer | _Float) for value in given)
+    return traced(result, columns) if is_traced else result
 
 
 def _with_parts(name: str, result: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced | None:

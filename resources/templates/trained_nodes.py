@@ -32,6 +32,7 @@ _CHANGED = ""
 _PLAIN: Value = frozenset([frozenset()])
 _KEPT = ("trim", "string", "default", "d", "list", "first", "last", "safe", "join")
 _ITERATED = ("reverse", "sort", "unique", "batch", "slice", "select", "reject", "selectattr", "rejectattr")
+_NUMBERS = ("abs", "count", "float", "int", "length", "round", "sum", "wordcount")
 _MOST, _PASSES = 32, 8
 
 
@@ -97,9 +98,10 @@ def trace(tree: n.Template, sites: Sequence[Site], environment: Any) -> None:
 
 
 def _written(tree: n.Template) -> list[n.Node]:
-    """Return the expressions that a template writes."""
+    """Return the expressions and filter blocks that a template writes."""
     nodes = chain.from_iterable(output.nodes for output in tree.find_all(n.Output))
-    return [node for node in nodes if not isinstance(node, n.TemplateData)]
+    blocks = [block.filter for block in tree.find_all(n.FilterBlock)]
+    return [*(node for node in nodes if not isinstance(node, n.TemplateData)), *blocks]
 
 
 class _Tracer(NodeTransformer):
@@ -130,6 +132,13 @@ def _operator(name: str, node: Any, args: list[Any]) -> Any:
 def _owned(node: Any) -> Any:
     """Mark a literal text that is stored beside values as the template's own."""
     return _operator("own", node, []) if isinstance(node, n.Const) and isinstance(node.value, str) else node
+
+
+def _is_number(node: n.Node) -> bool:
+    match node:
+        case n.Const():
+            return not isinstance(node.value, str)
+    return isinstance(node, n.Filter) and node.name in _NUMBERS
 
 
 def _capped(texts: frozenset[Text]) -> Value:
@@ -211,7 +220,8 @@ class _Analysis:
             case n.Macro() | n.CallBlock():
                 return self.defined(node)
             case n.FilterBlock():
-                return self.filtered(node.filter, self.body(node.body))
+                self.seen[id(node.filter)] = self.filtered(node.filter, self.body(node.body))
+                return self.seen[id(node.filter)]
             case n.With():
                 for target, value in zip(node.targets, node.values, strict=True):
                     self.assign(target, self.value(value))
@@ -309,7 +319,7 @@ class _Analysis:
                 return _either([self.value(node.left), self.value(node.right)])
             case n.Concat():
                 return _concat(map(self.value, node.nodes))
-            case n.Add():
+            case n.Add() if not any(_is_number(term) for term in (node.left, node.right)):
                 return _concat([self.value(node.left), self.value(node.right)])
             case n.List() | n.Tuple():
                 return _either(map(self.value, node.items))
