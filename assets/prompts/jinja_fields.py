@@ -271,7 +271,9 @@ class FieldsFormat:
     def _check_part(self, part: Part) -> None:
         """Raise a ShapeError for a trained part that is made from other columns, too, or is not text."""
         if part.columns - self._answers and not self.train_all:
-            raise ShapeError("unverified_spans", f"template{f', line {part.line}' * bool(part.line)}: {mixes(part.columns)}")
+            raise ShapeError(
+                "unverified_spans", f"template{f', line {part.line}' * bool(part.line)}: {mixes(part.columns)}"
+            )
         if not part.is_text:
             raise ShapeError(*_not_text(" and ".join(sorted(part.columns))))
 

@@ -244,9 +244,7 @@ def _jinja_renderer(
         message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
         raise config.fault("prompt_template.template", message)
     label, listed = prompt.label_column, tuple(name for name in prompt.trained_columns if name != prompt.label_column)
-    return FieldsFormat(
-        template, tuple(fields), label, train_all, spec.tokens(), spec.control, bos, eos, listed
-    ).render
+    return FieldsFormat(template, tuple(fields), label, train_all, spec.tokens(), spec.control, bos, eos, listed).render
 
 
 def _all_rendered(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:

@@ -271,13 +271,7 @@ class JinjaTemplate:
             columns: the variables to trace.
             trained: those that are trained; `GENERATION` for what generation blocks write.
         """
-        date = _DATES[0] if self._date_string is None else self._date_string
-        environment = _environment(TracedSandbox, _TracedGeneration, date)
-        tree = environment.parse(self._source)
-        sites = trained_sites(tree, columns, trained)
-        trace(tree, sites, environment)
-        tree.set_environment(environment)
-        return TracedTemplate(self, tuple(columns), trained, environment.from_string(tree), sites)
+        return TracedTemplate(self, self._source, self._date_string, tuple(columns), trained)
 
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""
@@ -425,20 +419,37 @@ class TracedTemplate:
     """A template that reports which columns each part of its text was made from.
 
     Args:
-        plain: the template without tracing.
+        plain, source, date_string: the template without tracing, and its arguments.
         columns, trained: as in `JinjaTemplate.traced`.
-        compiled: the template with tracing.
-        sites: what the template writes.
     """
 
     plain: JinjaTemplate
+    source: str
+    date_string: str | None
     columns: tuple[str, ...]
     trained: frozenset[str]
-    compiled: jinja2.Template
-    sites: Sequence[Site]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JinjaTemplate.traced, (self.plain, self.columns, self.trained)
+
+    @cached_property
+    def _parsed(self) -> tuple[Sandbox, jinja2.nodes.Template, list[Site]]:
+        date = _DATES[0] if self.date_string is None else self.date_string
+        environment = _environment(TracedSandbox, _TracedGeneration, date)
+        tree = environment.parse(self.source)
+        return environment, tree, trained_sites(tree, self.columns, self.trained)
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        """What the template writes."""
+        return self._parsed[-1]
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        environment, tree, sites = self._parsed
+        trace(tree, sites, environment)
+        tree.set_environment(environment)
+        return environment.from_string(tree)
 
     def parts(self, variables: Mapping[str, Any]) -> tuple[Part, ...] | None:
         """Return the parts of the text for these variables; None if they do not join to the text of the plain template.
@@ -448,7 +459,7 @@ class TracedTemplate:
         """
         text = self.plain.render(variables)
         values = {name: traced(variables[name], frozenset([name])) for name in self.columns}
-        made = self.plain._text(self.compiled, dict(self.compiled.globals), {**variables, **values})
+        made = self.plain._text(self._compiled, dict(self._compiled.globals), {**variables, **values})
         return parts_of(made) if made == text else None
 
 

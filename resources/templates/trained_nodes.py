@@ -63,7 +63,9 @@ def trained_sites(tree: n.Template, columns: Iterable[str], trained: frozenset[s
     for node in _written(tree):
         texts = analysis.seen.get(id(node), _PLAIN)
         flat = [frozenset().union(*text) - {_CHANGED} for text in texts]
-        mixes = [next((part for part in text if part & trained and part - trained - {_CHANGED}), None) for text in texts]
+        mixes = [
+            next((part for part in text if part & trained and part - trained - {_CHANGED}), None) for text in texts
+        ]
         mixed = mixes[0] if mixes and all(mixes) else None
         depends = trained.intersection(*flat) if flat else frozenset()
         changes = any(part & trained and _CHANGED in part for text in texts for part in text)
@@ -243,10 +245,11 @@ class _Analysis:
         return _changed(self.tests) if value == _PLAIN and self.tests else value
 
     def loop(self, node: n.For) -> None:
-        rows = node.iter.items if isinstance(node.iter, n.List | n.Tuple) else []
-        if isinstance(node.target, n.Tuple) and rows and all(isinstance(row, n.List | n.Tuple) for row in rows):
+        items = node.iter.items if isinstance(node.iter, n.List | n.Tuple) else []
+        rows = [item.items for item in items if isinstance(item, n.List | n.Tuple)]
+        if isinstance(node.target, n.Tuple) and rows and len(rows) == len(items):
             for index, target in enumerate(node.target.items):
-                self.assign(target, _either([self.value(row.items[index]) for row in rows if index < len(row.items)]))
+                self.assign(target, _either([self.value(row[index]) for row in rows if index < len(row)]))
         else:
             self.assign(node.target, self.value(node.iter))
 

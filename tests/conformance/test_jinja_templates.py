@@ -1,4 +1,4 @@
-"""Jinja templates that people write: text as plain jinja2 renders it, trained parts as a hand-marked twin shows them."""
+"""Jinja templates that people write: text as in plain jinja2, trained parts as in a twin that is marked by hand."""
 
 from __future__ import annotations
 
@@ -113,19 +113,24 @@ def test_train_on_lists_columns(render: Render, prompt: Row) -> None:
 
 
 def test_a_mix_of_listed_columns_is_trained(render: Render) -> None:
-    check(render, "{{ ctx }}> {{ (q ~ answer)|upper }}", "{{ ctx }}> ⟦{{ (q ~ answer)|upper }}⟧", {"train_on": ["q", "answer"]})
+    check(
+        render,
+        "{{ ctx }}> {{ (q ~ answer)|upper }}",
+        "{{ ctx }}> ⟦{{ (q ~ answer)|upper }}⟧",
+        {"train_on": ["q", "answer"]},
+    )
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_one_expression_with_label_and_other_columns_is_refused(tmp_path: Path, name: str) -> None:
     label = "n" if name == "index" else "answer"
-    body = "".join(f"    {line}\n" for line in ("Ask: {{ q }}", *MIXED[name].split("\n"), "{{ %s }}" % label))
+    body = "".join(f"    {line}\n" for line in ("Ask: {{ q }}", *MIXED[name].split("\n"), f"{{{{ {label} }}}}"))
     path = tmp_path / "data.yaml"
     path.write_text(
         f"dataset: {{name: x}}\nprompt_template:\n  format_type: jinja\n  label_column: {label}\n  template: |\n{body}"
     )
     columns = [{"column": column, "type": "string"} for column in ("q", "answer", "n", "tags")]
-    with pytest.raises(ConfigError, match="one expression mixes .* and .*; write it as two output nodes") as raised:
+    with pytest.raises(ConfigError, match=r"one expression mixes .* and .*; write it as two output nodes") as raised:
         resolve(PipelineConfig.from_file(path), columns)
     places = [fault.place for fault in raised.value.faults]
     assert places == [f"{path}:{6 + len(MIXED[name].splitlines())}" if name != "macro" else f"{path}:7"]
@@ -182,7 +187,10 @@ def test_prompts_need_no_answer(tokenizer_folder: Path, answer: Row) -> None:
     [
         ({"train_on": ["anwser"]}, "prompt_template.train_on: the template does not use anwser, .*mean answer"),
         ({"train_on": ["user"], "label_column": "answer"}, "prompt_template.train_on: the template does not use user"),
-        ({"train_on": ["answer"], "format_type": "custom", "template": "{q} {answer}", "label_column": "q"}, "only with format_type jinja"),
+        (
+            {"train_on": ["user"], "format_type": "custom", "template": "{q} {answer}", "label_column": "q"},
+            "only with format_type jinja",
+        ),
     ],
 )
 def test_a_list_that_names_no_columns_is_refused(render: Render, prompt: Row, message: str) -> None:

@@ -10,7 +10,10 @@ PLACED = "Q: {{ q }}\nA: "
 TEMPLATES: dict[str, tuple[str, str]] = {
     "filter on the question": ("{{ q|upper }} => {{ answer }}", "{{ q|upper }} => ⟦{{ answer }}⟧"),
     "slice": ("{{ q[:7] }}: {{ answer }}", "{{ q[:7] }}: ⟦{{ answer }}⟧"),
-    "split and join": ('{{ ctx.split(" ")|join(", ") }}\n{{ answer }}', '{{ ctx.split(" ")|join(", ") }}\n⟦{{ answer }}⟧'),
+    "split and join": (
+        '{{ ctx.split(" ")|join(", ") }}\n{{ answer }}',
+        '{{ ctx.split(" ")|join(", ") }}\n⟦{{ answer }}⟧',
+    ),
     "capitalize": ("{{ q|capitalize }} {{ answer }}", "{{ q|capitalize }} ⟦{{ answer }}⟧"),
     "length": ("{{ q|length }} characters. {{ answer }}", "{{ q|length }} characters. ⟦{{ answer }}⟧"),
     "loop over words": (
@@ -32,12 +35,18 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "{{ q|lower }}{% for line in answer.splitlines() %}\n- {{ line }}{% endfor %}",
         "{{ q|lower }}{% for line in answer.splitlines() %}\n- ⟦{{ line }}⟧{% endfor %}",
     ),
-    "number in a format": ("{{ '%05.2f'|format(n) }} {{ q }} {{ answer }}", "{{ '%05.2f'|format(n) }} {{ q }} ⟦{{ answer }}⟧"),
+    "number in a format": (
+        "{{ '%05.2f'|format(n) }} {{ q }} {{ answer }}",
+        "{{ '%05.2f'|format(n) }} {{ q }} ⟦{{ answer }}⟧",
+    ),
     "list": (
         "{% for tag in tags %}{{ tag|title }}{{ ', ' if not loop.last }}{% endfor %}: {{ answer }}",
         "{% for tag in tags %}{{ tag|title }}{{ ', ' if not loop.last }}{% endfor %}: ⟦{{ answer }}⟧",
     ),
-    "object": ("{{ meta.source|upper }} {{ meta|tojson }} {{ answer }}", "{{ meta.source|upper }} {{ meta|tojson }} ⟦{{ answer }}⟧"),
+    "object": (
+        "{{ meta.source|upper }} {{ meta|tojson }} {{ answer }}",
+        "{{ meta.source|upper }} {{ meta|tojson }} ⟦{{ answer }}⟧",
+    ),
     "condition on length": (
         "{% if q|length > 60 %}{{ q[:60] }}…{% else %}{{ q }}{% endif %}\n{{ answer }}",
         "{% if q|length > 60 %}{{ q[:60] }}…{% else %}{{ q }}{% endif %}\n⟦{{ answer }}⟧",
@@ -76,7 +85,8 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "<|user|>{{ q|upper|trim }}\n<|assistant|>⟦{{ answer|trim }}⟧{{ '\n' }}",
     ),
     "macro with both": (
-        "{% macro pair(ask, reply='none') -%} Q={{ ask|title }} A={{ reply }} {%- endmacro %}{{ pair(q, reply=answer) }}",
+        "{% macro pair(ask, reply='none') -%} Q={{ ask|title }} A={{ reply }} {%- endmacro %}"
+        "{{ pair(q, reply=answer) }}",
         "Q={{ q|title }} A=⟦{{ answer }}⟧",
     ),
     "macro whose text is changed": (
@@ -113,7 +123,8 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "{% if ctx %}{{ ctx|upper }}{% endif %}{{ q }}⟦{{ answer }}⟧",
     ),
     "blocks on their own lines": (
-        "# {{ q|trim }}\n  {% if tags %}\n  {% for tag in tags %}\n- {{ tag|upper }}\n  {% endfor %}\n  {% endif %}\n{{ answer }}",
+        "# {{ q|trim }}\n  {% if tags %}\n  {% for tag in tags %}\n- {{ tag|upper }}\n  {% endfor %}\n"
+        "  {% endif %}\n{{ answer }}",
         "# {{ q|trim }}\n{% for tag in tags %}- {{ tag|upper }}\n{% endfor %}⟦{{ answer }}⟧",
     ),
     "filter block": (
@@ -141,7 +152,10 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "{% for word in q.split() %}{% if loop.index > 3 %}{% break %}{% endif %}{{ word }} {% endfor %}{{ answer }}",
         "{% for word in q.split() %}{% if loop.index > 3 %}{% break %}{% endif %}{{ word }} {% endfor %}⟦{{ answer }}⟧",
     ),
-    "wordwrap": ("{{ ctx|truncate(40) }}\n{{ answer|wordwrap(20) }}", "{{ ctx|truncate(40) }}\n⟦{{ answer|wordwrap(20) }}⟧"),
+    "wordwrap": (
+        "{{ ctx|truncate(40) }}\n{{ answer|wordwrap(20) }}",
+        "{{ ctx|truncate(40) }}\n⟦{{ answer|wordwrap(20) }}⟧",
+    ),
     "dictionary": (
         "{{ {'math': 'Solve', 'other': 'Do'}[meta.kind] }}: {{ q|lower }}\n{{ answer }}",
         "{{ {'math': 'Solve', 'other': 'Do'}[meta.kind] }}: {{ q|lower }}\n⟦{{ answer }}⟧",
@@ -149,7 +163,10 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 }
 
 MARKED: dict[str, tuple[str, str]] = {
-    "changed": ("{{ q|upper }} {% generation %}A: {{ answer|lower }}{% endgeneration %}.", "{{ q|upper }} ⟦A: {{ answer|lower }}⟧."),
+    "changed": (
+        "{{ q|upper }} {% generation %}A: {{ answer|lower }}{% endgeneration %}.",
+        "{{ q|upper }} ⟦A: {{ answer|lower }}⟧.",
+    ),
     "mixed": (
         "{% generation %}{{ (q ~ ' ' ~ answer)|upper }}{% endgeneration %}",
         "⟦{{ (q ~ ' ' ~ answer)|upper }}⟧",
@@ -163,7 +180,8 @@ MARKED: dict[str, tuple[str, str]] = {
         "{{ q.lstrip() }} ⟦{{ answer|trim }}⟧",
     ),
     "macro": (
-        "{% macro turn(text) %}{% generation %}{{ text|title }}{% endgeneration %}\n{% endmacro %}{{ q }}{{ turn(answer) }}",
+        "{% macro turn(text) %}{% generation %}{{ text|title }}{% endgeneration %}\n{% endmacro %}"
+        "{{ q }}{{ turn(answer) }}",
         "{{ q }}⟦{{ answer|title }}⟧\n",
     ),
 }
