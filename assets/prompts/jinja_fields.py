@@ -284,7 +284,8 @@ def _not_text(name: str) -> Problem:
 
 def _untrained(trained: Iterable[str]) -> Problem:
     names = " and ".join(sorted(trained))
-    return "content_dropped", f"the template writes nothing of {names} in this row; write it as an output node"
+    message = f"the template writes nothing of {names} in this row; write it as an output node"
+    return "content_dropped", f"{message}, or put {GENERATION} marks around what is trained"
 
 
 def _again(

@@ -119,7 +119,7 @@ class _Tracer(NodeTransformer):
             case n.List() | n.Tuple(ctx="load"):
                 node.items = [_owned(item) for item in node.items]
             case n.Pair():
-                node.value = _owned(node.value)
+                node.key, node.value = _owned(node.key), _owned(node.value)
             case n.Call():
                 node.args = [_owned(item) for item in node.args]
             case n.Keyword():

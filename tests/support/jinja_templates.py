@@ -113,6 +113,10 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "{% for role, text in [('user', q|upper), ('assistant', answer)] %}<|{{ role }}|>{{ text }}\n{% endfor %}",
         "<|user|>{{ q|upper }}\n<|assistant|>⟦{{ answer }}⟧{{ '\n' }}",
     ),
+    "items of a dictionary": (
+        "{% for name, text in {'Question': q|upper, 'Answer': answer}.items() %}{{ name }}: {{ text }}\n{% endfor %}",
+        "Question: {{ q|upper }}\nAnswer: ⟦{{ answer }}⟧{{ '\n' }}",
+    ),
     "messages in a list": (
         "{% set messages = [{'role': 'user', 'content': q|trim('?')}, {'role': 'assistant', 'content': answer}] %}"
         "{% for m in messages %}{{ m.role|capitalize }}: {{ m['content'] }}{{ '\n' if not loop.last }}{% endfor %}",
