@@ -432,24 +432,25 @@ class TracedTemplate:
     def __reduce__(self) -> tuple[Any, ...]:
         return JinjaTemplate.traced, (self.plain, self.columns, self.trained)
 
-    @cached_property
-    def _parsed(self) -> tuple[Sandbox, jinja2.nodes.Template, list[Site]]:
+    def _parse(self) -> tuple[Sandbox, jinja2.nodes.Template]:
         date = _DATES[0] if self.date_string is None else self.date_string
         environment = _environment(TracedSandbox, _TracedGeneration, date)
-        tree = environment.parse(self.source)
-        return environment, tree, trained_sites(tree, self.columns, self.trained)
+        return environment, environment.parse(self.source)
 
-    @property
+    @cached_property
     def sites(self) -> Sequence[Site]:
         """What the template writes."""
-        return self._parsed[-1]
+        return trained_sites(self._parse()[1], self.columns, self.trained)
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        environment, tree, sites = self._parsed
-        trace(tree, sites, environment)
+        environment, tree = self._parse()
+        trace(tree, self.sites, environment)
         tree.set_environment(environment)
-        return environment.from_string(tree)
+        try:
+            return environment.from_string(tree)
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise TemplateError(f"template: {_NESTED}") from error
 
     def parts(self, variables: Mapping[str, Any]) -> tuple[Part, ...] | None:
         """Return the parts of the text for these variables; None if they do not join to the text of the plain template.
