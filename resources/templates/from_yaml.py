@@ -34,10 +34,15 @@ def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
     """Check that the YAML's Jinja template does not mix trained columns with others in one expression.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does, or it has generation marks, and `train_on` lists columns all the same.
     """
     prompt = config.prompt_template
     template = _compiled(config, TEMPLATE, without_final_newline(prompt.template or ""))
+    if template.marks_generation and isinstance(prompt.train_on, tuple):
+        message = (
+            "has no effect, because the template's {% generation %} marks decide what is trained; remove one of them"
+        )
+        raise config.fault("prompt_template.train_on", message)
     if template.marks_generation or prompt.train_on == "all" or not prompt.trained_columns:
         return
     for site in template.traced(columns, frozenset(prompt.trained_columns)).sites:

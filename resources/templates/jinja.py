@@ -4,6 +4,7 @@
 them. The positions of the marks in the output show where values are placed, the text between them is the template's
 own, and the white space that is left shows what the template trims. The caller verifies the result against a real
 rendering.
+`traced` makes a template report which columns each part of its text was made from.
 Templates get the same environment as in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
 loop controls and `{% generation %}`.
 """

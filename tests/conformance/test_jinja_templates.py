@@ -188,6 +188,10 @@ def test_prompts_need_no_answer(tokenizer_folder: Path, answer: Row) -> None:
         ({"train_on": ["anwser"]}, "prompt_template.train_on: the template does not use anwser, .*mean answer"),
         ({"train_on": ["user"], "label_column": "answer"}, "prompt_template.train_on: the template does not use user"),
         (
+            {"train_on": ["q"], "template": "{{ q }}{% generation %}{{ answer }}{% endgeneration %}"},
+            "prompt_template.train_on: has no effect, because .* marks decide",
+        ),
+        (
             {"train_on": ["user"], "format_type": "custom", "template": "{q} {answer}", "label_column": "q"},
             "only with format_type jinja",
         ),
