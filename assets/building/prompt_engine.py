@@ -191,18 +191,18 @@ class PromptEngine:
         )
 
     def _prompt_mapping(self, table: pa.Table) -> ColumnMapping:
-        """Return the mapping of rows that can lack the column of the answer."""
+        """Return the mapping of rows that can lack the columns of the answer."""
         columns = self._columns or merge([sketch(table)])
         config, names = self.config, {column["column"] for column in columns}
-        answer = config.prompt_template.label_column if config.prompt_template.template else "completion"
-        given = config.dataset.column_mapping.get(answer or "")
-        source = given if isinstance(given, str) else answer if config.prompt_template.template else None
-        if answer and source and not names >= {path.column for path in paths_of(parse_source(source, names))}:
-            mapped = {**config.dataset.column_mapping, answer: Constant(constant="")}
-            dataset = config.dataset.model_copy(update={"column_mapping": mapped})
-            config = config.model_copy(update={"dataset": dataset})
-        template = config.prompt_template.template
-        if WEIGHT in config.dataset.column_mapping and not (template and WEIGHT in columns_used(config)):
+        prompt = config.prompt_template
+        for answer in prompt.trained_columns if prompt.template else ("completion",):
+            given = config.dataset.column_mapping.get(answer)
+            source = given if isinstance(given, str) else answer if prompt.template else None
+            if source and not names >= {path.column for path in paths_of(parse_source(source, names))}:
+                mapped = {**config.dataset.column_mapping, answer: Constant(constant="")}
+                dataset = config.dataset.model_copy(update={"column_mapping": mapped})
+                config = config.model_copy(update={"dataset": dataset})
+        if WEIGHT in config.dataset.column_mapping and not (prompt.template and WEIGHT in columns_used(config)):
             unweighted = {role: text for role, text in config.dataset.column_mapping.items() if role != WEIGHT}
             dataset = config.dataset.model_copy(update={"column_mapping": unweighted})
             config = config.model_copy(update={"dataset": dataset})

@@ -153,7 +153,7 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     prompt, mapping = config.prompt_template, config.dataset.column_mapping
     paths = profiles(columns)
     names = _names(paths)
-    lines = columns_used(config) if prompt.template else {}
+    lines = columns_used(config, {*names, *mapping}) if prompt.template else {}
     known = list(lines) if prompt.template else list(dict.fromkeys(r for both in ROLES.values() for r in sum(both, ())))
     known += [] if WEIGHT in known else [WEIGHT]
     faults = [_unknown_role(config, role, known) for role in mapping if role not in known]
@@ -188,7 +188,8 @@ def resolve(config: PipelineConfig, columns: Columns) -> ColumnMapping:
     roles = {role: _as_text(source) for role, source in sources.items()}
     weighed = None if weight is None else _as_text(weight)
     if form == "fields":
-        return ColumnMapping(form, roles, prompt.label_column, prompt.format_type == "jinja", nulls, weighed)
+        answer = prompt.label_column or (prompt.trained_columns[0] if len(prompt.trained_columns) == 1 else None)
+        return ColumnMapping(form, roles, answer, prompt.format_type == "jinja", nulls, weighed)
     return ColumnMapping(form, roles, nulls=nulls, weight=weighed)
 
 

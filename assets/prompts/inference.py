@@ -73,11 +73,10 @@ def prompt_renderer(
     if form == "segments":
         message = "segments have no one answer, so where the prompt ends is unknown"
         raise config.fault("dataset.column_mapping.segments", message)
-    if form == "text" or (form == "fields" and not (prompt.label_column or marks)):
+    if form == "text" or (form == "fields" and not (prompt.trained_columns or marks)):
         message = "without it the answer's position is unknown, and so is where the prompt ends; set label_column"
         raise config.fault("prompt_template.label_column", message)
-    answer = prompt.label_column if form == "fields" else "completion"
-    return TextPrompts(render, answer)
+    return TextPrompts(render, prompt.trained_columns if form == "fields" else ("completion",))
 
 
 @dataclass(frozen=True)
@@ -86,19 +85,21 @@ class TextPrompts:
 
     Args:
         render: renders whole rows.
-        answer: the answer's column, or None if the template's `{% generation %}` blocks mark the answer.
+        answers: the columns that are trained; none if the template's `{% generation %}` blocks mark the answer.
     """
 
     render: Callable[..., ChunkOutput]
-    answer: str | None
+    answers: tuple[str, ...]
 
     def __call__(self, table: pa.Table) -> ChunkOutput:
         usable = np.ones(table.num_rows, bool)
-        if self.answer is not None:
-            own, _ = as_text(one_array(table[self.answer]))
-            usable = np.asarray(pc.not_equal(own, "").to_numpy(zero_copy_only=False), bool)
-            filled = pc.if_else(pa.array(usable), own, PLACEHOLDER)
-            table = table.set_column(table.schema.get_field_index(self.answer), self.answer, filled)
+        for answer in self.answers:
+            own, _ = as_text(one_array(table[answer]))
+            given = np.asarray(pc.not_equal(own, "").to_numpy(zero_copy_only=False), bool)
+            usable &= given
+            if not given.all():
+                filled = pc.if_else(pa.array(given), own, PLACEHOLDER)
+                table = table.set_column(table.schema.get_field_index(answer), answer, filled)
         out = self.render(table, usable) if isinstance(self.render, PlainTextFewShot) else self.render(table)
         spans = flat_spans(out.table["spans"])
         ends = _first_start(spans, spans.role == ANSWER)

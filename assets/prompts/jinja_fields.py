@@ -3,31 +3,41 @@
 The template gets Python's values. Text is placed: the template is probed with a mark in its stead. So are numbers and
 other scalars, as their `str`, while the template only writes them; if it does more with them, and for None, lists and
 objects, a shape has the value itself.
+Rows that the template does not just place are traced: Jinja renders them with values that know their columns, and each
+output node that depends on a trained column is trained, as it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tokenloom.assets.prompts.answer_border import Rule
-from tokenloom.assets.prompts.layout import column_numbers, split_control, with_bos, with_eos
-from tokenloom.assets.prompts.spans import Piece
-from tokenloom.assets.prompts.verify import Shape, ShapeError, render_verified
+from tokenloom.assets.prompts.answer_border import Rule, moved
+from tokenloom.assets.prompts.layout import column_numbers, split_control, with_ends
+from tokenloom.assets.prompts.spans import ROLES, Piece, span_lists
+from tokenloom.assets.prompts.verify import PRIVATE_USE, Problem, Shape, ShapeError, render_verified
 from tokenloom.assets.stage.definition import ChunkOutput
-from tokenloom.assets.stage.rejects import ROW, join_rejects
+from tokenloom.assets.stage.rejects import ROW, join_rejects, reject_rows
+from tokenloom.errors import DeadlineError, TemplateError
 from tokenloom.resources.tables.json_text import python_values
 from tokenloom.resources.tables.ragged import Ints, one_array
-from tokenloom.resources.templates.jinja import JinjaTemplate, Slot
+from tokenloom.resources.templates.from_yaml import mixes
+from tokenloom.resources.templates.jinja import MARKS, JinjaTemplate, Slot, TracedTemplate
 from tokenloom.resources.templates.static_analysis import Kind
+from tokenloom.resources.templates.traced_text import Part
+from tokenloom.resources.templates.trained_nodes import GENERATION
 
 _EMPTY, _FILLED = 0, 1
+
+_NOT_PLACED = ("content_dropped", "not_text", "template_refused", "unverified_spans")
+"""Reject codes of rows whose values the template does not just place."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,7 @@ class FieldsFormat:
         train_all: whether every byte is trained.
         tokens, control, bos, eos: as in `ChatFormat`.
         border: which white space before the label belongs to it; what `{% generation %}` marks stays as marked.
+        listed: further columns that are trained.
     """
 
     template: JinjaTemplate
@@ -105,18 +116,29 @@ class FieldsFormat:
     bos: str | None
     eos: str | None
     border: Rule | None = None
+    listed: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The columns that are trained if the template has no `{% generation %}` blocks."""
+        return self.listed if self.label is None else (self.label, *self.listed)
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of fields."""
+        if not self.train_all and any(site.changes for site in self._traced.sites):
+            return self._rendered_traced(table)
         out = self._rendered(table, placed=True)
-        is_scalar = [not pa.types.is_string(table[name].type) for name in self.fields]
-        if not out.rejects.num_rows or not any(is_scalar):
-            return out
-        again = table.filter(pc.is_in(table[ROW], one_array(out.rejects[ROW]))).combine_chunks()
-        rest = self._rendered(again, placed=False)
-        tables = pa.concat_tables([out.table, rest.table])
-        whole = tables.take(pc.sort_indices(tables[ROW])).combine_chunks()
-        return ChunkOutput(whole, table.num_rows, join_rejects([rest.rejects]))
+        if any(not pa.types.is_string(table[name].type) for name in self.fields):
+            out = _again(out, table, None, lambda rows: self._rendered(rows, placed=False))
+        return _again(out, table, _NOT_PLACED, self._rendered_traced)
+
+    @cached_property
+    def _traced(self) -> TracedTemplate:
+        return self.template.traced(self.fields, frozenset() if self.template.marks_generation else self._answers)
+
+    @cached_property
+    def _answers(self) -> frozenset[str]:
+        return frozenset([GENERATION] if self.template.marks_generation else self.trained)
 
     def _rendered(self, table: pa.Table, placed: bool) -> ChunkOutput:
         shapes = self._shapes(table, placed)
@@ -129,7 +151,7 @@ class FieldsFormat:
 
     def _shapes(self, table: pa.Table, placed: bool) -> Iterator[Shape]:
         rows = one_array(table[ROW])
-        fields = [_field(one_array(table[name]), placed or name == self.label) for name in self.fields]
+        fields = [_field(one_array(table[name]), placed or name in self.trained) for name in self.fields]
         states = np.stack([field.state for field in fields], axis=1) if fields else np.zeros((len(rows), 0), np.int64)
         patterns, which = np.unique(states, axis=0, return_inverse=True)
         for number, pattern in enumerate(patterns.tolist()):
@@ -158,11 +180,14 @@ class FieldsFormat:
         for name, found in zip(self.fields, objects, strict=True):
             if not isinstance(found, _Constant) or found.value is None:
                 continue
-            if name == self.label and not self.template.marks_generation:
-                raise ShapeError("not_text", f"{name} is what is trained, but it is neither text nor a number")
-            if any(token in text for text in _strings(found.value) for token in self.control):
-                message = f"a value within {name} contains a control token's text"
-                raise ShapeError("control_token_in_content", message)
+            if name in self._answers:
+                raise ShapeError(*_not_text(name))
+            self._check_value(name, found.value)
+
+    def _check_value(self, name: str, value: Any) -> None:
+        """Raise a ShapeError for a list or object with a control token's text."""
+        if any(token in text for text in _strings(value) for token in self.control):
+            raise ShapeError("control_token_in_content", f"a value within {name} contains a control token's text")
 
     def _layout(
         self, slots: list[Slot], objects: Sequence[Mapping[str, Any] | _Constant]
@@ -172,7 +197,7 @@ class FieldsFormat:
         pieces: list[Piece] = []
         for slot in slots:
             name = self.fields[slot.value] if slot.value >= 0 else None
-            answer = slot.generated > 0 if self.template.marks_generation else name is not None and name == self.label
+            answer = slot.generated > 0 if self.template.marks_generation else name in self.trained
             weight, role = (
                 float(answer or self.train_all),
                 "answer" if answer else "template" if name is None else "input",
@@ -182,9 +207,148 @@ class FieldsFormat:
             else:
                 border = self.border if answer and not self.template.marks_generation else None
                 pieces.append(Piece(None, slot.column, role, numbers[name], weight, border=border))
-        last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
-        stopped = bool(pieces) and pieces[last].control
-        return pieces, with_bos(pieces if stopped else with_eos(pieces, last + 1, self.eos), self.bos)
+        if self.listed and not (self.template.marks_generation or any(piece.weight for piece in pieces)):
+            raise ShapeError(*_untrained(self.trained))
+        return pieces, with_ends(pieces, self.bos, self.eos)
+
+    def _rendered_traced(self, table: pa.Table) -> ChunkOutput:
+        """Render rows one by one."""
+        numbers, rows = one_array(table[ROW]).to_pylist(), []
+        rendered: list[int] = []
+        refused: dict[Problem, list[int]] = {}
+        columns = [python_values(one_array(table[name])) for name in self.fields]
+        for at, row in enumerate(numbers):
+            try:
+                rows.append(self._row({name: column[at] for name, column in zip(self.fields, columns, strict=True)}))
+                rendered.append(at)
+            except DeadlineError as error:
+                error.row = row
+                raise
+            except TemplateError as error:
+                code = error.code if isinstance(error, ShapeError) else "template_refused"
+                refused.setdefault((code, str(error)), []).append(at)
+        rejects = []
+        for (code, message), places in refused.items():
+            shown = ["" if (value := columns[-1][at]) is None else str(value) for at in places]
+            rejects.append(reject_rows(np.array([numbers[at] for at in places]), "prompts", code, "", message, shown))
+        taken = one_array(table[ROW]).take(pa.array(rendered, pa.int64()))
+        return ChunkOutput(_assembled(taken, rows), table.num_rows, join_rejects(rejects))
+
+    def _row(self, values: Mapping[str, Any]) -> list[Piece]:
+        """Return the pieces of one row, each with its text.
+
+        Raises:
+            ShapeError: what is trained is unknown, or nothing is.
+            TemplateError: the template refuses the values.
+        """
+        for name, value in values.items():
+            if isinstance(value, list | dict | bytes):
+                self._check_value(name, value)
+            if any(mark in text for text in _strings(value) for mark in MARKS):
+                raise ShapeError(*PRIVATE_USE)
+        parts = self._traced.parts({**self.tokens, **values})
+        if parts is None:
+            message = "the template writes another text when its parts are traced; put {% generation %} marks around "
+            raise ShapeError("unverified_spans", f"{message}what is trained")
+        numbers, marks = column_numbers(self.fields), self.template.marks_generation
+        pieces: list[Piece] = []
+        texts: list[str] = []
+        for part in parts:
+            columns = part.columns - {GENERATION}
+            answer = bool(part.columns & self._answers)
+            if answer and not marks and part.text:
+                self._check_part(part)
+            weight = float(answer or self.train_all)
+            role = "answer" if answer else "input" if part.is_value else "template"
+            if not part.is_value:
+                pieces += split_control(part.text, self.control, weight=weight, role=role)
+            elif part.text:
+                number = numbers[min(columns & self._answers or columns)]
+                pieces.append(Piece(None, len(texts), role, number, weight))
+                texts.append(part.text)
+        answered = self._answers & {name for part in parts if part.text or marks for name in part.columns}
+        blank = bool(self.label) and not marks and all(not str(values[name]).strip() for name in self.trained)
+        if not (answered or blank or self.train_all):
+            raise ShapeError(*_untrained(self._answers))
+        ended = with_ends(pieces, self.bos, self.eos)
+        written = [replace(piece, text=texts[piece.column]) if piece.text is None else piece for piece in ended]
+        return written if marks or self.border is None else _with_border(written, self.border)
+
+    def _check_part(self, part: Part) -> None:
+        """Raise a ShapeError for a trained part that is made from other columns, too, or is not text."""
+        if part.columns - self._answers and not self.train_all:
+            raise ShapeError(
+                "unverified_spans", f"template{f', line {part.line}' * bool(part.line)}: {mixes(part.columns)}"
+            )
+        if not part.is_text:
+            raise ShapeError(*_not_text(" and ".join(sorted(part.columns))))
+
+
+def _not_text(name: str) -> Problem:
+    return "not_text", f"{name} is what is trained, but it is neither text nor a number"
+
+
+def _untrained(trained: Iterable[str]) -> Problem:
+    names = " and ".join(sorted(trained))
+    message = f"the template writes nothing of {names} in this row; write it as an output node"
+    return "content_dropped", f"{message}, or put {GENERATION} marks around what is trained"
+
+
+def _again(
+    out: ChunkOutput, table: pa.Table, codes: Sequence[str] | None, render: Callable[[pa.Table], ChunkOutput]
+) -> ChunkOutput:
+    """Render rejected rows in another way; `codes` are the reject codes of these rows, None for all."""
+    if not out.rejects.num_rows:
+        return out
+    chosen = None if codes is None else pc.is_in(out.rejects["code"], pa.array(codes))
+    left = out.rejects if chosen is None else out.rejects.filter(chosen)
+    if not left.num_rows:
+        return out
+    rest = render(table.filter(pc.is_in(table[ROW], one_array(left[ROW]))).combine_chunks())
+    tables = pa.concat_tables([out.table, rest.table])
+    whole = tables.take(pc.sort_indices(tables[ROW])).combine_chunks()
+    others = [] if chosen is None else [out.rejects.filter(pc.invert(chosen))]
+    return ChunkOutput(whole, table.num_rows, join_rejects([*others, rest.rejects]))
+
+
+def _with_border(pieces: Sequence[Piece], rule: Rule) -> list[Piece]:
+    """Return the pieces of a row, with the white space before answers that the rule gives them."""
+    out: list[Piece] = []
+    for piece in pieces:
+        if piece.role == "answer" and not (out and out[-1].role == "answer"):
+            prompt = [*takewhile(lambda other: not other.control and other.role != "answer", reversed(out))]
+            before = "".join(other.text or "" for other in reversed(prompt))
+            data = np.frombuffer(before.encode(), np.uint8)
+            left = int(moved(data, np.array([len(data)]), np.array([0]), rule)[0])
+            space = before[len(before) - left :]  # white space of one byte each
+            while left:
+                last = out.pop()
+                kept = (last.text or "")[: max(len(last.text or "") - left, 0)]
+                left -= len(last.text or "") - len(kept)
+                out += [replace(last, text=kept)] * bool(kept)
+            out += [replace(piece, text=space)] * bool(space)
+        out.append(piece)
+    return out
+
+
+def _assembled(numbers: pa.Array, rows: Sequence[Sequence[Piece]]) -> pa.Table:
+    """Return texts and spans of rows whose pieces all have a text; adjacent pieces of one value are one span."""
+    spans: list[tuple[int, int, int, int, float, bool]] = []
+    counts: list[int] = []
+    for pieces in rows:
+        before, at = len(spans), 0
+        for piece in pieces:
+            kind = (ROLES.index(piece.role), piece.message, piece.weight, piece.control)
+            start, at = at, at + len((piece.text or "").encode())
+            if len(spans) > before and spans[-1][2:] == kind and piece.message >= 0:
+                spans[-1] = (spans[-1][0], at, *kind)
+            elif at > start:
+                spans.append((start, at, *kind))
+        counts.append(len(spans) - before)
+    columns = zip(*spans, strict=True) if spans else ([],) * 6
+    lists = span_lists(np.array(counts, np.int64), *(np.array(column) for column in columns))
+    texts = pa.array(["".join(piece.text or "" for piece in pieces) for pieces in rows], pa.string())
+    return pa.table({ROW: numbers, "text": texts, "spans": lists})
 
 
 def _strings(value: Any) -> Iterator[str]:

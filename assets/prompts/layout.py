@@ -66,6 +66,13 @@ def with_eos(pieces: list[Piece], end: int, eos: str | None) -> list[Piece]:
     return [*pieces[:end], Piece(eos, role="answer", weight=1.0, control=True), *pieces[end:]]
 
 
+def with_ends(pieces: list[Piece], bos: str | None, eos: str | None) -> list[Piece]:
+    """Return pieces with BOS, and a trained EOS after the last trained one unless that is a control token."""
+    last = max((index for index, piece in enumerate(pieces) if piece.weight), default=len(pieces) - 1)
+    stopped = bool(pieces) and pieces[last].control
+    return with_bos(pieces if stopped else with_eos(pieces, last + 1, eos), bos)
+
+
 def column_numbers(fields: Iterable[str]) -> dict[str, int]:
     """Return the number of each column of a template in `SPAN`'s `message`: its index among the sorted names."""
     return {name: number for number, name in enumerate(sorted(fields))}

@@ -300,12 +300,12 @@ def _jinja_renderer(
     prompt = config.prompt_template
     template = fields_template(config, fields, spec.tokens())
     train_all = prompt.train_on == "all"
-    if not (template.marks_generation or prompt.label_column or train_all):
+    if not (template.marks_generation or prompt.trained_columns or train_all):
         message = "mark what is trained with {% generation %}, or set label_column or train_on: all"
         raise config.fault("prompt_template.template", message)
-    return FieldsFormat(
-        template, tuple(fields), prompt.label_column, train_all, spec.tokens(), spec.control, bos, eos, border
-    ).render
+    label, listed = prompt.label_column, tuple(name for name in prompt.trained_columns if name != prompt.label_column)
+    tokens, control = spec.tokens(), spec.control
+    return FieldsFormat(template, tuple(fields), label, train_all, tokens, control, bos, eos, border, listed).render
 
 
 def _all_rendered(config: PipelineConfig, rendered: ChunkOutput) -> pa.Table:

@@ -95,10 +95,10 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
     Raises:
         ConfigError: a name is unknown, or is the answer.
     """
-    form, label = mapping["form"], config.prompt_template.label_column
+    form, trained = mapping["form"], config.prompt_template.trained_columns
     parts: list[str] = sorted(mapping["roles"]) if form == "fields" else list(SPOKEN)
-    named = _of_columns(parts, label) if form == "fields" else _OF_CONVERSATIONS
-    answers = {label} if form == "fields" else {"completion", "chosen", "rejected"}
+    named = _of_columns(parts, trained) if form == "fields" else _OF_CONVERSATIONS
+    answers = {*trained} if form == "fields" else {"completion", "chosen", "rejected"}
     ranks = [-1] * len(parts)
     for rank, name in enumerate(config.length.give_up):
         if name in answers or (name == _ANSWER and name not in named):
@@ -113,7 +113,7 @@ def truncation_order(config: PipelineConfig, mapping: Mapping[str, Any]) -> Trun
     return TruncationOrder(tuple(ranks), form == "fields", config.prompt_template.train_on == "all", config.length.keep)
 
 
-def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[str, ...]]:
+def _of_columns(columns: Collection[str], trained: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Return the columns that each name in `give_up` refers to."""
     from tokenloom.assets.schema.evidence.name_similarity import ALIASES, likeness
 
@@ -122,6 +122,6 @@ def _of_columns(columns: Collection[str], label: str | None) -> dict[str, tuple[
         best = max(scores, key=lambda name: scores[name])
         return best if scores[best] >= _LEAST_LIKENESS else "question"
 
-    others = [column for column in columns if column != label]
+    others = [column for column in columns if column not in trained]
     by_meaning = {name: tuple(column for column in others if meaning(column) == name) for name in _MEANINGS}
     return by_meaning | {column: (column,) for column in others}

@@ -39,7 +39,6 @@ _CHANGED: Problem = (
     "the template changes a value by more than trimming it; put reasoning in its own field, or use a chat template "
     "with {% generation %} marks",
 )
-_PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 _UNDIVIDED: Problem = (
     "kind_unknown",
     f"a trained content has {OPEN} or {CLOSE} other than around its start, so that it is not clear what of it is "
@@ -48,6 +47,7 @@ _UNDIVIDED: Problem = (
 )
 
 UNVERIFIED_RANGES = "parts of a text have weights of their own, but the template does not write the text unchanged"
+PRIVATE_USE: Problem = "private_use", "a value contains private-use characters U+E0D0 to U+E0D3"
 
 Layout = Callable[[list[Slot]], tuple[list[Piece], list[Piece]]]
 """Maps a template's slots to its pieces, and to the same pieces with BOS and EOS added."""
@@ -261,7 +261,7 @@ def _compare(
     problems: list[Problem | None] = []
     try:
         for row_values, text, private in zip(values, expected, marked[rows].tolist(), strict=True):
-            problems.append(_PRIVATE_USE if private else _verify(template, shape, row_values, text))
+            problems.append(PRIVATE_USE if private else _verify(template, shape, row_values, text))
     except DeadlineError as error:
         error.row = shape.rows[int(rows[len(problems)])].as_py()
         raise

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.resources.templates.custom import parse_custom
 
 
-def columns_used(config: PipelineConfig) -> dict[str, int]:
+def columns_used(config: PipelineConfig, known: Collection[str]) -> dict[str, int]:
     """Return the columns that the template names, each with its first line in the template, counted from 0.
+
+    Args:
+        known: the data's columns, and those that `column_mapping` names.
 
     Raises:
         ConfigError: the template cannot be parsed, or `label_column` or `input_columns` do not match it.
@@ -26,11 +31,17 @@ def columns_used(config: PipelineConfig) -> dict[str, int]:
     else:
         from tokenloom.resources.templates.from_yaml import undeclared  # keeps jinja2 out of this module's import
 
-        columns, label = undeclared(config), prompt.label_column
-    if label and label not in columns:
-        message = f"the template does not use {label}, only {', '.join(columns) or 'no column'}"
-        raise config.fault("prompt_template.label_column", f"{message}{did_you_mean(label, columns)}")
+        columns = undeclared(config, known)
+    for trained in prompt.trained_columns:
+        if trained not in columns:
+            setting = "prompt_template.label_column" if trained == prompt.label_column else "prompt_template.train_on"
+            message = f"the template does not use {trained}, only {', '.join(columns) or 'no column'}"
+            raise config.fault(setting, f"{message}{did_you_mean(trained, columns)}")
     _check_input_columns(config, columns)
+    if prompt.format_type == "jinja":
+        from tokenloom.resources.templates.from_yaml import check_separate
+
+        check_separate(config, columns)
     return columns
 
 
@@ -46,7 +57,7 @@ def _check_input_columns(config: PipelineConfig, columns: dict[str, int]) -> Non
     setting = "prompt_template.input_columns"
     faults = [config.fault(setting, f"the template does not use {name}") for name in unused]
     for name, line in columns.items():
-        if name not in prompt.input_columns and name != prompt.label_column:
+        if name not in prompt.input_columns and name not in prompt.trained_columns:
             faults.append(config.fault("prompt_template.template", f"{name} is not among input_columns", line))
     if faults:
         raise ConfigError([fault.faults[0] for fault in faults])

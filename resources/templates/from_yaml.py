@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tokenloom.config import PipelineConfig
@@ -17,14 +17,45 @@ _SHORT_CHAT = [{"role": "user", "content": "Question"}, {"role": "assistant", "c
 _TRIAL_CHATS = (_SHORT_CHAT, [{"role": "system", "content": "Rule"}, *_SHORT_CHAT, *_SHORT_CHAT])
 
 
-def undeclared(config: PipelineConfig) -> dict[str, int]:
+def undeclared(config: PipelineConfig, known: Collection[str]) -> dict[str, int]:
     """Return the variables that the YAML's Jinja template reads, each with its first line, counted from 0.
+
+    Args:
+        known: the data's columns; a variable that the template also sets is one of these.
 
     Raises:
         ConfigError: the template has a syntax error.
     """
     template = _compiled(config, TEMPLATE, without_final_newline(config.prompt_template.template or ""))
-    return {name: line - 1 for name, line in template.undeclared().items()}
+    return {name: line - 1 for name, line in template.undeclared(known).items()}
+
+
+def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
+    """Check that the YAML's Jinja template does not mix trained columns with others in one expression.
+
+    Raises:
+        ConfigError: it does, or it has generation marks, and `train_on` lists columns all the same.
+    """
+    prompt = config.prompt_template
+    template = _compiled(config, TEMPLATE, without_final_newline(prompt.template or ""))
+    if template.marks_generation and isinstance(prompt.train_on, tuple):
+        message = (
+            "has no effect, because the template's {% generation %} marks decide what is trained; remove one of them"
+        )
+        raise config.fault("prompt_template.train_on", message)
+    if template.marks_generation or prompt.train_on == "all" or not prompt.trained_columns:
+        return
+    for site in template.traced(columns, frozenset(prompt.trained_columns)).sites:
+        if site.mixed:
+            raise config.fault(TEMPLATE, f"template, line {site.line}: {mixes(site.mixed)}", site.line - 1)
+
+
+def mixes(columns: Iterable[str]) -> str:
+    """Return the message for an expression that mixes trained columns with others."""
+    return (
+        f"one expression mixes {' and '.join(sorted(columns))}, so what is trained of it is unknown; write it as two "
+        "output nodes, such as {{ question }} {{ answer }}, or put {% generation %} marks around what is trained"
+    )
 
 
 def fields_template(config: PipelineConfig, fields: Iterable[str], tokens: Mapping[str, str]) -> JinjaTemplate:

@@ -4,6 +4,7 @@
 them. The positions of the marks in the output show where values are placed, the text between them is the template's
 own, and the white space that is left shows what the template trims. The caller verifies the result against a real
 rendering.
+`traced` makes a template report which columns each part of its text was made from.
 Templates get the same environment as in `transformers`: block trimming, `raise_exception`, `strftime_now`, `tojson`,
 loop controls and `{% generation %}`.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -33,6 +34,8 @@ from tokenloom.resources.templates import deadline
 from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, mark_items
 from tokenloom.resources.templates.sandbox import Sandbox
 from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
+from tokenloom.resources.templates.traced_text import Part, Traced, TracedSandbox, parts_of, traced
+from tokenloom.resources.templates.trained_nodes import GENERATION, Site, trace, trained_sites
 from tokenloom.resources.templates.work_meter import MeteredContext
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
@@ -140,10 +143,16 @@ def _date_as(date: str, form: str) -> str:
     )
 
 
-@lru_cache(maxsize=32)
-def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
-    """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+class _TracedGeneration(_Generation):
+    """The same tags, whose text counts as made from `GENERATION`."""
+
+    @jinja2.pass_context
+    def _mark(self, context: Any, caller: Any) -> str:
+        return Traced(parts_of(caller())).made_from(frozenset([GENERATION]))
+
+
+def _environment(kind: type[Sandbox], generation: type[_Generation], date: str | datetime) -> Sandbox:
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[generation, "jinja2.ext.loopcontrols"])
 
     def strftime_now(form: str) -> str:
         return _date_as(date, form) if isinstance(date, str) else date.strftime(form)
@@ -151,6 +160,13 @@ def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise, strftime_now=strftime_now)
     environment.meter()
+    return environment
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str, date: str | datetime) -> tuple[jinja2.Template, jinja2.nodes.Template, set[str]]:
+    """Return the compiled template, its syntax tree, and the variables that it reads but does not set."""
+    environment = _environment(Sandbox, _Generation, date)
     try:
         tree = environment.parse(source)
         return environment.from_string(source), tree, jinja2.meta.find_undeclared_variables(tree)
@@ -275,6 +291,15 @@ class JinjaTemplate:
         tree.set_environment(environment)
         return environment.from_string(tree)
 
+    def traced(self, columns: Iterable[str], trained: frozenset[str]) -> TracedTemplate:
+        """Return the template so that it reports which columns each part of its text was made from.
+
+        Args:
+            columns: the variables to trace.
+            trained: those that are trained; `GENERATION` for what generation blocks write.
+        """
+        return TracedTemplate(self, self._source, self._date_string, tuple(columns), trained)
+
     def reads(self, name: str) -> bool:
         """Return whether the template uses a variable or function of this name."""
         return name in self._read
@@ -303,9 +328,14 @@ class JinjaTemplate:
                 found += chain.from_iterable(value if isinstance(value, list | tuple) else [value] for value in values)
         return frozenset(name for name in found if isinstance(name, str) and name != "role")
 
-    def undeclared(self) -> dict[str, int]:
-        """Return the variables that the template expects, without special tokens, each with its first line."""
-        names = self._names - set(self._globals) - set(SPECIAL_TOKENS)
+    def undeclared(self, known: Collection[str] = ()) -> dict[str, int]:
+        """Return the variables that the template expects, without special tokens, each with its first line.
+
+        Args:
+            known: the variables that it will get; only these can be ones that it also sets, as in a branch.
+        """
+        stored = {node.name for node in self._tree.find_all(jinja2.nodes.Name) if node.ctx != "load"}
+        names = self._names - set(self._globals) - set(SPECIAL_TOKENS) - (stored - set(known))
         lines = dict.fromkeys(sorted(names), 1)
         for node in reversed(list(self._tree.find_all(jinja2.nodes.Name))):
             if node.name in lines:
@@ -390,7 +420,7 @@ class JinjaTemplate:
         thread = deadline.start(context)
         try:
             try:
-                text = "".join(template.root_render_func(context))
+                text: str = template.environment.concat(template.root_render_func(context))
             except DeadlineError:
                 raise
             except BaseException:
@@ -418,6 +448,56 @@ class JinjaTemplate:
             if place.tb_frame.f_globals is template.root_render_func.__globals__
         ]
         return template.get_corresponding_lineno(own[-1]) if own else None
+
+
+@dataclass(frozen=True)
+class TracedTemplate:
+    """A template that reports which columns each part of its text was made from.
+
+    Args:
+        plain, source, date_string: the template without tracing, and its arguments.
+        columns, trained: as in `JinjaTemplate.traced`.
+    """
+
+    plain: JinjaTemplate
+    source: str
+    date_string: str | None
+    columns: tuple[str, ...]
+    trained: frozenset[str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JinjaTemplate.traced, (self.plain, self.columns, self.trained)
+
+    def _parse(self) -> tuple[Sandbox, jinja2.nodes.Template]:
+        date = _DATES[0] if self.date_string is None else self.date_string
+        environment = _environment(TracedSandbox, _TracedGeneration, date)
+        return environment, environment.parse(self.source)
+
+    @cached_property
+    def sites(self) -> Sequence[Site]:
+        """What the template writes."""
+        return trained_sites(self._parse()[1], self.columns, self.trained)
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        environment, tree = self._parse()
+        trace(tree, self.sites, environment)
+        tree.set_environment(environment)
+        try:
+            return environment.from_string(tree)
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise TemplateError(f"template: {_NESTED}") from error
+
+    def parts(self, variables: Mapping[str, Any]) -> tuple[Part, ...] | None:
+        """Return the parts of the text for these variables; None if they do not join to the text of the plain template.
+
+        Raises:
+            TemplateError: as `JinjaTemplate.render` does.
+        """
+        text = self.plain.render(variables)
+        values = {name: traced(variables[name], frozenset([name])) for name in self.columns}
+        made = self.plain._text(self._compiled, dict(self._compiled.globals), {**variables, **values})
+        return parts_of(made) if made == text else None
 
 
 def _name_of(node: jinja2.nodes.Node) -> Any:

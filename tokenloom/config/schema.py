@@ -9,7 +9,7 @@ import re
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from tokenloom.config.address import AddressText
 from tokenloom.config.trained_kinds import KINDS, ROLES, checked_weights, completed_weights
@@ -250,7 +250,7 @@ class PromptTemplateConfig(Section):
     input_columns: Names | None = None
     """Columns that the template reads, except the label column; checked against the template."""
     label_column: str | None = None
-    """Column that is trained in a custom template."""
+    """Column that is trained in a custom or Jinja template."""
     system: str | None = None
     """System message added to conversations that have none."""
     few_shot: FewShotConfig = FewShotConfig()
@@ -265,7 +265,8 @@ class PromptTemplateConfig(Section):
     )
     """What is trained: `completions`, `all` text, the `last` completion, a list of roles, or weights by kind of text
     and by role, such as `{content: 1, reasoning: 0, tool_calls: 1, stop: 1}`. A kind without a weight has that of
-    `assistant`, by default 1. A role without a weight is not trained."""
+    `assistant`, by default 1. A role without a weight is not trained. With `format_type: jinja` a list names columns,
+    which are trained besides `label_column`."""
     train_ranges: str | None = None
     """Field of messages with the ranges of the content that are trained, as axolotl's `train_detail`: a list of
     `{begin_offset, end_offset, train}` in characters, both ends included. Text in no range is not trained."""
@@ -287,7 +288,9 @@ class PromptTemplateConfig(Section):
 
     @field_validator("train_on")
     @classmethod
-    def _known_roles(cls, value: Any) -> Any:
+    def _known_roles(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("format_type") == "jinja":
+            return value  # names of columns, which are checked against the template
         if isinstance(value, tuple) and (unknown := [role for role in value if role not in ROLES]):
             hint = did_you_mean(unknown[0], ROLES)
             raise ValueError(f"{unknown[0]!r} is not one of the roles {', '.join(ROLES)}{hint}")
@@ -314,12 +317,21 @@ class PromptTemplateConfig(Section):
             raise ValueError(f"template works with format_type custom or jinja, not {self.format_type}")
         if self.format_type == "custom" and self.template and self.label_column is None and self.train_on != "all":
             raise ValueError("a custom template needs label_column, or train_on: all")
+        if self.format_type == "custom" and self.template and isinstance(self.train_on, tuple):
+            raise ValueError("train_on names columns only with format_type jinja; set label_column, or train_on: all")
         return self
 
     @property
     def weights(self) -> dict[str, float] | None:
         """The weight of each kind and of each role but the assistant, if `train_on` has weights."""
         return completed_weights(self.train_on) if isinstance(self.train_on, dict) else None
+
+    @property
+    def trained_columns(self) -> tuple[str, ...]:
+        """The columns of the template that are trained: `label_column`, and for Jinja those that `train_on` lists."""
+        label = (self.label_column,) if self.label_column else ()
+        listed = self.train_on if self.format_type == "jinja" and isinstance(self.train_on, tuple) else ()
+        return tuple(dict.fromkeys((*label, *listed)))
 
 
 class LengthConfig(Section):

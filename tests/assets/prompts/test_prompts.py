@@ -183,14 +183,13 @@ def test_jinja_generation_marks_decide_what_is_trained(render: Render, values: l
         assert trained_parts(made["text"], made["spans"]) == [f"A {row['answer']}.</s>"]
 
 
-def test_a_value_that_the_template_changes_is_rejected_alone(render: Render) -> None:
+def test_an_answer_that_the_template_changes_is_trained_as_written(render: Render) -> None:
     rows = [{"q": "a", "answer": "SHOUT"}, {"q": "b", "answer": "whisper"}]
     prompt = {"format_type": "jinja", "template": "{{ q }}: {{ answer | upper }}", "label_column": "answer"}
     out = render(rows, prompt)
-    assert out.table["text"].to_pylist() == ["a: SHOUT</s>"]
-    assert out.rejects.select([ROW, "stage", "code"]).to_pylist() == [
-        {ROW: 1, "stage": "prompts", "code": "unverified_spans"}
-    ]
+    assert out.rejects.num_rows == 0
+    texts = {made["text"]: trained_parts(made["text"], made["spans"]) for made in out.table.to_pylist()}
+    assert texts == {"a: SHOUT</s>": ["SHOUT</s>"], "b: WHISPER</s>": ["WHISPER</s>"]}
 
 
 def test_private_use_marks_in_data_are_rejected_not_confused(render: Render) -> None:
