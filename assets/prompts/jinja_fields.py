@@ -9,10 +9,12 @@ output node that depends on a trained column is trained, as it is written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -160,20 +162,26 @@ class FieldsFormat:
             empty = [
                 state == _EMPTY or isinstance(object, _Constant) for state, object in zip(pattern, objects, strict=True)
             ]
+            texts = [field.texts.take(members) for field in fields]
+            first = [re.sub(f"[{''.join(MARKS)}]", "x", text[0].as_py()) for text in texts]
             yield Shape(
                 rows.take(members),
-                [field.texts.take(members) for field in fields],
+                texts,
                 empty,
                 lambda values, objects=objects: self._variables(values, objects),
-                lambda slots, objects=objects: self._layout(slots, objects),
+                lambda slots, objects=objects, first=first: self._layout(slots, objects, first),
             )
 
     def _variables(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
+        return {**self.tokens, **self._given(values, objects)}
+
+    def _given(self, values: Sequence[str], objects: Sequence[Mapping[str, Any] | _Constant]) -> dict[str, Any]:
+        """Return the columns' values, given their texts."""
         given = [
             found.value if isinstance(found, _Constant) else found.get(value, value)
             for value, found in zip(values, objects, strict=True)
         ]
-        return {**self.tokens, **dict(zip(self.fields, given, strict=True))}
+        return dict(zip(self.fields, given, strict=True))
 
     def _check(self, objects: Sequence[Mapping[str, Any] | _Constant]) -> None:
         """Raise a ShapeError for a value that cannot be in the template's own text."""
@@ -190,9 +198,16 @@ class FieldsFormat:
             raise ShapeError("control_token_in_content", f"a value within {name} contains a control token's text")
 
     def _layout(
-        self, slots: list[Slot], objects: Sequence[Mapping[str, Any] | _Constant]
+        self, slots: list[Slot], objects: Sequence[Mapping[str, Any] | _Constant], first: Sequence[str]
     ) -> tuple[list[Piece], list[Piece]]:
+        """Return the pieces of a shape, without and with BOS and EOS; `first` are the values of its first row.
+
+        Raises:
+            ShapeError: the rows have to be traced.
+        """
         self._check(objects)
+        if not (self.train_all or self.template.marks_generation):
+            self._check_trained(slots, first, self._given(first, objects))
         numbers = column_numbers(self.fields)
         pieces: list[Piece] = []
         for slot in slots:
@@ -210,6 +225,22 @@ class FieldsFormat:
         if self.listed and not (self.template.marks_generation or any(piece.weight for piece in pieces)):
             raise ShapeError(*_untrained(self.trained))
         return pieces, with_ends(pieces, self.bos, self.eos)
+
+    def _check_trained(self, slots: Sequence[Slot], texts: Sequence[str], values: Mapping[str, Any]) -> None:
+        """Check on one row that placed columns train what the template's output nodes train.
+
+        Raises:
+            ShapeError: they do not: a node adds text of its own to a trained column.
+        """
+        placed = [
+            (slot.place(pa.array([texts[slot.value]]))[0].as_py(), self.fields[slot.value] in self.trained)
+            if slot.value >= 0
+            else (slot.text, False)
+            for slot in slots
+        ]
+        traced = self._traced.parts({**self.tokens, **values}) or ()
+        if _runs(placed) != _runs((part.text, bool(part.columns & self._answers)) for part in traced):
+            raise ShapeError("unverified_spans", "an output node writes more than the trained column")
 
     def _rendered_traced(self, table: pa.Table) -> ChunkOutput:
         """Render rows one by one."""
@@ -282,6 +313,12 @@ class FieldsFormat:
             )
         if not part.is_text:
             raise ShapeError(*_not_text(" and ".join(sorted(part.columns))))
+
+
+def _runs(parts: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Return texts, each with whether it is trained, joined where both neighbours are or both are not."""
+    grouped = groupby((part for part in parts if part[0]), key=itemgetter(1))
+    return [("".join(text for text, _ in run), trained) for trained, run in grouped]
 
 
 def _not_text(name: str) -> Problem:

@@ -283,7 +283,7 @@ def _text_renderer(
 def ends_prompts(config: PipelineConfig, mapping: Mapping[str, Any]) -> bool:
     """Return whether a prompt without a chat template ends where an answer's column starts."""
     prompt, form = config.prompt_template, mapping["form"]
-    return form == "completion" or (form == "fields" and prompt.label_column is not None)
+    return form == "completion" or (form == "fields" and bool(prompt.trained_columns))
 
 
 def _jinja_renderer(

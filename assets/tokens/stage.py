@@ -68,7 +68,7 @@ class TokensStage(Stage):
         notes, written = context.manifest("prompts").notes, context.facts("columns")["mapping"]["form"]
         if "certificate" in notes:
             written = "chat"
-        elif written == "fields" and context.config.prompt_template.label_column is None:
+        elif written == "fields" and not context.config.prompt_template.trained_columns:
             written = "marks"
         notice = border_notice(manifest.counters, written, notes.get("ends_before_space", False))
         policy = context.config.tokenizer.control_tokens_in_content

@@ -481,7 +481,7 @@ class TracedTemplate:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         environment, tree = self._parse()
-        trace(tree, self.sites, environment)
+        trace(tree, self.sites, self.trained, environment)
         tree.set_environment(environment)
         try:
             return environment.from_string(tree)

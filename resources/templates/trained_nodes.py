@@ -63,8 +63,10 @@ def trained_sites(tree: n.Template, columns: Iterable[str], trained: frozenset[s
     for node in _written(tree):
         texts = analysis.seen.get(id(node), _PLAIN)
         flat = [frozenset().union(*text) - {_CHANGED} for text in texts]
+        captured = _captures(tree, node)
         mixes = [
-            next((part for part in text if part & trained and part - trained - {_CHANGED}), None) for text in texts
+            next((part for part in (text if captured else [columns]) if _mixes(part, trained)), None)
+            for text, columns in zip(texts, flat, strict=True)
         ]
         mixed = mixes[0] if mixes and all(mixes) else None
         depends = trained.intersection(*flat) if flat else frozenset()
@@ -74,8 +76,12 @@ def trained_sites(tree: n.Template, columns: Iterable[str], trained: frozenset[s
     return sites
 
 
-def trace(tree: n.Template, sites: Sequence[Site], environment: Any) -> None:
-    """Make a parsed template, in place, write traced texts."""
+def trace(tree: n.Template, sites: Sequence[Site], trained: frozenset[str], environment: Any) -> None:
+    """Make a parsed template, in place, write traced texts.
+
+    What an output node writes depends as a whole on a trained column, if a part of it does: constants within it, too.
+    Text that macros and blocks have written keeps the parts that it has from there.
+    """
 
     def written(_: Any, value: Any, number: int) -> Traced:
         site, text = sites[number], str(value)
@@ -83,7 +89,9 @@ def trace(tree: n.Template, sites: Sequence[Site], environment: Any) -> None:
             known = columns_of(value)
             text = Traced([Part(text, known or site.columns, bool(known))])
         lost = not columns_of(text) & site.depends
-        text = text.made_from(site.depends if lost else frozenset(), site.line)
+        known = columns_of(text)
+        whole = known if known & trained and not any(part.line for part in text.parts) else frozenset()
+        text = text.made_from((site.depends if lost else frozenset()) | whole, site.line)
         is_text = not isinstance(value, list | tuple | dict | bytes)
         return text if is_text else Traced([part._replace(is_text=False) for part in text.parts])
 
@@ -97,6 +105,30 @@ def trace(tree: n.Template, sites: Sequence[Site], environment: Any) -> None:
     environment.filters |= operators
     numbers = {id(node): number for number, node in enumerate(_written(tree))}
     _Tracer(numbers).visit(tree)
+
+
+def _mixes(columns: frozenset[str], trained: frozenset[str]) -> bool:
+    return bool(columns & trained and columns - trained - {_CHANGED})
+
+
+def _captures(tree: n.Template, node: n.Node) -> bool:
+    """Return whether an expression can hand on text that a macro or a block has written."""
+    blocks = [name.name for block in tree.find_all(n.AssignBlock) for name in _names(block.target)]
+    written = {"caller", *blocks, *(macro.name for macro in tree.find_all(n.Macro))}
+    while True:  # variables that are set to such text
+        more = {
+            name.name
+            for set_ in tree.find_all(n.Assign)
+            if written.intersection(used.name for used in _names(set_.node))
+            for name in _names(set_.target)
+        }
+        if more <= written:
+            return any(name.name in written for name in _names(node))
+        written |= more
+
+
+def _names(node: n.Node) -> list[n.Name]:
+    return [node] if isinstance(node, n.Name) else list(node.find_all(n.Name))
 
 
 def _written(tree: n.Template) -> list[n.Node]:
@@ -274,6 +306,8 @@ class _Analysis:
             pattern = node.node.value if isinstance(node.node, n.Const) else None
             if isinstance(pattern, str) and pattern.count("%") == pattern.count("%s") == len(node.args):
                 return _concat(others)
+        if node.name == "join" and isinstance(node.node, n.List | n.Tuple):
+            return _concat([*map(self.value, node.node.items), *others])
         if node.name in _ITERATED and not others:
             return frozenset(frozenset(part | {_CHANGED} for part in text) for text in value)
         if node.name in _KEPT:
@@ -324,6 +358,8 @@ class _Analysis:
                 return _concat(map(self.value, node.nodes))
             case n.Add() if not any(_is_number(term) for term in (node.left, node.right)):
                 return _concat([self.value(node.left), self.value(node.right)])
+            case n.Mod(right=n.Tuple(items=items)):
+                return _concat([self.value(node.left), *map(self.value, items)])
             case n.List() | n.Tuple():
                 return _either(map(self.value, node.items))
             case n.Dict():

@@ -461,12 +461,12 @@ WEIGHTS: dict[str, tuple[Any, float | str]] = {
 }
 TALK = [asked("Q"), said("A")]
 FORMS: dict[str, tuple[Row, dict[str, Any], dict[str, str], str]] = {
-    "fields": ({"q": "Q", "a": "A"}, {"template": "{q}: {a}", "label_column": "a"}, {}, "A</s>"),
+    "fields": ({"q": "Q", "a": "A"}, {"template": "{q}: {a}", "label_column": "a"}, {}, " A</s>"),
     "jinja": (
         {"q": "Q", "a": "A"},
         {"format_type": "jinja", "template": "{{ q }}: {{ a }}", "label_column": "a"},
         {},
-        "A</s>",
+        " A</s>",
     ),
     "completion": ({"q": "Q", "a": "A"}, {"format_type": "completion"}, {"prompt": "q", "completion": "a"}, "A</s>"),
     "text": ({"t": "A"}, {"format_type": "text"}, {"text": "t"}, "A</s>"),

@@ -72,15 +72,29 @@ def plain(template: str, row: Row) -> str:
 
 
 def expected(template: str, twin: str, row: Row, eos: str = EOS) -> tuple[str, list[str]]:
-    """The text, with EOS after the last trained part, and the trained parts."""
+    """The text, with EOS after the last trained part, and the trained parts.
+
+    Without generation marks, trained parts begin with the white space before them, as the tokenizer joins it to them.
+    """
     text, marked = plain(template, row), plain(twin, row)
     parts = re.split("⟦(.*?)⟧", marked, flags=re.DOTALL)
     assert "".join(parts) == text, "the twin writes another text"
+    for index in range(1, len(parts), 2) if "endgeneration" not in template else ():
+        if parts[index]:
+            size = moved_space(parts[index - 1])
+            parts[index] = parts[index - 1][len(parts[index - 1]) - size :] + parts[index]
+            parts[index - 1] = parts[index - 1][: len(parts[index - 1]) - size]
     last = max(index for index in range(1, len(parts), 2) if parts[index])
     parts[last] += eos
     trained = "\0".join(f"\1{part}\2" if index % 2 else part for index, part in enumerate(parts) if part)
     runs = re.findall("\1(.*?)\2", trained.replace("\2\0\1", ""), flags=re.DOTALL)
     return "".join(parts), runs
+
+
+def moved_space(before: str) -> int:
+    """How much white space before an answer a byte-level tokenizer that cuts words as GPT-2's does joins to it."""
+    run, blank = (len(before) - len(before.rstrip(members)) for members in (" \t\v\f\r\n", " \t\v\f"))
+    return 1 if run > max(blank, 1) else blank
 
 
 def check(render: Render, template: str, twin: str, prompt: Row) -> None:
@@ -152,6 +166,10 @@ def test_control_tokens_of_values_stay_text_and_those_of_the_template_are_contro
         assert trained_parts(made["text"], made["spans"]) == ["c</s>d</s>"]
 
 
+def head_of(template: str, head: str) -> str:
+    return head if "endgeneration" in template else head[: len(head) - moved_space(head)]
+
+
 @pytest.mark.parametrize("name", [*TEMPLATES, *MARKED])
 def test_prompts_for_inference_end_before_what_is_trained(tokenizer_folder: Path, name: str) -> None:
     template, twin = (TEMPLATES | MARKED)[name]
@@ -159,7 +177,7 @@ def test_prompts_for_inference_end_before_what_is_trained(tokenizer_folder: Path
     prompt |= {} if "endgeneration" in template else {"label_column": "answer"}
     tokenizer = {"name_or_path": str(tokenizer_folder), "max_length": 10**6}
     config = PipelineConfig.from_mapping({"dataset": {"name": "x"}, "tokenizer": tokenizer, "prompt_template": prompt})
-    heads = {json.dumps(row): plain(twin, row).partition("⟦")[0] for row in ROWS[:20]}
+    heads = {json.dumps(row): head_of(template, plain(twin, row).partition("⟦")[0]) for row in ROWS[:20]}
     rows = [row for row in ROWS[:20] if heads[json.dumps(row)].strip()]
     ids = PromptEngine(config).prompt_only(pa.Table.from_pylist(rows))["input_ids"].to_pylist() if rows else []
     tokenizers = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
@@ -179,7 +197,7 @@ def test_prompts_need_no_answer(tokenizer_folder: Path, answer: Row) -> None:
             }
         )
         (ids,) = PromptEngine(config).prompt_only([{"q": "why", **answer}])["input_ids"].to_pylist()
-        assert Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).decode(ids) == "WHY "
+        assert Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).decode(ids) == "WHY"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         "{{ tags|unique|sort|join(' ') }} {{ tags|map('upper')|join('-') }} {{ answer }}",
         "{{ tags|unique|sort|join(' ') }} {{ tags|map('upper')|join('-') }} ⟦{{ answer }}⟧",
     ),
-    "joined with a constant": ("{{ q|upper }}{{ '\nAnswer: ' ~ answer }}", "{{ q|upper }}\nAnswer: ⟦{{ answer }}⟧"),
+    "joined with a constant": ("{{ q|upper }}{{ '\nAnswer: ' ~ answer }}", "{{ q|upper }}⟦\nAnswer: {{ answer }}⟧"),
     "answer twice": (
         "{{ answer|upper }} / {{ q|upper }} / {{ answer }}",
         "⟦{{ answer|upper }}⟧ / {{ q|upper }} / ⟦{{ answer }}⟧",
@@ -192,6 +192,10 @@ MARKED: dict[str, tuple[str, str]] = {
 """Templates with generation marks."""
 
 MIXED = {
+    "joined": "{{ q ~ ' ' ~ answer }}",
+    "added": "{{ q + answer }}",
+    "list": "{{ [q, answer]|join(', ') }}",
+    "percent": "{{ '%s %s' % (q, answer) }}",
     "filter": "{{ (q ~ ' ' ~ answer)|upper }}",
     "argument": "{{ q|replace('x', answer) }}",
     "index": "{{ tags[n] }}",
