@@ -127,8 +127,6 @@ class FieldsFormat:
 
     def render(self, table: pa.Table) -> ChunkOutput:
         """Render a chunk of fields."""
-        if not self.train_all and any(site.changes for site in self._traced.sites):
-            return self._rendered_traced(table)
         out = self._rendered(table, placed=True)
         if any(not pa.types.is_string(table[name].type) for name in self.fields):
             out = _again(out, table, None, lambda rows: self._rendered(rows, placed=False))

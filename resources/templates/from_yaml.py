@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from tokenloom.config import PipelineConfig
 from tokenloom.errors import ConfigError, SandboxError, TemplateError
 from tokenloom.resources.templates.custom import without_final_newline
-from tokenloom.resources.templates.jinja import JinjaTemplate
+from tokenloom.resources.templates.jinja import SPECIAL_TOKENS, JinjaTemplate
+
+_LISTS_TRIED = 16
+"""Number of columns that are tried as a list."""
 
 TEMPLATE = "prompt_template.template"
 CHAT_TEMPLATE = "tokenizer.chat_template"
@@ -45,9 +49,15 @@ def check_separate(config: PipelineConfig, columns: Iterable[str]) -> None:
         raise config.fault("prompt_template.train_on", message)
     if template.marks_generation or prompt.train_on == "all" or not prompt.trained_columns:
         return
-    for site in template.traced(columns, frozenset(prompt.trained_columns)).sites:
-        if site.mixed:
-            raise config.fault(TEMPLATE, f"template, line {site.line}: {mixes(site.mixed)}", site.line - 1)
+    trained, names = frozenset(prompt.trained_columns), list(columns)
+    traced = template.traced(names, trained)
+    trials: list[dict[str, Any]] = [dict.fromkeys(names, value) for value in ("text", 1)]
+    trials += [{**trials[1], name: ["text", "text"]} for name in names[:_LISTS_TRIED]]
+    for trial in trials:
+        with suppress(TemplateError):  # values of these types can be unfit
+            for part in traced.parts({**dict.fromkeys(SPECIAL_TOKENS, ""), **trial}) or ():
+                if part.columns & trained and part.columns - trained:
+                    raise config.fault(TEMPLATE, f"template, line {part.line}: {mixes(part.columns)}", part.line - 1)
 
 
 def mixes(columns: Iterable[str]) -> str:

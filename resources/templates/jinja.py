@@ -35,7 +35,7 @@ from tokenloom.resources.templates.prefix_texts import ITEM_MARK, PrefixTexts, m
 from tokenloom.resources.templates.sandbox import Sandbox
 from tokenloom.resources.templates.static_analysis import Kind, Opaque, check_places_only
 from tokenloom.resources.templates.traced_text import Part, Traced, TracedSandbox, parts_of, traced
-from tokenloom.resources.templates.trained_nodes import GENERATION, Site, trace, trained_sites
+from tokenloom.resources.templates.trained_nodes import GENERATION, trace
 from tokenloom.resources.templates.work_meter import MeteredContext
 
 MARK_OPEN, MARK_CLOSE = "\ue0d0", "\ue0d1"
@@ -468,20 +468,13 @@ class TracedTemplate:
     def __reduce__(self) -> tuple[Any, ...]:
         return JinjaTemplate.traced, (self.plain, self.columns, self.trained)
 
-    def _parse(self) -> tuple[Sandbox, jinja2.nodes.Template]:
-        date = _DATES[0] if self.date_string is None else self.date_string
-        environment = _environment(TracedSandbox, _TracedGeneration, date)
-        return environment, environment.parse(self.source)
-
-    @cached_property
-    def sites(self) -> Sequence[Site]:
-        """What the template writes."""
-        return trained_sites(self._parse()[1], self.columns, self.trained)
-
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        environment, tree = self._parse()
-        trace(tree, self.sites, self.trained, environment)
+        environment = _environment(
+            TracedSandbox, _TracedGeneration, _DATES[0] if self.date_string is None else self.date_string
+        )
+        tree = environment.parse(self.source)
+        trace(tree, self.columns, self.trained, environment)
         tree.set_environment(environment)
         try:
             return environment.from_string(tree)

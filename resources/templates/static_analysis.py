@@ -87,7 +87,7 @@ class _Analysis:
                 self.refuse(macro, f"{macro.name} has several meanings")
             self.check_unmarked(macro)
             self.macros[macro.name] = macro
-        self.namespaces |= {created[0] for node in tree.find_all(n.Assign) if (created := new_namespace(node))}
+        self.namespaces |= {created[0] for node in tree.find_all(n.Assign) if (created := _new_namespace(node))}
         for node in tree.find_all(n.Filter):
             if node.name not in _FILTERS or (node.name == "map" and (node.args or node.dyn_args)):
                 self.refuse(node, f"the filter {node.name} is not supported")
@@ -116,7 +116,7 @@ class _Analysis:
             case n.For() if not node.recursive:
                 return self.loop(node)
             case n.Assign():
-                if created := new_namespace(node):
+                if created := _new_namespace(node):
                     self.namespace(*created)
                 else:
                     self.assign(node.target, self.kind(node.node))
@@ -366,7 +366,7 @@ class _Analysis:
         raise Opaque(f"line {node.lineno}: {reason}" if node.lineno else reason)
 
 
-def new_namespace(node: n.Assign) -> tuple[str, n.Call] | None:
+def _new_namespace(node: n.Assign) -> tuple[str, n.Call] | None:
     """Return the name and the `namespace(...)` call of an assignment that creates a namespace, else None."""
     match node:
         case n.Assign(target=n.Name(name=name), node=n.Call(node=n.Name(name="namespace")) as call):

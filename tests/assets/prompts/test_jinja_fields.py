@@ -117,7 +117,7 @@ def test_an_answer_that_is_a_number_is_trained(tokenizer_folder: Path, tmp_path:
                 "n": st.one_of(st.none(), st.integers(-3, 3)),
                 "s": st.one_of(st.none(), st.text("ab ", max_size=3)),
                 "l": st.one_of(st.none(), st.lists(st.text("ab", max_size=2), max_size=2)),
-                "d": st.fixed_dictionaries({"a": st.one_of(st.none(), st.floats(-2, 2))}),
+                "d": st.fixed_dictionaries({"a": st.floats(-2, 2)}),
                 "answer": st.text("xyz", min_size=1, max_size=3),
             }
         ),

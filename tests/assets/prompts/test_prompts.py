@@ -189,7 +189,7 @@ def test_an_answer_that_the_template_changes_is_trained_as_written(render: Rende
     out = render(rows, prompt)
     assert out.rejects.num_rows == 0
     texts = {made["text"]: trained_parts(made["text"], made["spans"]) for made in out.table.to_pylist()}
-    assert texts == {"a: SHOUT</s>": ["SHOUT</s>"], "b: WHISPER</s>": ["WHISPER</s>"]}
+    assert texts == {"a: SHOUT</s>": [" SHOUT</s>"], "b: WHISPER</s>": [" WHISPER</s>"]}
 
 
 def test_private_use_marks_in_data_are_rejected_not_confused(render: Render) -> None:
