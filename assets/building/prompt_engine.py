@@ -202,7 +202,7 @@ class PromptEngine:
                 mapped = {**config.dataset.column_mapping, answer: Constant(constant="")}
                 dataset = config.dataset.model_copy(update={"column_mapping": mapped})
                 config = config.model_copy(update={"dataset": dataset})
-        if WEIGHT in config.dataset.column_mapping and not (prompt.template and WEIGHT in columns_used(config)):
+        if WEIGHT in config.dataset.column_mapping and not (prompt.template and WEIGHT in columns_used(config, names)):
             unweighted = {role: text for role, text in config.dataset.column_mapping.items() if role != WEIGHT}
             dataset = config.dataset.model_copy(update={"column_mapping": unweighted})
             config = config.model_copy(update={"dataset": dataset})

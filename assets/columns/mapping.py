@@ -131,8 +131,8 @@ class ColumnMapping:
         given = {**stored["roles"], WEIGHT: stored.get(WEIGHT)} if WEIGHT in stored else stored["roles"]
         roles = {role: Constant(**text) if isinstance(text, Mapping) else text for role, text in given.items()}
         weight = roles.pop(WEIGHT) if WEIGHT in stored else None
-        kept = (stored.get(name, False) for name in ("objects", "nulls"))
-        return cls(stored["form"], roles, stored.get("answer"), *kept, weight)
+        objects, nulls = stored.get("objects", False), stored.get("nulls", False)
+        return cls(stored["form"], roles, stored.get("answer"), objects, nulls, weight)
 
 
 def plain_roles(roles: Mapping[str, str | Constant]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _renderer(
     chat = is_chat(config, mapping, spec)
     check_turns(config, form, chat)
     if prompt.train_ranges and not chat:
-        message = "ranges are those of messages, and these rows do not go through a chat template; remove it"
+        message = "has no effect: it is for messages, and these rows do not go through a chat template; omit it"
         raise config.fault("prompt_template.train_ranges", message)
     check_kinds(config, form, chat)
     if chat:

@@ -62,9 +62,9 @@ SURE = {
         {"prompt": "instruction", "context": "input", "completion": "output"},
     ),
     "math/gsm8k_test.jsonl": ("qa", {"prompt": "question", "completion": "answer"}),
-    "awkward/dialogsum_dev.jsonl": ("plain", {"prompt": "dialogue", "completion": "summary"}),
+    "awkward/dialogsum_dev.jsonl": ("lines", {"prompt": "dialogue", "completion": "summary"}),
     "awkward/TruthfulQA_bom.csv": ("qa", {"prompt": "Question", "completion": "Best Answer"}),
-    "awkward/banking77_test.csv": ("plain", {"prompt": "text", "completion": "category"}),
+    "awkward/banking77_test.csv": ("lines", {"prompt": "text", "completion": "category"}),
     "chat/dummy_conversation.json": ("chat", {"messages": "conversations"}),
     "chat/toy_chat_fine_tuning.jsonl": ("chat", {"messages": "messages"}),
     "text/wikitext-2/test.txt": ("text", {"text": "text"}),
@@ -538,11 +538,11 @@ def test_a_folder_is_inspected_and_built_with_its_splits(folder: Path, capsys: p
     assert main(["inspect", "rows"]) == 0
     said = capsys.readouterr().out
     lines = (
-        "plits by name: train: train.jsonl; test: test.jsonl",
-        "ot read: more.jsonl (in no split); raw.tar (archives, which are not unpacked)",
+        "splits by name: train: train.jsonl; test: test.jsonl",
+        "not read: more.jsonl (in no split); raw.tar (archives, which are not unpacked)",
     )
     assert "60 rows of train, 20 rows of test" in said
-    assert all(line in said and line in (folder / "rows.yaml").read_text() for line in lines)
+    assert all(line[1:] in said and line[1:] in (folder / "rows.yaml").read_text() for line in lines)
     for _ in range(2):
         assert main(["build", "rows.yaml"]) == 0
         said = capsys.readouterr().out

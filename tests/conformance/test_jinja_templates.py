@@ -203,7 +203,7 @@ def test_prompts_need_no_answer(tokenizer_folder: Path, answer: Row) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ({"train_on": ["anwser"]}, "prompt_template.train_on: the template does not use anwser, .*mean answer"),
+        ({"train_on": ["answr"]}, "prompt_template.train_on: the template does not use answr, .*mean answer"),
         ({"train_on": ["user"], "label_column": "answer"}, "prompt_template.train_on: the template does not use user"),
         (
             {"train_on": ["q"], "template": "{{ q }}{% generation %}{{ answer }}{% endgeneration %}"},

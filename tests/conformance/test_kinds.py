@@ -483,7 +483,7 @@ def test_roles_are_weighed_beside_kinds(case: str, name: str) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str]] = {
-    "a typo": ({"resoning": 0}, "did you mean reasoning?"),
+    "a typo": ({"reasonng": 0}, "did you mean reasoning?"),
     "a truth value": ({"reasoning": False}, "got false; write reasoning: 0"),
     "a negative weight": ({"stop": -1}, "must be 0 or a number from 1e-6 to 1e6, got -1"),
     "infinity": ({"stop": float("inf")}, "got inf"),

@@ -345,8 +345,8 @@ ASKED: dict[str, tuple[Make, str]] = {
         "does not use 'response', which could be the answer",
     ),
     "rejected answers beside messages": (
-        lambda n: {"messages": [user(ask(n)), assistant(right(n))], "rejected": wrong(n)},
-        "does not use 'rejected', which could hold unwanted answers",
+        lambda n: {"messages": [user(ask(n)), assistant(right(n))], "rejected_answers": [wrong(n), "No."]},
+        "does not use 'rejected_answers', which could hold unwanted answers",
     ),
     "images": (
         lambda n: {"messages": [user(ask(n)), assistant(right(n))], "images": ["a.png"]},
@@ -461,9 +461,9 @@ SUGGESTED: dict[str, tuple[Row, list[str]]] = {
     "a prompt beside messages": ({"messages": "messages"}, ["prompt"]),
     "a flag beside an answer": ({"prompt": "question", "completion": "answer", "label": "is_correct"}, []),
     "a response beside messages": ({"prompt": "messages", "completion": "response"}, []),
-    "rejected answers beside messages": ({"messages": "messages"}, ["rejected"]),
+    "rejected answers beside messages": ({"messages": "messages"}, ["rejected_answers"]),
     "images": ({"messages": "messages"}, ["images"]),
-    "rows that are lists": ({"prompt": "items[0]", "completion": "items[1]"}, []),
+    "rows that are lists": ({"messages": "{items:turns}"}, []),
     "two equal answers": (
         {"prompt": "instruction", "context": "input", "completion": "output_a"},
         ["output_b"],

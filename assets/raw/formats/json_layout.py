@@ -168,10 +168,14 @@ def _are_values(head: str, at: int, final: bool, named_lines: bool) -> bool:
     """Return whether a file holds objects one after the other that take several lines, or have commas between them."""
     try:
         _, end = _DECODER.raw_decode(head, at)
+    except RecursionError:
+        return False
     except ValueError as error:
         cut = getattr(error, "pos", len(head)) >= len(head) - 1 or "Unterminated" in str(error)
-        _or_more(final or not cut, JsonLayout("lines"))
-        return False
+        line, broken, _ = head[at:].partition("\n")
+        if cut and not final and named_lines and broken and line.rstrip().endswith(("{", "[", ",")):
+            raise _MoreNeeded("the first object takes several lines") from error
+        return False  # the first object is longer than what is looked at, or damaged
     after = _skip(head, end)
     if head[after : after + 1] == ",":
         after = _skip(head, after + 1)

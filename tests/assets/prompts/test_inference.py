@@ -198,7 +198,7 @@ def test_alpaca_prompts_end_where_answers_start(
     prompts = decoded(bos_tokenizer_folder, engine.prompt_only(table))
     assert engine.rejects.num_rows == 0
     stop = {"chat": "<|im_end|>\n", "custom": "</s>\n\n###", "custom, all trained": "</s>\n\n###"}.get(name, "</s>")
-    begin = ">> " if name == "marks" else ""
+    begin = {"marks": ">> ", "jinja": " "}.get(name, "")
     for row, text, read in zip(rows, whole, prompts, strict=True):
         assert text == f"{read}{begin}{row['output']}{stop}"
         assert read.count("<s>") == 1

@@ -31,6 +31,7 @@ WRITTEN = {
     "<|im_start|>assistant\nThe Rhine.<|im_end|>\n",
     "chatml-eos": "<|im_start|>system\nBe brief.</s>\n<|im_start|>user\nName a river.</s>\n"
     "<|im_start|>assistant\nThe Elbe.</s>\n<|im_start|>user\nAnother.</s>\n<|im_start|>assistant\nThe Rhine.</s>\n",
+    "lines": "Be brief.\n\nName a river.\nThe Elbe.</s>\n\nAnother.\nThe Rhine.</s>",
     "llama-2": "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nName a river. [/INST] The Elbe. </s>"
     "<s>[INST] Another. [/INST] The Rhine. </s>",
     "plain": "Be brief.\n\nName a river.\n\nThe Elbe.</s>\n\nAnother.\n\nThe Rhine.</s>",
@@ -90,7 +91,7 @@ def test_a_yaml_names_a_template_unless_a_file_has_the_name(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="no such file: alpca; did you mean alpaca"):
         resolved("alpca")
     with pytest.raises(
-        ConfigError, match="no such file: xyzzy; the built-in templates are alpaca, chatml, chatml-eos, llama-2"
+        ConfigError, match="no such file: xyzzy; the built-in templates are alpaca, chatml, chatml-eos, lines, llama-2"
     ):
         resolved("xyzzy")
     (tmp_path / "alpaca").write_text("{{ messages }}")

@@ -18,6 +18,7 @@ from tokenloom.assets.building.stage_report import StageReport
 from tokenloom.assets.columns.json_conversations import parse
 from tokenloom.assets.columns.mapping import ALLOWED, metadata_beside, plain_roles, resolve, unused_by
 from tokenloom.assets.columns.source_expressions import Source, parse_source, paths_of
+from tokenloom.assets.raw.chunks import source_chunks
 from tokenloom.assets.schema.choose_format import Ambiguity, choose
 from tokenloom.assets.schema.evidence.flag_questions import (
     message_questions,
@@ -37,7 +38,7 @@ from tokenloom.cli.terminal.progress import BuildProgress
 from tokenloom.config import PipelineConfig
 from tokenloom.config.address import full_address
 from tokenloom.config.yaml_file import is_yaml
-from tokenloom.errors import ConfigError, redacted_address
+from tokenloom.errors import ConfigError, StoreError, redacted_address
 from tokenloom.resources.sources import resolve as sources
 from tokenloom.resources.sources.source_file import COMPRESSIONS, FORMATS, SourceFiles
 from tokenloom.resources.store import ArtifactStore
@@ -138,7 +139,11 @@ class Inspection:
     @cached_property
     def _templated(self) -> list[str]:
         tokenizer = self.tokenizer and (self.tokenizer[0], self.tokenizer[1].control)
-        return templated_rows(self.build.input_chunks("raw"), tokenizer)
+        try:
+            return templated_rows(((chunk, chunk.load()) for chunk in self.build.input_chunks("raw")), tokenizer)
+        except StoreError:  # `gc` dropped raw chunks
+            read = ((chunk, chunk.load().table) for chunk in source_chunks(self.build.config))
+            return templated_rows(read, tokenizer)
 
     def unused(self) -> tuple[list[str], list[str]]:
         """Return the columns that the YAML does not use: those with content, and metadata such as ids."""

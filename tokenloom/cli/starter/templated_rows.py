@@ -38,18 +38,20 @@ _MARKS = (
 _SET = "prompt_template.format_type: text and tokenizer.control_tokens_in_content: keep"
 
 
-def templated_rows(chunks: Iterable[InputChunk], tokenizer: tuple[str, Collection[str]] | None) -> list[str]:
+def templated_rows(
+    chunks: Iterable[tuple[InputChunk, pa.Table]], tokenizer: tuple[str, Collection[str]] | None
+) -> list[str]:
     """Return a line about raw rows that hold control tokens or marks of chat templates; nothing if there are none.
 
     Args:
+        chunks: the raw chunks, each with its rows.
         tokenizer: name and control tokens of the tokenizer, if one is chosen.
     """
     own = sorted(tokenizer[1], key=len, reverse=True) if tokenizer else []
     pattern = "|".join([*map(re.escape, own), *_MARKS])
     search = re.compile(pattern.replace(r"\z", r"\Z"))
     rows, searched, tokens, example = 0, 0, dict[str, None](), ""
-    for chunk in islice(chunks, MOST_CHUNKS):
-        table = chunk.load()
+    for chunk, table in islice(chunks, MOST_CHUNKS):
         searched += table.num_rows
         found = np.zeros(table.num_rows, bool)
         for name in table.column_names:
