@@ -1,7 +1,7 @@
 """What flags, weights, parts and ranges declare is what is trained: of a row, a message, a part, and within a text.
 
-Expected masks are written by hand, from what the tools document that have the flag: OpenAI, Mistral, axolotl, ms-swift,
-LLaMA-Factory, torchtune, slime, XTuner. Each goes through a whole build; what is trained is decoded from the labels.
+Expected masks are written by hand, from what axolotl, ms-swift and LLaMA-Factory document; other names mean what they
+say. Each goes through a whole build; what is trained is decoded from the labels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields of messages and content parts, and columns, that say what is trained and with which weight.
 
-The names are those that training tools document: `weight` (OpenAI, Mistral, axolotl), `train` and `training` (axolotl),
-`loss` and `loss_scale` (ms-swift), `step_loss_mask` (slime), `masked` (torchtune), `output_with_loss` (XTuner).
+The names are those of training tools, among them `train`, `training` and `weight` (axolotl), `loss` and `loss_scale`
+(ms-swift), and `masked` (torchtune); others say the same in other words.
 """
 
 from __future__ import annotations
