@@ -324,7 +324,7 @@ def _first_chunks(config: PipelineConfig, split: str | None = None) -> list[pa.T
         split: for a loader, which reads no other; what is noteworthy of the source is then logged.
 
     Raises:
-        DatasetNotFoundError: there is no such split.
+        DatasetNotFoundError: the split does not exist.
     """
     from tokenloom.assets.raw.chunks import SourceNotes, source_chunks
 

@@ -90,7 +90,7 @@ def to_canonical(table: pa.Table, mapping: ColumnMapping, unanswered: bool = Fal
 
 
 def _with_null_fields(table: pa.Table) -> pa.Table:
-    """Return a table with its structs as JSON columns, which tell null fields from missing ones."""
+    """Return a table with its structs as JSON columns, which distinguish null fields from missing ones."""
     for index, field in enumerate(table.schema):
         if has_objects(field.type):
             table = table.set_column(index, field.name, with_null_fields(one_array(table[field.name])))
@@ -100,7 +100,7 @@ def _with_null_fields(table: pa.Table) -> pa.Table:
 def _null_fields(table: pa.Table, sources: Mapping[str, Source], mapping: ColumnMapping) -> Flags:
     """Return bool [rows]: from which rows null fields of structs are omitted, which could be null in the source.
 
-    Null fields of messages and of content parts are not counted: no template gets them, whatever the source.
+    Null fields of messages and of content parts are not counted: no template gets them from any source.
     """
     found = np.zeros(table.num_rows, bool)
     for role, source in sources.items():

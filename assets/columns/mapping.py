@@ -93,7 +93,7 @@ class ColumnMapping:
         roles: the source expression of each role or field. It can be parsed without knowing the columns.
         answer: for `fields`, the field that must not be empty; default: none.
         objects: for `fields`, whether values keep their types, for a Jinja template, instead of becoming text.
-        nulls: whether the null fields of structs are values of their own: `dataset.struct_nulls` is `keep`.
+        nulls: whether the null fields of structs are values: `dataset.struct_nulls` is `keep`.
         weight: the source expression of the rows' loss weights, or None.
     """
 

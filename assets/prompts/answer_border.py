@@ -2,7 +2,7 @@
 
 A prompt for inference ends at the border, and the trained text begins there. The ids of the prompt are a prefix of the
 row's ids if no token of the row straddles the border, and if the end of the prompt is not cut differently when a word
-follows. Which white space may end a prompt depends on how the tokenizer cuts texts into words:
+follows. Which white space can end a prompt depends on how the tokenizer cuts texts into words:
 
 - `breaks`: line breaks end it, spaces begin the answer. In `:\\n` a line break is joined to what comes before it
   (Llama 3, Qwen), and in ` word` a space to what comes after it.

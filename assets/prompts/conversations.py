@@ -118,7 +118,7 @@ class Conversations:
         empty: for each value, whether it is empty (in all rows).
         tools: the tools described to the model, as JSON text; "" for none.
         template_kwargs: the rows' variables of the chat template, as JSON text; "" for none.
-        cuts: the ranges of texts with weights of their own, of all rows of the chunk.
+        cuts: the weighted ranges of texts, of all rows of the chunk.
     """
 
     rows: Ints
@@ -189,7 +189,7 @@ def group_by_shape(
     Args:
         messages: `MESSAGES` [rows].
         tools, template_kwargs: string [rows], JSON text, or None.
-        cuts: the ranges of texts with weights of their own.
+        cuts: the weighted ranges of texts.
     """
     offsets, flat = list_parts(messages)
     role, content, reasoning, weight, fields = flat.flatten()

@@ -1,4 +1,4 @@
-"""Ranges of a message's text with weights of their own: content parts with flags, and axolotl's `train_detail`.
+"""Ranges of a message's text that have their own weights: content parts with flags, and axolotl's `train_detail`.
 
 `take_ranges` takes them out of the messages, before rows are grouped by shape. `with_ranges` divides the spans of the
 rendered rows, whose layout shows where each value is.

@@ -79,7 +79,7 @@ class Shape:
         readings: for rows whose values the template does not place whole, given as int64 [rows], their positions:
             yields the positions of some of them, and these rows with other values.
         template: renders these rows in place of the template of all rows, or None.
-        cuts: for values with ranges that have weights of their own, the ranges in bytes by row position.
+        cuts: for values with weighted ranges, the ranges in bytes by row position.
         weights: factors for the weights of the parts of answers, or None; see `assemble`.
     """
 

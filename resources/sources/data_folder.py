@@ -106,7 +106,7 @@ def _is_store(folder: Path) -> bool:
 
 
 def splits_by_name(names: Sequence[str], refuse: Refuse) -> dict[str, list[str]]:
-    """Return the files of each split, as names of files and folders tell them; all files are `train` if none does.
+    """Return the files of each split, as the names of files and folders declare them; all `train` if none does.
 
     Args:
         names: paths relative to the folder, sorted.

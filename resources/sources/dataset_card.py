@@ -44,7 +44,7 @@ class CardConfig:
     Args:
         name: its name.
         folder: the folder of its files, relative to that of the card; empty for the same.
-        patterns: by split, the patterns of its files; None: the names of the files tell the splits.
+        patterns: by split, the patterns of its files; None: the names of the files declare the splits.
         parameters: parameters of the reader.
     """
 

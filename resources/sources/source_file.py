@@ -67,7 +67,7 @@ FORMATS = {
 
 
 def format_of(name: str) -> str | None:
-    """Return the format that a file name's ending tells, without that of its compression; None if it is unknown."""
+    """Return the format that a file name's ending declares, without that of its compression; None if it is unknown."""
     return _format_of_endings(name.rstrip("/").rpartition("/")[2][1:].partition(".")[2])
 
 

@@ -1,7 +1,7 @@
 """Makes a template write traced texts, so that each output node is known to depend on a trained column or not.
 
 Values know the columns that they come from (`traced_text`). What remains is to follow constants that columns choose,
-and to decide node by node: an output node of which a part depends on a trained column depends on it as a whole. Text
+and to decide node by node: if a part of an output node depends on a trained column, the whole node does. Text
 that a macro or a block has written keeps the parts that its own output nodes have given it.
 """
 
@@ -139,5 +139,5 @@ def _operator(name: str, node: Any, args: list[Any]) -> Any:
 
 
 def _owned(node: Any) -> Any:
-    """Mark a literal text that is stored beside values as the template's own."""
+    """Mark a literal text that is stored next to values as the template's own."""
     return _operator("own", node, []) if isinstance(node, n.Const) and isinstance(node.value, str) else node

@@ -266,7 +266,7 @@ class PromptTemplateConfig(Section):
     """What is trained: `completions`, `all` text, the `last` completion, a list of roles, or weights by kind of text
     and by role, such as `{content: 1, reasoning: 0, tool_calls: 1, stop: 1}`. A kind without a weight has that of
     `assistant`, by default 1. A role without a weight is not trained. With `format_type: jinja` a list names columns,
-    which are trained besides `label_column`."""
+    which are trained in addition to `label_column`."""
     train_ranges: str | None = None
     """Field of messages with the ranges of the content that are trained, as axolotl's `train_detail`: a list of
     `{begin_offset, end_offset, train}` in characters, both ends included. Text in no range is not trained."""
