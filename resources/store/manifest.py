@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import canonical_json, digest_parts
-from tokenloom.resources.store import manifest_version_4
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.manifest_chunks import ManifestChunk, ManifestChunks, check_chunks
 from tokenloom.resources.store.records import parse_json
@@ -107,7 +106,7 @@ class Manifest:
     @property
     def named(self) -> dict[str, str]:
         """For sequences: the object digests of the manifests of their lengths and of their sidecars, by stage. There
-        are no sidecars if no columns are kept, and no lengths in versions before 5."""
+        are no sidecars if no columns are kept."""
         return {stage: self.notes[stage] for stage in NAMED if self.notes.get(stage)}
 
     @property
@@ -130,19 +129,18 @@ class Manifest:
         """Decode a manifest.
 
         Raises:
-            StoreError: the table is not a manifest of this version or the one before.
+            StoreError: the table is not a manifest of this version.
         """
         head = _head(table)
-        if head.get("version") not in (4, MANIFEST_VERSION):
+        if head.get("version") != MANIFEST_VERSION:
             raise StoreError(
                 f"the manifest has version {str(head.get('version'))[:20]}, but this version of tokenloom reads "
-                f"versions 4 and {MANIFEST_VERSION}; build the dataset again"
+                f"version {MANIFEST_VERSION}; build the dataset again"
             )
         try:
-            chunks = table if head["version"] == MANIFEST_VERSION else manifest_version_4.converted(table)
-            check_chunks(chunks)
+            check_chunks(table)
             fields = (head[name] for name in _JSON_FIELDS)
-            return cls(head["dataset"], head["stage"], ManifestChunks(chunks), *fields)
+            return cls(head["dataset"], head["stage"], ManifestChunks(table), *fields)
         except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise StoreError(
                 f"the manifest does not have the fields that this version of tokenloom expects ({str(error)[:200]}); "
