@@ -306,13 +306,13 @@ class Build:
         stage = stage_named(name)
         previous = self.latest_manifest(name)
         last_facts = previous.facts if previous else {}
-        known = self.store.known_actions(self.name, name, self._is_droppable(stage))
+        known = self.store.known_actions(self.name, name, self.drops(stage))
         context = replace(self._context(), last_facts=last_facts, is_cached=partial(self._is_cached, stage, known))
         work = stage.prepare(context)
         parts = key_parts(stage, self.config, self.store, work)
         empty = Manifest(self.name, name, ())
         facts = stage.facts(context, empty) if stage.facts_ahead else None
-        return Link(stage, context, work, parts, previous, facts, self._is_droppable(stage), known)
+        return Link(stage, context, work, parts, previous, facts, self.drops(stage), known)
 
     def _run(self, links: Sequence[Link]) -> None:
         """Run a chain and publish the manifest of each of its stages, in order. If one fails, those before it are
@@ -412,7 +412,7 @@ class Build:
             DataValidationError: too many rows were rejected, or none are left.
         """
         stage, name = link.stage, link.stage.name
-        notes = link.work.notes() | ({"keep": "sequences"} if self._is_droppable(stage) else {})
+        notes = link.work.notes() | ({"keep": "sequences"} if self.drops(stage) else {})
         if name == STAGES[-1] and self.config.dataset.keep_columns:
             notes[SIDECARS] = self._sidecars(len(link.chunks))
         chunks, parts = link.chunks.all(), asdict(link.parts)
@@ -447,11 +447,11 @@ class Build:
 
     def look_up(self, stage: Stage, key: str) -> Action | Missed:
         """Return the action that covers a chunk of a stage, by the chunk's key, else why there is none."""
-        return self.store.look_up(key, dropped=self._is_droppable(stage))
+        return self.store.look_up(key, dropped=self.drops(stage))
 
     def find_action(self, stage: Stage, key: str) -> Action | None:
         """Return the action that covers a chunk of a stage, by the chunk's key, or None."""
-        return self.store.find_action(key, dropped=self._is_droppable(stage))
+        return self.store.find_action(key, dropped=self.drops(stage))
 
     def _context(self) -> Context:
         """Return the context of a stage that has nothing cached."""
@@ -472,7 +472,7 @@ class Build:
             known[key] = action
         return key in known
 
-    def _is_droppable(self, stage: Stage) -> bool:
+    def drops(self, stage: Stage) -> bool:
         """Whether `gc` is allowed to drop the stage's outputs."""
         return stage.droppable and self.config.keep == "sequences"
 

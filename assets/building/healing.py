@@ -49,7 +49,7 @@ def void_damaged(store: ArtifactStore, engine: ComputeEngine, dataset: str, dige
             raise
         except StoreError:
             continue
-        owner = next((chunk for chunk in chunks if digest in (chunk.output, chunk.rejects, chunk.lengths)), None)
+        owner = next((chunk for chunk in chunks if digest in chunk.objects.values()), None)
         if owner is None:
             continue
         stored = [chunk.output for chunk in chunks if store.objects.size(chunk.output) is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field
+from typing import Literal, get_args
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.store.blobs.blobs import Blobs
@@ -17,6 +18,10 @@ MAX_ROWS = (1 << 31) - 1
 
 MAX_COUNT = (1 << 61) - 1
 """Maximum of every other count: a sum of three fits int64."""
+
+ObjectKind = Literal["output", "rejects", "lengths"]
+OBJECT_KINDS: tuple[ObjectKind, ...] = get_args(ObjectKind)
+"""What the objects of a chunk are; also the fields that have their digests."""
 
 _HEX = re.compile(r"[0-9a-f]*")
 _BLOB = re.compile(rf"{ACTIONS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.json")
@@ -49,9 +54,14 @@ class Outcome:
     blocks: str = ""
 
     @property
+    def objects(self) -> dict[ObjectKind, str]:
+        """Digests of the objects of the chunk, by kind."""
+        return {kind: digest for kind in OBJECT_KINDS if (digest := getattr(self, kind)) is not None}
+
+    @property
     def beside(self) -> list[str]:
         """Digests of the objects stored with the output."""
-        return [digest for digest in (self.rejects, self.lengths) if digest is not None]
+        return [digest for kind, digest in self.objects.items() if kind != "output"]
 
 
 @dataclass(frozen=True, kw_only=True)

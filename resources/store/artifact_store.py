@@ -39,11 +39,11 @@ from tokenloom.resources.store.certificates import CertificateStore
 from tokenloom.resources.store.location import default_store
 from tokenloom.resources.store.manifest import MIXTURE, Manifest
 from tokenloom.resources.store.objects import RECOMPUTED, ObjectStore, encode_table
-from tokenloom.resources.store.pins import Pin, PinStore
+from tokenloom.resources.store.pins import PINS, Pin, PinStore
 from tokenloom.resources.store.probes import ProbeStore
 from tokenloom.resources.store.read_lock import ReadLock
 from tokenloom.resources.store.records import decode_record, encode_record
-from tokenloom.resources.store.versions import LOADED, VersionStore
+from tokenloom.resources.store.versions import LOADED, VERSIONS, VersionStore
 from tokenloom.resources.tables.loaded_chunk import is_file_name
 
 if TYPE_CHECKING:
@@ -393,6 +393,11 @@ class ArtifactStore:
         names = (blob.name.split("/") for blob in self.blobs.below("datasets"))
         return sorted({name for _, name, *stage in names if stage and stage[-1] in opened})
 
+    def names(self) -> list[str]:
+        """Return every name that has pointers, pins or versions, sorted; not all of them can be opened."""
+        blobs = (blob for kind in ("datasets", PINS, VERSIONS) for blob in self.blobs.below(kind))
+        return sorted({blob.name.split("/")[1] for blob in blobs})
+
     def stages(self, dataset: str) -> list[str]:
         """Return the names of the stages of a dataset that have a pointer to a latest manifest, even a damaged one."""
         names = (blob.name.rpartition("/")[2] for blob in self.blobs.below(f"datasets/{dataset}"))
@@ -432,19 +437,19 @@ class ArtifactStore:
         """
         return ReadLock(self.objects.path(digest)) if isinstance(self.blobs, Folder) else None
 
-    def hold_latest(self, dataset: str, stage: str = LOADED) -> tuple[str, ReadLock | None]:
-        """Return the object digest of a stage's latest manifest, and its read lock.
+    def hold_latest(self, dataset: str) -> tuple[str, ReadLock | None]:
+        """Return the object digest of the latest manifest of sequences, and its read lock.
 
         Raises:
-            DatasetNotFoundError: no such dataset or stage exists; the message lists the existing ones.
+            DatasetNotFoundError: no such dataset exists; the message lists the existing ones.
             StoreError: the manifest is missing.
         """
         while True:
-            digest = self.manifest_digest(dataset, stage)
+            digest = self.manifest_digest(dataset)
             try:
                 return digest, self.read_lock(digest)
             except StoreError:
-                if self.manifest_digest(dataset, stage) == digest:
+                if self.manifest_digest(dataset) == digest:
                     raise  # else a build replaced it and gc removed it in the meantime
 
     def pin(self, dataset: str, run: str, version: str | None = None, stage: str = LOADED) -> Pin:

@@ -6,12 +6,13 @@ objects and actions that they name exist. The build's mark keeps these from `gc`
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tokenloom.errors import StoreError, StoreUnavailableError
-from tokenloom.resources.store.actions import ACTIONS, Action, ActionStore
+from tokenloom.resources.store.actions import ACTIONS, OBJECT_KINDS, Action, ActionStore
 from tokenloom.resources.store.blobs.blobs import Blob
 from tokenloom.resources.store.blobs.bucket import Bucket, at_once, is_same
 from tokenloom.resources.store.blobs.object_names import is_digest
@@ -75,16 +76,15 @@ class BucketBuild:
                 self._bucket.marked.clear()
 
     def _list(self, certificates: CertificateStore) -> None:
-        chunks = [manifest.chunks for manifest in self.manifests.values()]
-        columns = ("output", "rejects", "lengths")
-        digests = {digest for each in chunks for column in columns for digest in each.digests(column) if digest}
-        keys = {ActionStore.blob(key) for each in chunks for key in each.digests("key")}
-        engines = [*{engine for each in chunks for engine in each.digests("engine") if engine}]
-        trained = [manifest.chunks for manifest in self.manifests.values() if manifest.stage == "tokenizer"]
-        tokenizers = [digest for each in trained for digest in each.digests("output")]
+        named = defaultdict[str, set[str]](set)
+        for manifest in self.manifests.values():
+            for kind, digests in manifest.inventory():
+                named[kind].update(digests)
+        keys = {*map(ActionStore.blob, named["action"])}
 
         def objects() -> dict[str, Blob]:
-            return self._bucket.found([*map(ObjectStore.blob, {*digests, *self.manifests})])
+            digests = {*self.manifests}.union(*(named[kind] for kind in OBJECT_KINDS))
+            return self._bucket.found([*map(ObjectStore.blob, digests)])
 
         def actions() -> dict[str, Blob]:
             listed = self._bucket.all_below(ACTIONS, max(LISTED, len(keys)))
@@ -94,10 +94,11 @@ class BucketBuild:
             return {name: listed[name] for name in keys if name in listed}
 
         def tokenizer_files() -> dict[str, Blob]:
-            return {blob.name: blob for digest in tokenizers for blob in self._bucket.below(f"tokenizers/{digest}")}
+            folders = (f"tokenizers/{digest}" for digest in named["tokenizer"])
+            return {blob.name: blob for folder in folders for blob in self._bucket.below(folder)}
 
         def void() -> dict[str, Blob]:
-            self._void = {engine for engine in engines if certificates.is_void(engine)}
+            self._void = {engine for engine in named["certificate"] if certificates.is_void(engine)}
             return {}
 
         for found in at_once(lambda look: look(), [objects, actions, tokenizer_files, void]):

@@ -11,34 +11,32 @@ blobs are removed in bulk, each batch right after it was looked up again.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 
 from tokenloom.errors import ConfigError, StoreAddressError, StoreError, StoreUnavailableError
 from tokenloom.resources.file_lock import lock_exclusive
-from tokenloom.resources.store.actions import ACTIONS, action_key, read_action
+from tokenloom.resources.store.actions import ACTIONS, OBJECT_KINDS, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.blobs import RENEW_SECONDS, Blob
 from tokenloom.resources.store.blobs.build_marks import announce_collection, in_use_since
 from tokenloom.resources.store.blobs.folder import Folder
-from tokenloom.resources.store.blobs.object_names import OBJECTS, object_digest
+from tokenloom.resources.store.blobs.object_names import OBJECTS, TOKENIZER_FILE, object_digest
 from tokenloom.resources.store.bucket_marks import Mark, marked_collection, running_builds
-from tokenloom.resources.store.manifest import Manifest, is_manifest
+from tokenloom.resources.store.manifest import Manifest, is_manifest, manifests
 from tokenloom.resources.store.objects import ObjectStore
-from tokenloom.resources.store.pins import PINS, Pin
-from tokenloom.resources.store.versions import LOADED, VERSIONS, Version
+from tokenloom.resources.store.pins import Pin
+from tokenloom.resources.store.versions import LOADED, Version
 
 BUCKET_AGE = timedelta(seconds=2 * RENEW_SECONDS)
 """Minimum age of what is removed from a bucket: a build uses blobs up to RENEW_SECONDS old without touching them."""
 
 BATCH = 1000
 """Blobs that are removed from a bucket at once."""
-
-_TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
 
 
 @dataclass
@@ -69,10 +67,10 @@ class _States:
     kept: dict[Blob, Version]
     removed: dict[Blob, Version]
 
-    def manifests(self) -> set[str]:
-        """Return the digests of the manifests that are kept."""
+    def manifests(self) -> set[tuple[str, str]]:
+        """Return the stages and digests of the manifests that are kept."""
         kept = (self.latest, *(state.stages for state in (*self.pins, *self.kept.values())))
-        return {digest for stages in kept for digest in stages.values()}
+        return {named for stages in kept for named in stages.items()}
 
 
 def collect(
@@ -123,12 +121,9 @@ class _Collection:
         marks = [] if isinstance(self._store.blobs, Folder) else running_builds(self._store.blobs)
         self._since = min([self._kept_since(), *(mark.since for mark in marks)])
         self._on_step("reading manifests")
-        names = {
-            blob.name.split("/")[1] for kind in ("datasets", PINS, VERSIONS) for blob in self._store.blobs.below(kind)
-        }
-        states = {name: self._states(name) for name in sorted(names)}
+        states = {name: self._states(name) for name in self._store.names()}
         for name, state in states.items():
-            self._mark_dataset(name, state, state.manifests())
+            self._mark(state.manifests(), name, state.dropped)
         self._mark_running(marks)
         self._remove_versions(states)
         self._on_step("listing actions")
@@ -178,40 +173,31 @@ class _Collection:
     def _is_pinned(self, name: str, version: Version) -> bool:
         return version.digest in {pin.digest for pin in self._store.pins.of(name)}
 
-    def _mark_dataset(self, name: str, state: _States, manifests: Iterable[str]) -> None:
-        """Mark everything that manifests of a dataset need, unless they are marked."""
-        for digest in {*manifests} - self._marked:
-            self._marked.add(digest)
-            manifest = self._manifest(digest, name)
-            self._mark(digest, manifest, name if manifest.stage in state.dropped else None)
-            for mixed in manifest.pinned.values():
-                self._mark(mixed, self._manifest(mixed, name))
-
-    def _mark(self, digest: str, manifest: Manifest, dropped_by: str | None = None) -> None:
-        """Mark a manifest and what it names as needed.
+    def _mark(self, roots: Iterable[tuple[str, str]], name: str, dropped: Collection[str] = ()) -> None:
+        """Mark manifests, and all that they name, as needed, unless they are marked.
 
         Args:
-            dropped_by: the dataset that drops the outputs of this stage: they are not marked.
+            name: the dataset, for errors.
+            dropped: stages of which the dataset drops the outputs: these are not marked.
         """
-        self._objects.add(digest)
-        chunks = manifest.chunks
-        self._actions.update(chunks.digests("key"))
-        self._objects.update(filter(None, (*chunks.digests("rejects"), *chunks.digests("lengths"))))
-        outputs = set(chunks.digests("output"))
-        if dropped_by is None:
-            self._objects |= outputs
-        else:
-            self._garbage.owners |= dict.fromkeys(outputs, dropped_by)
-        if isinstance(tokenizer := manifest.facts.get("tokenizer"), str):
-            self._objects.add(tokenizer)
-        for named in manifest.named.values():
-            self._mark(named, self._manifest(named, manifest.dataset))
+        unmarked = [root for root in roots if root[1] not in self._marked]
+        for _, digest, manifest in manifests(unmarked, lambda _, digest: self._manifest(digest, name)):
+            self._marked.add(digest)
+            self._objects.add(digest)
+            for kind, digests in manifest.inventory():
+                if kind == "action":
+                    self._actions.update(digests)
+                elif kind == "output" and manifest.stage in dropped:
+                    self._garbage.owners |= dict.fromkeys(digests, name)
+                elif kind != "certificate":
+                    self._objects.update(digests)
+            self._mark(manifest.pinned.items(), name)
 
     def _mark_running(self, marks: Iterable[Mark]) -> None:
         """Mark what running builds reuse. A manifest that cannot be read is not reused."""
-        for digest in {digest for mark in marks for digest in mark.manifests} - self._marked:
+        for digest in {digest for mark in marks for digest in mark.manifests}:
             try:
-                self._mark(digest, self._manifest(digest, "a running build"))
+                self._mark([("", digest)], "a running build")
             except StoreUnavailableError:
                 raise
             except StoreError:
@@ -223,7 +209,7 @@ class _Collection:
         if self._store.objects.is_intact(digest) and not is_manifest(self._store.objects.get(digest)):
             self._objects.add(digest)
         else:
-            self._mark(digest, self._manifest(digest, "a running process"))
+            self._mark([("", digest)], "a running process")
 
     def _manifest(self, digest: str, name: str) -> Manifest:
         try:
@@ -243,12 +229,12 @@ class _Collection:
         exclusive lock, so that no loader can open it in between."""
         for name, state in states.items():
             for blob, version in state.removed.items():
-                self._garbage.owners |= dict.fromkeys(self._named_by(version), name)
+                self._own(version, name)
                 digest = version.stages.get(LOADED)
                 with self._lock(digest) as free:
                     if not free or self._is_pinned(name, version) or self._is_young(digest):  # in the meantime
                         state.kept[blob] = version
-                        self._mark_dataset(name, state, version.stages.values())
+                        self._mark(version.stages.items(), name, state.dropped)
                         continue
                     self._garbage.versions.append(blob)
                     if self._delete:
@@ -256,18 +242,17 @@ class _Collection:
                         if digest and digest not in self._objects:
                             self._remove_locked(ObjectStore.blob(digest), self._garbage.objects)
 
-    def _named_by(self, version: Version) -> Iterator[str]:
-        """Yield the digests of all objects that a version names, as far as its manifests are readable."""
-        digests = [*version.stages.values()]
-        for digest in digests:
-            yield digest
-            try:
-                manifest = Manifest.from_table(self._store.objects.get(digest))
-            except StoreError:
-                continue
-            digests += manifest.named.values()
-            for name in ("output", "rejects", "lengths"):
-                yield from filter(None, manifest.chunks.digests(name))
+    def _own(self, version: Version, name: str) -> None:
+        """Record the dataset of the objects that a version names, as far as its manifests are readable."""
+
+        def read(_: str, digest: str) -> Manifest | None:
+            self._garbage.owners[digest] = name
+            with suppress(StoreError):
+                return Manifest.from_table(self._store.objects.get(digest))
+
+        for _, _, manifest in manifests(version.stages.items(), read):
+            objects = (digests for kind, digests in manifest.inventory() if kind in OBJECT_KINDS)
+            self._garbage.owners |= dict.fromkeys(chain.from_iterable(objects), name)
 
     def _sweep_actions(self) -> None:
         unknown = [
@@ -282,7 +267,7 @@ class _Collection:
         """Mark the objects of actions that are kept."""
         for name, data in self._store.blobs.read_all(names).items():
             if (action := read_action(name, data)) is not None:
-                self._objects |= {action.output, *action.beside}
+                self._objects.update(action.objects.values())
 
     def _sweep_objects(self) -> None:
         unmarked: dict[str, Blob] = {}
@@ -296,7 +281,7 @@ class _Collection:
                     self._mark_open(digest)
         folders: dict[str, list[Blob]] = {}
         for blob in self._store.blobs.below("tokenizers"):
-            if file := _TOKENIZER_FILE.fullmatch(blob.name):
+            if file := TOKENIZER_FILE.fullmatch(blob.name):
                 folders.setdefault(file[1], []).append(blob)
         for digest, files in folders.items():
             if digest not in self._objects and not any(map(self._is_recent, files)):

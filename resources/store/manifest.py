@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from tokenloom.errors import StoreError
 from tokenloom.resources.digest import canonical_json, digest_parts
+from tokenloom.resources.store.actions import OBJECT_KINDS, ObjectKind
 from tokenloom.resources.store.blobs.object_names import is_digest
 from tokenloom.resources.store.manifest_chunks import ManifestChunk, ManifestChunks, check_chunks
 from tokenloom.resources.store.records import parse_json
@@ -36,6 +37,10 @@ NAMED = (SIDECARS, LENGTHS)
 
 MIXTURE = "mixture"
 """Stage name in the manifest of a mixture. Its facts name the mixed datasets, its notes their manifests."""
+
+Kind = ObjectKind | Literal["action", "certificate", "tokenizer"]
+
+_COLUMNS: dict[Kind, str] = {"action": "key", "certificate": "engine", **{kind: kind for kind in OBJECT_KINDS}}
 
 _JSON_FIELDS = ("facts", "counters", "notes", "parts")
 
@@ -109,6 +114,14 @@ class Manifest:
         are no sidecars if no columns are kept."""
         return {stage: self.notes[stage] for stage in NAMED if self.notes.get(stage)}
 
+    def inventory(self) -> Iterator[tuple[Kind, list[str]]]:
+        """Yield all that the manifest names besides other manifests, kind by kind: there can be millions of chunks. A
+        tokenizer is an object and a folder of files."""
+        for kind, column in _COLUMNS.items():
+            yield kind, [*filter(None, self.chunks.digests(column))]
+        tokenizers = self.chunks.digests("output") if self.stage == "tokenizer" else [self.facts.get("tokenizer")]
+        yield "tokenizer", [digest for digest in tokenizers if isinstance(digest, str) and is_digest(digest)]
+
     @property
     def splits(self) -> list[str]:
         """Names of the splits, in order of first occurrence."""
@@ -146,6 +159,17 @@ class Manifest:
                 f"the manifest does not have the fields that this version of tokenloom expects ({str(error)[:200]}); "
                 "build the dataset again"
             ) from error
+
+
+def manifests(
+    roots: Iterable[tuple[str, str]], read: Callable[[str, str], Manifest | None]
+) -> Iterator[tuple[str, str, Manifest]]:
+    """Yield stage, object digest and content of manifests, each followed by those that it names. `read` returns a
+    manifest, given stage and digest; None leaves it out."""
+    for stage, digest in roots:
+        if (manifest := read(stage, digest)) is not None:
+            yield stage, digest, manifest
+            yield from manifests(manifest.named.items(), read)
 
 
 def is_manifest(table: pa.Table) -> bool:

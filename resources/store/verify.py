@@ -20,10 +20,10 @@ from tokenloom.resources.engines.compute import ComputeEngine
 from tokenloom.resources.store.actions import ActionStore, action_key, read_action
 from tokenloom.resources.store.artifact_store import ArtifactStore
 from tokenloom.resources.store.blobs.folder import SCRATCH
-from tokenloom.resources.store.blobs.object_names import is_digest, object_digest
+from tokenloom.resources.store.blobs.object_names import TOKENIZER_FILE, is_digest, object_digest
 from tokenloom.resources.store.certificates import CERTIFICATES, parse_certificate, void_key
 from tokenloom.resources.store.known_files import FILES
-from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, Manifest
+from tokenloom.resources.store.manifest import LENGTHS, NAMED, SIDECARS, Manifest, manifests
 from tokenloom.resources.store.manifest_chunks import ManifestChunk
 from tokenloom.resources.store.objects import ObjectStore
 from tokenloom.resources.store.pins import PINS, Pin
@@ -64,7 +64,6 @@ Problem = Literal["damaged", "missing", "unknown"]
 _RECORDS: dict[str, Kind] = {CERTIFICATES: "certificate", PROBES: "probe", FILES: "source file"}
 """Folders of records that belong to no dataset."""
 
-_TOKENIZER_FILE = re.compile(r"tokenizers/([0-9a-f]{64})/[^/]+")
 _OF_DATASETS = re.compile(rf"(datasets|{PINS}|{VERSIONS})/[^/]+/[^/]+\.json")
 _RECORD = re.compile(rf"({'|'.join(_RECORDS)})/(?:[^/]+/)?[^/]+\.json")
 
@@ -217,8 +216,7 @@ class _Run:
             raise StoreAddressError(f"no store found at {store.address}")
         if dataset is not None and not store.stages(dataset) and not store.versions.blobs(dataset):
             store.manifest_digest(dataset)  # raises DatasetNotFoundError, which lists the datasets
-        every = (blob.name.split("/")[1] for kind in ("datasets", PINS, VERSIONS) for blob in store.blobs.below(kind))
-        for name in [dataset] if dataset is not None else sorted(set(every)):
+        for name in [dataset] if dataset is not None else store.names():
             if name not in self._visited:
                 self._check_dataset(name)
         records = self._list_store() if dataset is None else []
@@ -240,7 +238,7 @@ class _Run:
                     self._expected[digest] = _Expected(digest, "object")
             elif key := action_key(name):
                 self._keys.add(key)
-            elif file := _TOKENIZER_FILE.fullmatch(name):
+            elif file := TOKENIZER_FILE.fullmatch(name):
                 folders.setdefault(file[1], []).append(name)
             elif _RECORD.fullmatch(name):
                 records.append(name)
@@ -272,16 +270,11 @@ class _Run:
         named = latest.union(*(state.stages.items() for state in states))
         intact: dict[tuple[str, str], Manifest] = {}
         mixed: dict[str, str] = {}
-        for stage, digest in sorted(named, key=lambda item: (item not in latest, item)):
-            is_latest = (stage, digest) in latest
-            if manifest := self._read_manifest(_Expected(digest, "manifest", name, stage, latest=is_latest)):
+        for is_latest, roots in ((True, latest), (False, named - latest)):
+            for stage, digest, manifest in manifests(sorted(roots), partial(self._read_manifest, name, is_latest)):
                 intact[stage, digest] = manifest
                 self._expect(manifest, is_latest)
                 mixed |= manifest.pinned
-                for other, named_by in manifest.named.items():
-                    expected = _Expected(named_by, "manifest", name, other, latest=is_latest)
-                    if named_by not in self._manifests and (named := self._read_manifest(expected)):
-                        self._expect(named, is_latest)
         for blob, version in versions.items():
             self._check_version(name, blob, version, intact, latest)
         for dataset in mixed.keys() - self._visited:
@@ -299,26 +292,29 @@ class _Run:
                 self._result.findings.append(Finding("pin", "damaged", blob.name, name, latest=False))
         return pins
 
-    def _read_manifest(self, expected: _Expected) -> Manifest | None:
+    def _read_manifest(self, dataset: str, latest: bool, stage: str, digest: str) -> Manifest | None:
         """Return a manifest, or report it and return None if its bytes do not match its digest, or if it belongs to
-        another dataset or stage."""
-        pointer = f"datasets/{expected.dataset}/{expected.stage}.json" if expected.latest else ""
-        wrong_pointer = Finding("pointer", "damaged", pointer, expected.dataset, expected.stage, latest=expected.latest)
-        self._manifests.add(expected.digest)
-        if not is_digest(expected.digest):
+        another dataset or stage. Several versions can name the same sidecars and lengths: they are read once."""
+        expected = _Expected(digest, "manifest", dataset, stage, latest=latest)
+        if stage in NAMED and digest in self._manifests:
+            return None
+        pointer = f"datasets/{dataset}/{stage}.json" if latest else ""
+        wrong_pointer = Finding("pointer", "damaged", pointer, dataset, stage, latest=latest)
+        self._manifests.add(digest)
+        if not is_digest(digest):
             return self._report(wrong_pointer)
         problem, size = self._check_object(expected)
         self._count(size)
         if problem is not None:
             return self._report(expected.finding(problem))
         try:
-            manifest = Manifest.from_table(self._store.objects.get(expected.digest))
+            manifest = Manifest.from_table(self._store.objects.get(digest))
             _checks_of(manifest)
         except StoreUnavailableError:
             raise
         except (StoreError, ValueError):
             return self._report(expected.finding("damaged"))
-        if (manifest.dataset, manifest.stage) != (expected.dataset, expected.stage):
+        if (manifest.dataset, manifest.stage) != (dataset, stage):
             return self._report(wrong_pointer)
         return manifest
 
@@ -347,14 +343,7 @@ class _Run:
         checks = _checks_of(manifest)
         for chunk in manifest.chunks:
             needed = not manifest.droppable if latest else stage in (LOADED, *NAMED, "tokenizer")
-            named: dict[Kind, str | None] = {
-                "output": chunk.output,
-                "rejects": chunk.rejects,
-                "lengths": chunk.lengths,
-            }
-            for kind, digest in named.items():
-                if digest is None:
-                    continue
+            for kind, digest in chunk.objects.items():
                 may_be_gone = kind == "output" and not needed
                 known = self._expected.get(digest)
                 if known is None or (known.may_be_gone, not known.latest) > (may_be_gone, not latest):

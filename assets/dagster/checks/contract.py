@@ -71,8 +71,8 @@ def _unaccounted(build: Build, manifest: Manifest) -> list[str]:
 
 def _reread(build: Build, manifest: Manifest) -> Verdict:
     stage, store = stage_named(manifest.stage), build.store
-    droppable = stage.droppable and build.config.keep == "sequences"
-    chunks = list(build.engine.map(partial(_check_chunk, stage, store, droppable), manifest.chunks, store))
+    check = partial(_check_chunk, stage, store, build.drops(stage))
+    chunks = list(build.engine.map(check, manifest.chunks, store))
     failures = [failure for chunk in chunks for failure in chunk.failures]
     rows, dropped = sum(chunk.rows for chunk in chunks), sum(chunk.dropped for chunk in chunks)
     failed = sum(bool(chunk.failures) for chunk in chunks)
@@ -99,13 +99,9 @@ def _check_chunk(stage: Stage, store: ArtifactStore, droppable: bool, chunk: Man
             raise DataValidationError(f"{chunk.rejected:,} rejected rows are recorded, {table.num_rows:,} are stored")
 
     dropped = droppable and store.objects.size(chunk.output) is None
-    checks: list[tuple[str, str | None, Callable[[pa.Table], None]]] = [
-        ("output", None if dropped else chunk.output, output),
-        ("rejects", chunk.rejects, rejects),
-        ("lengths", chunk.lengths, lambda table: None),
-    ]
-    for kind, digest, check in checks:
-        if digest is not None and (problem := _faulty(store, digest, check)):
+    checks = {"output": output, "rejects": rejects, "lengths": lambda table: None}
+    for kind, digest in chunk.objects.items():
+        if not (dropped and kind == "output") and (problem := _faulty(store, digest, checks[kind])):
             failures.append(f"{stage.name}: {kind} of {chunk.place(0)}: {problem}")
     return CheckedChunk(rows, failures, dropped)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
 from tokenloom.assets.building.build import Build
 from tokenloom.assets.building.stages import STAGES
 from tokenloom.assets.dagster.checks.stage_check import Checked, Verdict, listed
 from tokenloom.resources.store import ArtifactStore, Manifest, ManifestChunk
+from tokenloom.resources.store.manifest import manifests
 
 DESCRIPTION = (
     "Within a run: every object of the dataset's latest outputs exists, and each output has its size. Run alone or "
@@ -40,31 +41,27 @@ def _reread(build: Build) -> Verdict:
 
 
 def _present(build: Build) -> Verdict:
-    manifests = [*_latest(build)]
-    chunks = [(manifest, chunk) for manifest in manifests for chunk in manifest.chunks]
+    latest = [*manifests(((stage, "") for stage in STAGES), partial(_read, build))]
+    chunks = [(manifest, chunk) for _, _, manifest in latest for chunk in manifest.chunks]
     found = list(build.engine.here.map(lambda named: _missing(build.store, *named), chunks))
     missing = [line for lines in found for line in lines]
-    objects = sum(1 + len(chunk.beside) for _, chunk in chunks)
-    text = f"{objects:,} objects of {len(manifests)} manifests exist; run this check alone to reread them"
+    objects = sum(len(chunk.objects) for _, chunk in chunks)
+    text = f"{objects:,} objects of {len(latest)} manifests exist; run this check alone to reread them"
     if missing:
         text = f"{listed(missing)}\nThe next run computes these chunks again."
     return Verdict(not missing, text, {"objects": objects, "faulty": len(missing)})
 
 
-def _latest(build: Build) -> Iterator[Manifest]:
-    for stage in STAGES:
-        yield (manifest := build.manifest(stage))
-        yield from map(build.store.manifest_at, manifest.named.values())
+def _read(build: Build, stage: str, digest: str) -> Manifest:
+    return build.store.manifest_at(digest) if digest else build.manifest(stage)
 
 
 def _missing(store: ArtifactStore, manifest: Manifest, chunk: ManifestChunk) -> list[str]:
     """Return the objects of a chunk that are missing, or whose output has another size."""
-    size = store.objects.size(chunk.output)
-    absent = {"rejects": chunk.rejects, "lengths": chunk.lengths}
-    faulty = [(kind, digest) for kind, digest in absent.items() if digest and store.objects.size(digest) is None]
-    if size != chunk.bytes and not (size is None and manifest.droppable):
-        faulty.append(("output", chunk.output))
-    return [
-        f"{manifest.dataset}/{manifest.stage}: {kind} of {chunk.place(0)} is missing or has another size: {digest}"
-        for kind, digest in faulty
-    ]
+    faulty = list[str]()
+    for kind, digest in chunk.objects.items():
+        size = store.objects.size(digest)
+        if size is None if kind != "output" else size != chunk.bytes and not (size is None and manifest.droppable):
+            place = f"{manifest.dataset}/{manifest.stage}: {kind} of {chunk.place(0)}"
+            faulty.append(f"{place} is missing or has another size: {digest}")
+    return faulty

@@ -8,6 +8,7 @@ OBJECTS = "objects"
 
 DIGEST_CHARACTERS = 64
 
+TOKENIZER_FILE = re.compile(rf"tokenizers/([0-9a-f]{{{DIGEST_CHARACTERS}}})/[^/]+")
 _DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_CHARACTERS}}}")
 _BLOB = re.compile(rf"{OBJECTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{62}})\.arrow")
 
